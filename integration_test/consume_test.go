@@ -1,0 +1,53 @@
+package integration_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// clock is a clock that stands still until it is set.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time          { return c.now }
+func (c *clock) Advance(d time.Duration) { c.now = c.now.Add(d) }
+
+// noon is an ordinary instant.
+var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+func newLimiter() (*ratelimit.Limiter, *clock) {
+	c := &clock{now: noon}
+	return &ratelimit.Limiter{Clock: c.Now}, c
+}
+
+func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(20))
+	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+		limiter, clock := newLimiter()
+		for i := range 20 {
+			result, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
+			if err != nil || !result.OK || result.Requests[0].Remaining != float64(19-i) || !result.RetryAt.Equal(noon) {
+				t.Fatalf("call %d: %+v, %v", i, result, err)
+			}
+		}
+		result, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
+		var exceeded *ratelimit.ExceededError
+		if !errors.As(err, &exceeded) || result.OK || exceeded.Result.RetryAfter != 6*time.Second {
+			t.Fatalf("call 21: %+v, %v; want a denial for 6 s", result, err)
+		}
+		clock.Advance(6*time.Second - time.Microsecond)
+		if _, err := limiter.Consume(t.Context(), db, limit.Key("ann")); !errors.As(err, &exceeded) {
+			t.Fatalf("a microsecond early: %v, want a denial", err)
+		}
+		clock.Advance(time.Microsecond)
+		if _, err := limiter.Consume(t.Context(), db, limit.Key("ann")); err != nil {
+			t.Fatalf("at RetryAt: %v", err)
+		}
+		if _, err := limiter.Consume(t.Context(), db, limit.Key("bob")); err != nil {
+			t.Fatalf("another key: %v", err)
+		}
+	})
+}

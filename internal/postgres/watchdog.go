@@ -1,0 +1,199 @@
+//go:build unix
+
+package postgres
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// script runs one cluster from before its directory exists until after it is
+// removed. Its standard input is a pipe whose only write end this process has,
+// so it reads end of file when this process closes it or ends in any way, by
+// SIGKILL too. Closing the server and crashing are thus the same thing, and
+// there is no moment at which the server runs and nobody watches.
+const script = `
+bin=$1 dir=$2 port=$3 name=$4
+umask 077
+exec 3<&0 </dev/null # nobody but the watcher below reads the pipe
+mkdir "$dir" || exit
+trap 'rm -rf "$dir"' EXIT
+
+# Not synced to disk, for only the first start needs to find these files. What
+# the server itself writes is: fsync and all else that makes commits last keep
+# their defaults. "trust" is for this machine alone, which is where it listens.
+"$bin/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C --no-sync 3<&- || exit
+
+"$bin/postgres" -D "$dir/data" -p "$port" \
+	-c listen_addresses=127.0.0.1 -c unix_socket_directories= \
+	-c max_connections=300 -c cluster_name="$name" 3<&- &
+server=$!
+
+# SIGQUIT is the immediate shutdown. It is repeated because a shell starts its
+# background commands with SIGQUIT ignored: one that comes before the server has
+# a handler is lost.
+(
+	while read -r _; do :; done
+	while kill -QUIT $server; do sleep 0.1 || sleep 1; done # fractions are not POSIX
+) <&3 2>/dev/null &
+watcher=$!
+
+exec 3<&-
+wait $server
+kill $watcher 2>/dev/null
+`
+
+// watchdog is a running script.
+type watchdog struct {
+	name     string   // unique, and the cluster's cluster_name
+	dir      string   // the cluster's
+	lifeline *os.File // the write end of the script's standard input
+	log      *os.File // what the script and the server wrote
+	exited   chan struct{}
+}
+
+func startWatchdog(bin string, port int) (*watchdog, error) {
+	cred, err := unprivileged()
+	if err != nil {
+		return nil, err
+	}
+	base, err := tempDirFor(cred)
+	if err != nil {
+		return nil, err
+	}
+	random := make([]byte, 8)
+	rand.Read(random) // never fails
+	name := "txlimit-postgres-" + hex.EncodeToString(random)
+	w := &watchdog{name: name, dir: filepath.Join(base, name), exited: make(chan struct{})}
+
+	// A file without a name cannot be left behind, and unlike a pipe it does not
+	// break the script when this process ends.
+	if w.log, err = os.CreateTemp("", name+"-log-"); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(w.log.Name()); err != nil {
+		return nil, errors.Join(err, w.log.Close())
+	}
+
+	// Both ends close on exec: no other child of ours holds the write end.
+	stdin, lifeline, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, w.log.Close())
+	}
+	defer stdin.Close()
+	w.lifeline = lifeline
+
+	cmd := exec.Command("sh", "-c", script, "txlimit-postgres", bin, w.dir, strconv.Itoa(port), name)
+	cmd.Dir = base // ours may be closed to the other user
+	cmd.Env = serverEnv(os.Environ())
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, w.log, w.log
+	// In a session of its own, Ctrl-C and a closed terminal do not reach it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(err, lifeline.Close(), w.log.Close())
+	}
+	go func() {
+		_ = cmd.Wait() // the log says more than the status
+		close(w.exited)
+	}()
+	return w, nil
+}
+
+// stop stops the server, and returns when its directory is gone.
+func (w *watchdog) stop() error {
+	defer w.log.Close()
+	if err := w.lifeline.Close(); err != nil {
+		return err
+	}
+	select {
+	case <-w.exited:
+	case <-time.After(30 * time.Second):
+		return fmt.Errorf("the server in %s does not stop", w.dir)
+	}
+	if _, err := os.Lstat(w.dir); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s is left behind:\n%s", w.dir, w.tail())
+	}
+	return nil
+}
+
+// tail returns the end of the log.
+func (w *watchdog) tail() string {
+	const most = 4 << 10
+	size, err := w.log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err.Error()
+	}
+	text, err := io.ReadAll(io.NewSectionReader(w.log, max(0, size-most), most))
+	if err != nil {
+		return err.Error()
+	}
+	return string(bytes.TrimSpace(text))
+}
+
+// serverEnv is env without what would change the server's behaviour or the
+// language of its messages.
+func serverEnv(env []string) []string {
+	var kept []string
+	for _, kv := range env {
+		if !strings.HasPrefix(kv, "PG") && !strings.HasPrefix(kv, "LC_") {
+			kept = append(kept, kv)
+		}
+	}
+	return append(kept, "LC_ALL=C")
+}
+
+// unprivileged returns whom to run the server as: nil for ourselves, or, as
+// the server refuses to run as root, another user.
+func unprivileged() (*syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
+		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
+}
+
+// tempDirFor returns the directory for temporary files, or /tmp if the user of
+// cred cannot get into that and write there.
+func tempDirFor(cred *syscall.Credential) (string, error) {
+	var errs []error
+	for _, dir := range []string{os.TempDir(), "/tmp"} {
+		dir, err := filepath.Abs(dir)
+		if err != nil {
+			return "", err
+		}
+		// Only a process of that user can tell: the modes of every directory above,
+		// groups and ACLs all have a say.
+		cmd := exec.Command("sh", "-c", `test -d "$1" && test -w "$1" && test -x "$1"`, "sh", dir)
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
+		err = cmd.Run()
+		if err == nil {
+			return dir, nil
+		}
+		errs = append(errs, fmt.Errorf("%s is not writable for the server's user: %w", dir, err))
+	}
+	return "", errors.Join(errs...)
+}

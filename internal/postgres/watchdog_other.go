@@ -1,0 +1,19 @@
+//go:build !unix
+
+package postgres
+
+import "errors"
+
+// watchdog needs a shell and a pipe that it inherits: elsewhere than on Unix,
+// use a URL or Docker.
+type watchdog struct {
+	name   string
+	exited chan struct{}
+}
+
+func startWatchdog(string, int) (*watchdog, error) {
+	return nil, errors.New("throwaway clusters are for Unix only")
+}
+
+func (*watchdog) stop() error  { return nil }
+func (*watchdog) tail() string { return "" }

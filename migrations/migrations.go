@@ -1,0 +1,22 @@
+// Package migrations holds the limiter's schema: the table rate_limits and the functions that work on it.
+//
+// Run it with goose, under a version table of its own, so that the application's migrations and these do not take each
+// other's version numbers for theirs:
+//
+//	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+//	...
+//	_, err = provider.Up(ctx)
+//
+// Everything is made in the schema that comes first in the search_path of the connection, and belongs to the role that
+// runs the migration. Other tools can run schema.sql, which is the Up part of every migration, in order.
+package migrations
+
+import "embed"
+
+// FS holds the goose migrations, in SQL.
+//
+//go:embed 0*.sql
+var FS embed.FS
+
+// VersionTable is the name of the table in which goose should note which of these migrations it has run.
+const VersionTable = "rate_limits_goose_version"

@@ -1,0 +1,384 @@
+-- Code generated from the goose migrations by `make generate`; DO NOT EDIT.
+--
+-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql
+
+-- 00001_rate_limits.sql
+
+-- One row per (limit, key), or per shard of it. A missing row is a full one.
+--
+-- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
+-- refilled since ts is not in the row: every reader adds it (ratelimit_available).
+--
+-- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
+-- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
+CREATE TABLE rate_limits (
+    name   text COLLATE "C" NOT NULL CHECK (name <> ''),
+    key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
+    shard  smallint         NOT NULL CHECK (shard >= 0 AND shard < shards),
+    shards smallint         NOT NULL, -- this row is shard number `shard` of so many
+    value  double precision NOT NULL CHECK (value > '-Infinity' AND value < 'Infinity'), -- NaN is above Infinity
+    ts     timestamptz      NOT NULL CHECK (isfinite(ts)),
+    PRIMARY KEY (name, key, shard)
+) WITH (fillfactor = 90);
+
+COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+
+
+-- 00002_functions.sql
+
+-- The engine. Every function runs as its caller (SECURITY INVOKER). They are created through EXECUTE so that the names in
+-- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
+-- table (and a SET search_path clause would cost 5 % of every call).
+--
+-- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
+-- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
+--
+-- What a limit is, in the arguments of every function:
+--   rate, period   `rate` tokens per `period` (an interval without months)
+--   capacity       the most that can be saved up
+--   start          NULL: a token bucket, refilled continuously.
+--                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
+--                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
+--   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
+--   now            NULL: clock_timestamp()
+
+DO $install$
+BEGIN
+
+-- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
+-- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_available(
+    value double precision, ts timestamptz, upto timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(capacity, value + CASE
+    WHEN start IS NULL THEN
+        greatest(date_part('epoch', upto - ts), 0) * rate / date_part('epoch', period)
+    ELSE
+        greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
+    END)
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- Takes from one limit that is not sharded: the path that everything else is measured against.
+-- Answers the row's new state when granted, the state that decided when denied.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_consume(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    count double precision, floor double precision, now timestamptz DEFAULT NULL,
+    OUT granted boolean, OUT at timestamptz, OUT value double precision, OUT ts timestamptz
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    upto timestamptz;
+    one  boolean;
+BEGIN
+    IF (name <> '' AND rate > 0 AND rate <= 1e15 AND period > '0' AND capacity >= 0 AND capacity <= 1e15
+        AND count >= 0 AND count <= 1e15 AND floor <= 0 AND capacity - count >= floor) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s can never be granted',
+            quote_nullable(name), count, rate, period, capacity, floor);
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        at := coalesce(now, clock_timestamp());
+        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+
+        -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
+        -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
+        -- at first sight is neither locked nor written.
+        UPDATE @extschema@.rate_limits AS r
+           SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+               ts = greatest(r.ts, upto)
+         WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+           AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+        RETURNING r.value, r.ts INTO value, ts;
+        IF FOUND THEN
+            granted := true;
+            RETURN;
+        END IF;
+
+        -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
+        -- refilled for time that has passed.
+        at := coalesce(now, clock_timestamp());
+        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+        SELECT r.value, r.ts, r.shard = 0 AND r.shards = 1 INTO value, ts, one
+          FROM @extschema@.rate_limits AS r
+         WHERE r.name = name AND r.key = key
+         ORDER BY r.shard LIMIT 1;
+        IF NOT FOUND THEN
+            -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
+            INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
+            VALUES (name, key, 0, 1, capacity - count, upto)
+            ON CONFLICT DO NOTHING
+            RETURNING r.value, r.ts INTO value, ts;
+            IF FOUND THEN
+                granted := true;
+                RETURN;
+            END IF;
+        ELSIF one THEN
+            IF @extschema@.ratelimit_available(value, ts, upto, rate, period, capacity, start) - count < floor THEN
+                granted := false;
+                RETURN;
+            END IF;
+            -- It has enough by now: go round.
+        ELSE
+            -- The rows are those of a sharded limit: ratelimit_apply makes them one.
+            SELECT a.granted, a.at, a.value[1], a.ts[1] INTO granted, at, value, ts
+              FROM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                  ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], NULL, now) AS a;
+            RETURN;
+        END IF;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- Decides several limits together, all or nothing, sharded ones included. op is
+--   consume  take every count, or nothing
+--   check    what consume would answer; writes and locks nothing
+--   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
+--            window of that instant is over, since that would break the present window's cap.
+-- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
+-- shards to choose between. A sharded limit has rate/shards, capacity/shards and floor/shards in each row.
+--
+-- Answers one row. granted, at, and the states: for each place (ord) that was looked at its rows, as they are now when
+-- granted, as they were when the denial was decided. A limit without rows is full and has none. A sharded limit that
+-- took from one shard answers that shard alone.
+--
+-- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
+-- wanting is released (its subtransaction is rolled back) before all shards are locked.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_apply(
+    op text, names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
+    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
+    OUT granted boolean, OUT at timestamptz,
+    OUT ord integer[], OUT shard smallint[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
+    slack  CONSTANT double precision := 1e-9;
+    places integer[];            -- the places in lock order
+    upto   timestamptz[] := '{}';
+    picks  integer[];            -- the shard to take from, by place
+    layout text[];               -- the rows that a plain read saw, by place
+    found_layout text;
+    rec    record;
+    i      integer;
+    m      integer;              -- rows that a limit has
+    n      double precision;
+    total  double precision;
+    take   double precision;
+    latest timestamptz;
+    first  integer;              -- where the rows of place i begin in the states
+BEGIN
+    IF (op IN ('consume', 'check', 'refund') AND cardinality(names) > 0
+        AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
+            cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
+            cardinality(shard_b)])) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund';
+    END IF;
+    FOR i IN 1..cardinality(names) LOOP
+        IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] > 0 AND rates[i] <= 1e15 AND periods[i] > '0'
+            AND capacities[i] >= 0 AND capacities[i] <= 1e15 AND shards[i] BETWEEN 1 AND 1000
+            AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
+            AND counts[i] >= 0 AND counts[i] <= 1e15 AND floors[i] <= 0
+            AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s can never be granted',
+                quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
+        END IF;
+    END LOOP;
+    SELECT array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"), count(DISTINCT (names[p], keys[p]))
+      INTO places, m
+      FROM generate_subscripts(names, 1) AS p;
+    IF m <> cardinality(names) THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
+    END IF;
+
+    FOR attempt IN 1..100 LOOP
+        at := coalesce(now, clock_timestamp());
+        FOREACH i IN ARRAY places LOOP
+            upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+        END LOOP;
+
+        -- 1. A row of each limit that has enough by itself, by a plain read: of a sharded limit the better of the two.
+        -- A shard takes only what it has; debts are shared by all shards (step 3).
+        picks := '{}';
+        IF op = 'consume' THEN
+            FOREACH i IN ARRAY places LOOP
+                SELECT s.shard INTO m FROM (
+                    SELECT r.shard, @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
+                               capacities[i] / shards[i], starts[i]) AS available
+                      FROM @extschema@.rate_limits AS r
+                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard IN (shard_a[i], shard_b[i])
+                       AND r.shards = shards[i]
+                ) AS s
+                WHERE s.available - counts[i] >= CASE WHEN shards[i] = 1 THEN floors[i] ELSE 0 END
+                ORDER BY s.available DESC, s.shard LIMIT 1;
+                EXIT WHEN NOT FOUND;
+                picks[i] := m;
+            END LOOP;
+        END IF;
+
+        -- 2. If there is one for each, take from them. Each UPDATE locks its row, and evaluates the WHERE again on what it
+        -- waited for (or raises 40001). If one fails, the subtransaction gives everything back, locks included.
+        IF cardinality(picks) = cardinality(names) THEN
+            ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+            BEGIN
+                FOREACH i IN ARRAY places LOOP
+                    n := shards[i];
+                    UPDATE @extschema@.rate_limits AS r
+                       SET value = @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / n, periods[i],
+                               capacities[i] / n, starts[i]) - counts[i],
+                           ts = greatest(r.ts, upto[i])
+                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard = picks[i] AND r.shards = n
+                       AND @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / n, periods[i],
+                               capacities[i] / n, starts[i]) - counts[i] >= CASE WHEN n = 1 THEN floors[i] ELSE 0 END
+                    RETURNING r.shard, r.value, r.ts INTO rec;
+                    IF NOT FOUND THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                    ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                END LOOP;
+                granted := true;
+                RETURN;
+            EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                at := coalesce(now, clock_timestamp());
+                FOREACH i IN ARRAY places LOOP
+                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+                END LOOP;
+            END;
+        END IF;
+
+        -- 3. Look at every row of every limit, by a plain read, and decide. A limit that has m rows has been sharded
+        -- m ways so far, whatever it is to be now: each row gets rate/m and holds capacity/m, so that nothing is minted.
+        granted := true;
+        ord := '{}'; shard := '{}'; value := '{}'; ts := '{}'; layout := '{}';
+        FOREACH i IN ARRAY places LOOP
+            m := 0; total := capacities[i]; layout[i] := '';
+            FOR rec IN
+                SELECT r.shard, r.shards, r.value, r.ts, count(*) OVER () AS m
+                  FROM @extschema@.rate_limits AS r
+                 WHERE r.name = names[i] AND r.key = keys[i]
+                 ORDER BY r.shard
+            LOOP
+                total := CASE WHEN m = 0 THEN 0 ELSE total END + @extschema@.ratelimit_available(rec.value, rec.ts, upto[i],
+                    rates[i] / rec.m, periods[i], capacities[i] / rec.m, starts[i]);
+                m := rec.m;
+                layout[i] := layout[i] || rec.shard || '/' || rec.shards || ' ';
+                ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+            END LOOP;
+            granted := granted AND total - counts[i] >= floors[i] - CASE WHEN greatest(m, shards[i]) > 1 THEN slack ELSE 0 END;
+        END LOOP;
+        IF op = 'check' OR op = 'consume' AND NOT granted THEN
+            RETURN;
+        END IF;
+
+        -- 4. Lock all rows of all limits in order and decide again on what is locked; then spread what is left evenly. If
+        -- the rows are not those that were read, or no longer have enough, roll back, release everything, go round.
+        BEGIN
+            ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+            FOREACH i IN ARRAY places LOOP
+                n := shards[i]; first := cardinality(ord); found_layout := ''; latest := upto[i];
+                FOR rec IN
+                    SELECT r.shard, r.shards, r.value, r.ts
+                      FROM @extschema@.rate_limits AS r
+                     WHERE r.name = names[i] AND r.key = keys[i]
+                     ORDER BY r.shard
+                       FOR UPDATE
+                LOOP
+                    found_layout := found_layout || rec.shard || '/' || rec.shards || ' ';
+                    latest := greatest(latest, rec.ts);
+                    ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                END LOOP;
+                IF found_layout <> layout[i] THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+                m := cardinality(ord) - first;
+                total := CASE WHEN m = 0 THEN capacities[i] ELSE 0 END;
+                FOR k IN first + 1..first + m LOOP
+                    total := total + @extschema@.ratelimit_available(value[k], ts[k], upto[i], rates[i] / m, periods[i],
+                        capacities[i] / m, starts[i]);
+                END LOOP;
+
+                IF op = 'refund' THEN
+                    CONTINUE WHEN m = 0
+                        OR starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i]) < upto[i];
+                    take := -counts[i];
+                ELSE
+                    take := counts[i];
+                    IF total - take < floors[i] - (CASE WHEN greatest(m, n) > 1 THEN slack ELSE 0 END) THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                END IF;
+                total := least(total - take, capacities[i]);
+
+                IF m = n AND (SELECT bool_and(s = '' OR s LIKE '%/' || shards[i]) FROM unnest(string_to_array(found_layout, ' ')) AS s) THEN
+                    UPDATE @extschema@.rate_limits AS r SET value = total / n, ts = greatest(r.ts, upto[i])
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                    FOR k IN first + 1..first + m LOOP
+                        value[k] := total / n; ts[k] := greatest(ts[k], upto[i]);
+                    END LOOP;
+                ELSE
+                    -- First use, or another number of shards than so far.
+                    DELETE FROM @extschema@.rate_limits AS r
+                     WHERE r.name = names[i] AND r.key = keys[i] AND m > 0;
+                    INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+                    SELECT names[i], keys[i], s, n, total / n, latest FROM generate_series(0, shards[i] - 1) AS s
+                    ON CONFLICT DO NOTHING;
+                    GET DIAGNOSTICS m = ROW_COUNT;
+                    IF m <> n THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                    ord := ord[:first]; shard := shard[:first]; value := value[:first]; ts := ts[:first];
+                    FOR k IN 0..shards[i] - 1 LOOP
+                        ord := ord || i; shard := shard || k::smallint; value := value || total / n; ts := ts || latest;
+                    END LOOP;
+                END IF;
+            END LOOP;
+            granted := true;
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = format('rate limits %s: lost 100 races in a row', names);
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_reset(names text[], keys text[], OUT deleted integer)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    r record;
+    n integer;
+BEGIN
+    deleted := 0;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        PERFORM 1 FROM @extschema@.rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        DELETE FROM @extschema@.rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        deleted := deleted + n;
+    END LOOP;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+

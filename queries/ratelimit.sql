@@ -1,0 +1,18 @@
+-- name: Consume :one
+SELECT r.granted, r.at, r.value, r.ts
+  FROM ratelimit_consume(
+      @name::text, @key::text,
+      @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
+      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r;
+
+-- name: Apply :one
+SELECT r.granted, r.at, r.ord, r.shard, r.value, r.ts
+  FROM ratelimit_apply(
+      @op::text, @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[],
+      @shard_a::integer[], @shard_b::integer[],
+      sqlc.narg('consumed_at')::timestamptz, sqlc.narg('now')::timestamptz) AS r;
+
+-- name: Reset :exec
+SELECT ratelimit_reset(@names::text[], @keys::text[]);

@@ -1,0 +1,221 @@
+package ratelimit
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+	"unicode/utf8"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// Bounds of what a limit or a request may hold. Tokens are doubles, exact for whole numbers far beyond MaxTokens.
+const (
+	MaxTokens  = 1e15 // rate, capacity, maxReserved, count
+	MaxNameLen = 255  // bytes
+	MaxKeyLen  = 1024 // bytes, after several parts have been joined
+	MaxShards  = 1000
+)
+
+// Kind is how a limit refills.
+type Kind string
+
+// The two kinds of limit.
+const (
+	KindTokenBucket Kind = "token bucket"
+	KindFixedWindow Kind = "fixed window"
+)
+
+// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
+// its name: give every limit of a schema its own.
+//
+// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity.
+type Limit struct {
+	name        string
+	numbers     algebra.Limit
+	maxReserved float64 // +Inf: unset
+	shards      int
+	hasStart    bool
+	start       time.Time
+	err         error // what is wrong with the definition
+}
+
+// TokenBucket defines a limit that is refilled continuously, rate tokens per period, up to its capacity. Over any time
+// span it grants at most capacity + span*rate/period.
+//
+// A definition that is wrong (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
+	return define(KindTokenBucket, name, rate, period, options)
+}
+
+// FixedWindow defines a limit that is refilled by rate tokens at the start of each window of length period, up to its
+// capacity. With the default capacity it grants at most rate tokens in each window.
+//
+// Windows lie on a grid through [Start]. Without one, the grid's offset is a hash of name and key, so that not everybody's
+// windows begin together.
+//
+// A definition that is wrong (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
+	return define(KindFixedWindow, name, rate, period, options)
+}
+
+func define(kind Kind, name string, rate float64, period time.Duration, options []Option) Limit {
+	c := Config{Kind: kind, Name: name, Rate: rate, Period: Duration(period)}
+	for _, option := range options {
+		option(&c)
+	}
+	l, err := New(c)
+	l.name, l.err = name, err
+	return l
+}
+
+// Option sets what a limit may have besides its rate.
+type Option func(*Config)
+
+// Capacity sets the most tokens that can be saved up. The default is the rate. With 0 nothing is saved up, and every
+// request must reserve.
+func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
+
+// MaxReserved bounds what may be owed by reservations ([Request.Reserve]) at any time. By default there is no bound; with
+// 0 nothing can be reserved.
+func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
+
+// Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods.
+// It is an error for a token bucket.
+func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
+
+// Shards spreads each key over n rows, each with an n-th of the rate, the capacity and the tokens, so that transactions on
+// one hot key need not wait for each other. The default is 1.
+//
+// A request takes from one of two shards picked at random. When neither has enough, all shards are locked, what they hold
+// together is added up (to within 1e-9 tokens), and the remainder is spread evenly. A shard that is full is not refilled,
+// so a sharded limit grants no more than an unsharded one, and at times a little less.
+func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
+
+// New makes a limit from its definition as data. It returns an error that matches [ErrInvalid] unless
+//
+//   - the name is valid UTF-8 without NUL, 1 to [MaxNameLen] bytes long,
+//   - 0 < rate <= [MaxTokens], with the fraction that you like,
+//   - the period is a whole number of microseconds, at least one,
+//   - 0 <= capacity, maxReserved <= MaxTokens,
+//   - start is between the years 1 and 9999, and only there for a fixed window,
+//   - 0 <= shards <= [MaxShards] (0 is 1).
+func New(c Config) (Limit, error) {
+	if err := checkText("name", c.Name, MaxNameLen); err != nil {
+		return Limit{err: err}, err
+	}
+	l := Limit{
+		name:        c.Name,
+		maxReserved: math.Inf(1),
+		shards:      max(c.Shards, 1),
+		numbers: algebra.Limit{
+			Rate: c.Rate, Period: time.Duration(c.Period), Capacity: c.Rate, Window: c.Kind == KindFixedWindow,
+		},
+	}
+	if c.Capacity != nil {
+		l.numbers.Capacity = *c.Capacity
+	}
+	if c.MaxReserved != nil {
+		l.maxReserved = *c.MaxReserved
+	}
+	if c.Start != nil {
+		l.hasStart, l.start = true, c.Start.UTC()
+	}
+
+	wrong := func(format string, args ...any) (Limit, error) {
+		l.err = fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, fmt.Sprintf(format, args...))
+		return l, l.err
+	}
+	switch {
+	case c.Kind != KindTokenBucket && c.Kind != KindFixedWindow:
+		return wrong("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
+	case !(c.Rate > 0 && c.Rate <= MaxTokens): // written so that NaN is refused
+		return wrong("rate %v is not above 0 and at most %v", c.Rate, float64(MaxTokens))
+	case c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0:
+		return wrong("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
+	case !(l.numbers.Capacity >= 0 && l.numbers.Capacity <= MaxTokens):
+		return wrong("capacity %v is not between 0 and %v", l.numbers.Capacity, float64(MaxTokens))
+	case c.MaxReserved != nil && !(l.maxReserved >= 0 && l.maxReserved <= MaxTokens):
+		return wrong("maxReserved %v is not between 0 and %v", l.maxReserved, float64(MaxTokens))
+	case c.Start != nil && c.Kind != KindFixedWindow:
+		return wrong("a token bucket has no start")
+	case c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999):
+		return wrong("start %v is not between the years 1 and 9999", c.Start)
+	case c.Shards < 0 || c.Shards > MaxShards:
+		return wrong("%d shards are not between 1 and %d", c.Shards, MaxShards)
+	}
+	if l.hasStart {
+		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
+	}
+	return l, nil
+}
+
+// Validate says what is wrong with the definition: an error that matches [ErrInvalid], or nil.
+func (l Limit) Validate() error {
+	if l.err == nil && l.name == "" {
+		return fmt.Errorf("%w: the zero Limit is none; use TokenBucket, FixedWindow or New", ErrInvalid)
+	}
+	return l.err
+}
+
+// Name is the name under which the limit's rows live.
+func (l Limit) Name() string { return l.name }
+
+// Capacity is the most tokens that can be saved up.
+func (l Limit) Capacity() float64 { return l.numbers.Capacity }
+
+// Config is the limit's definition as data, defaults filled in. MaxReserved and Start stay nil where they are unset.
+func (l Limit) Config() Config {
+	c := Config{
+		Kind: KindTokenBucket, Name: l.name, Rate: l.numbers.Rate, Period: Duration(l.numbers.Period),
+		Capacity: &l.numbers.Capacity, Shards: l.shards,
+	}
+	if l.numbers.Window {
+		c.Kind = KindFixedWindow
+	}
+	if !math.IsInf(l.maxReserved, 1) {
+		c.MaxReserved = &l.maxReserved
+	}
+	if l.hasStart {
+		c.Start = &l.start
+	}
+	return c
+}
+
+// forKey is the limit's numbers for one key: without a start, each key has a grid of its own.
+func (l Limit) forKey(key string) algebra.Limit {
+	n := l.numbers
+	if n.Window && !l.hasStart {
+		h := sha256.New()
+		h.Write([]byte(l.name))
+		h.Write([]byte{0})
+		h.Write([]byte(key))
+		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h.Sum(nil)) >> 1))
+	}
+	return n
+}
+
+// gridStart is the first instant, from the year 1 on, of the grid with that offset.
+func (l Limit) gridStart(offset algebra.Micros) algebra.Micros {
+	return algebra.Min + offset%algebra.Micros(l.numbers.Period.Microseconds())
+}
+
+// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty.
+func checkText(what, s string, maxLen int) error {
+	switch {
+	case s == "":
+		return fmt.Errorf("%w: empty %s", ErrInvalid, what)
+	case len(s) > maxLen:
+		return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxLen)
+	case !utf8.ValidString(s):
+		return fmt.Errorf("%w: %s %q is not valid UTF-8", ErrInvalid, what, s)
+	}
+	for i := range len(s) {
+		if s[i] == 0 {
+			return fmt.Errorf("%w: %s %q has a NUL byte", ErrInvalid, what, s)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/shardpick"
+)
+
+// DB is where a limiter works: the three methods that pgx.Tx, *pgx.Conn and *pgxpool.Pool have in common. On a transaction,
+// a call is part of it. On a connection or a pool, a call is a transaction of its own.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Limiter decides requests. The zero value is ready to use: with the database's clock, and nobody observing. A Limiter is
+// safe for concurrent use; its fields must not be changed once it is used.
+//
+// The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
+// request or several, and is one round trip.
+type Limiter struct {
+	// Clock tells the time, for tests and replays. nil is the database's clock_timestamp(), the one clock that all
+	// processes share. It must stay between the years 1000 and 9999.
+	Clock func() time.Time
+
+	// Observer is called after every call of a verb, before it returns, with what came of it: for metrics, logs, alarms. A
+	// denial leaves no trace in the database. In a transaction the decision holds only if that commits.
+	Observer func(ctx context.Context, d Decision)
+}
+
+// Decision is what an observer is told.
+type Decision struct {
+	Verb   string // consume, check, charge, refund or reset
+	Result Result // if Err is none of a denial, only the Limit, Key and Count of its requests are set
+	Err    error  // what the caller gets: nil, an *ExceededError, or another error
+	Took   time.Duration
+}
+
+// Consume takes the tokens of all requests, or of none. A denial is an [*ExceededError], and the result beside it says the
+// same: what is denied must not look like a success to a caller who forgets to look.
+//
+// In a transaction, let the error roll it back, or go on: nothing was consumed and the transaction is usable. What was
+// consumed comes back if the transaction rolls back.
+func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbConsume, time.Time{}, requests)
+}
+
+// Check says what Consume would answer now, denial or not, and writes nothing. To ask for a balance, check a count of 0:
+// Remaining is the answer. Do not check first and consume later where Consume alone would do: in between, others consume.
+func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbCheck, time.Time{}, requests)
+}
+
+// Charge takes the tokens unconditionally, below -maxReserved if need be: a cost that has already been incurred, such as
+// what an estimate fell short of. RetryAt is when the debt will have been refilled.
+func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbCharge, time.Time{}, requests)
+}
+
+// Refund gives tokens back: all or part of what was consumed at that instant, which is the RetryAt of the result that
+// Consume returned (the instant of the decision, or for a reservation when its work was to run). It never fills a limit
+// above its capacity, and it never gives back to a fixed window what was consumed in one that is over: that would break
+// the present window's cap, so such a refund does nothing.
+//
+// A rollback refunds by itself. To refund exactly once, do it in the transaction that marks the work as undone.
+func (l *Limiter) Refund(ctx context.Context, db DB, consumedAt time.Time, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbRefund, consumedAt, requests)
+}
+
+// Reset makes the limits full again for these keys, debts included. The count of a request does not matter.
+func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
+	_, err := l.do(ctx, db, verbReset, time.Time{}, requests)
+	return err
+}
+
+func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
+	begin := time.Now()
+	result := Result{Requests: make([]Status, len(requests))}
+	for i, r := range requests {
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
+	}
+	err := l.decide(ctx, db, v, consumedAt, requests, &result)
+	if err == nil && v == verbConsume && !result.OK {
+		err = &ExceededError{Result: result}
+	}
+	if l.Observer != nil {
+		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(begin)})
+	}
+	return result, err
+}
+
+// decide validates, asks the database, and fills in the result.
+func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request, result *Result) error {
+	if db == nil {
+		return fmt.Errorf("%w: no database", ErrInvalid)
+	}
+	ds, err := demands(v, requests)
+	if err != nil {
+		return err
+	}
+	var now, consumed pgtype.Timestamptz
+	if l.Clock != nil {
+		if now, err = timestamp("the clock's time", l.Clock()); err != nil {
+			return err
+		}
+	}
+	if v == verbRefund {
+		if consumed, err = timestamp("the time of consumption", consumedAt); err != nil {
+			return err
+		}
+	}
+
+	q := dbsqlc.New(db)
+	switch {
+	case v == verbReset:
+		err = reset(ctx, q, ds)
+	case (v == verbConsume || v == verbCharge) && len(ds) == 1 && ds[0].limit.shards == 1:
+		err = consume(ctx, q, ds[0], now, result)
+	default:
+		err = apply(ctx, q, v, ds, consumed, now, result)
+	}
+	if err != nil {
+		return fmt.Errorf("ratelimit: %s: %w", v, err)
+	}
+	return nil
+}
+
+// consume is the short way for one demand on a limit that is not sharded.
+func consume(ctx context.Context, q *dbsqlc.Queries, d demand, now pgtype.Timestamptz, result *Result) error {
+	numbers := d.limit.forKey(d.key)
+	row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+		Name: d.limit.name, Key: d.key,
+		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
+		Count: d.count, Floor: d.floor, Now: now,
+	})
+	if err != nil {
+		return err
+	}
+	s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
+	answer(result, []demand{d}, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+	return nil
+}
+
+// apply is the way for any number of demands.
+func apply(ctx context.Context, q *dbsqlc.Queries, v verb, ds []demand, consumedAt, now pgtype.Timestamptz, result *Result) error {
+	args := dbsqlc.ApplyParams{Op: string(v), ConsumedAt: consumedAt, Now: now}
+	if v == verbCharge {
+		args.Op = string(verbConsume) // without a floor
+	}
+	for _, d := range ds {
+		numbers := d.limit.forKey(d.key)
+		a, b := shardpick.Two(ctx, d.limit.shards)
+		args.Names = append(args.Names, d.limit.name)
+		args.Keys = append(args.Keys, d.key)
+		args.Rates = append(args.Rates, numbers.Rate)
+		args.Periods = append(args.Periods, numbers.Period)
+		args.Capacities = append(args.Capacities, numbers.Capacity)
+		args.Starts = append(args.Starts, start(numbers))
+		args.Shards = append(args.Shards, int32(d.limit.shards))
+		args.Counts = append(args.Counts, d.count)
+		args.Floors = append(args.Floors, d.floor)
+		args.ShardA = append(args.ShardA, int32(a))
+		args.ShardB = append(args.ShardB, int32(b))
+	}
+	row, err := q.Apply(ctx, args)
+	if err != nil {
+		return err
+	}
+	states := make([]state, len(ds))
+	for i, ord := range row.Ord {
+		s := &states[ord-1]
+		s.rows = append(s.rows, algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)})
+	}
+	for i := range states {
+		states[i].taken = row.Granted.Bool && v != verbCheck
+	}
+	answer(result, ds, states, algebra.At(row.At.Time), row.Granted.Bool)
+	return nil
+}
+
+func reset(ctx context.Context, q *dbsqlc.Queries, ds []demand) error {
+	var args dbsqlc.ResetParams
+	for _, d := range ds {
+		args.Names = append(args.Names, d.limit.name)
+		args.Keys = append(args.Keys, d.key)
+	}
+	return q.Reset(ctx, args)
+}
+
+// start is the argument of that name: NULL for a token bucket.
+func start(numbers algebra.Limit) pgtype.Timestamptz {
+	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: numbers.Window}
+}
+
+// timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
+func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
+	t = t.UTC()
+	if t.Year() < 1000 || t.Year() > 9999 {
+		return pgtype.Timestamptz{}, fmt.Errorf("%w: %s, %v, is not between the years 1000 and 9999", ErrInvalid, what, t)
+	}
+	return pgtype.Timestamptz{Time: t, Valid: true}, nil
+}

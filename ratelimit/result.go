@@ -1,0 +1,98 @@
+package ratelimit
+
+import (
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// Result is the answer to one call. All instants are on the clock that decided, the database's unless [Limiter.Clock] is
+// set, in UTC and to the microsecond.
+type Result struct {
+	// OK says whether the call was granted. Several requests are granted all together or not at all.
+	OK bool
+
+	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
+	// been refilled. If it was denied, it is the first instant at which the very same call would be granted if nobody else
+	// consumed in between. For several requests it is the latest of theirs. It is never later than the year 9999.
+	RetryAt time.Time
+
+	// RetryAfter is the time from the decision to RetryAt, measured on the clock that decided: a timer needs no agreement
+	// on what time it is.
+	RetryAfter time.Duration
+
+	// Requests answers each request of the call, in order.
+	Requests []Status
+}
+
+// Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
+// their numbers.
+type Status struct {
+	Limit Limit
+	Key   string  // as stored; empty for a limit without keys
+	Count float64 // tokens asked for
+
+	// OK says whether this request was granted or, in a call that was denied, would have been without the others.
+	OK bool
+
+	// Remaining is the balance in tokens; what reservations and charges owe is below zero. For a sharded limit that
+	// took from one shard it is an estimate: what the shard holds, times the number of shards.
+	Remaining float64
+
+	// ResetAt is when a token bucket will be full if nobody consumes, or when the fixed window's next window begins.
+	ResetAt time.Time
+
+	// RetryAt is the same as [Result.RetryAt], for this request alone.
+	RetryAt time.Time
+}
+
+// state is what the database answered for one demand.
+type state struct {
+	rows []algebra.Row
+	// taken says that the rows are those after the demand was granted.
+	taken bool
+}
+
+// answer works out what the state of each demand means for the requests.
+func answer(result *Result, ds []demand, states []state, now algebra.Micros, granted bool) {
+	retryAt := now
+	for i, d := range ds {
+		numbers, rows := d.limit.forKey(d.key), states[i].rows
+		if states[i].taken && len(rows) == 1 { // one shard speaks for all
+			for len(rows) < d.limit.shards {
+				rows = append(rows, rows[0])
+			}
+		}
+		s := Status{
+			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
+			Remaining: numbers.Total(rows, now),
+		}
+		if numbers.Window {
+			s.ResetAt = (numbers.UpTo(now) + algebra.Micros(numbers.Period.Microseconds())).Time()
+		} else {
+			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
+		}
+		var at algebra.Micros
+		switch {
+		case states[i].taken:
+			at = numbers.When(rows, d.limit.shards, 0, 0, now)
+		case s.OK: // would be granted: when the work may run then
+			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
+			if !granted {
+				at = now
+			}
+		default:
+			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
+		}
+		s.RetryAt = at.Time()
+		retryAt = max(retryAt, at)
+		for _, request := range d.requests {
+			r := &result.Requests[request]
+			s.Limit, s.Key, s.Count = r.Limit, r.Key, r.Count
+			*r = s
+		}
+	}
+	result.OK = granted
+	result.RetryAt = retryAt.Time()
+	result.RetryAfter = result.RetryAt.Sub(now.Time()) // saturates at 292 years
+}

@@ -1,0 +1,116 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Beginner begins transactions: a *pgxpool.Pool or a *pgx.Conn.
+type Beginner interface {
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// TxOption changes how [Limiter.InTx] runs a transaction.
+type TxOption func(*txOptions)
+
+type txOptions struct {
+	isolation pgx.TxIsoLevel
+	attempts  int
+}
+
+// Isolation sets the isolation level. The default is pgx.Serializable.
+func Isolation(level pgx.TxIsoLevel) TxOption { return func(o *txOptions) { o.isolation = level } }
+
+// Attempts sets how often the transaction is tried at the most. The default is 30, which with the pauses in between takes
+// about 4 s; less than 1 is 1.
+func Attempts(n int) TxOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
+
+// The pause before another attempt is random, up to a bound that doubles from the first to the last of these.
+const (
+	firstPause = 10 * time.Millisecond
+	lastPause  = 320 * time.Millisecond
+)
+
+// rollbackTimeout bounds a rollback, which has to happen when ctx is already over.
+const rollbackTimeout = 5 * time.Second
+
+// InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
+// (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
+// so fn must not do anything that a rollback does not undo. When attempts or ctx run out, the error is a [*RetryError].
+//
+// fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
+// hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
+// fn panics, or its goroutine exits, the transaction is rolled back.
+//
+// An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
+// committed; it is returned as it is.
+func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
+	o := txOptions{isolation: pgx.Serializable, attempts: 30}
+	for _, option := range options {
+		option(&o)
+	}
+	for attempt := 1; ; attempt++ {
+		err := once(ctx, db, o.isolation, fn)
+		if err == nil || !retryable(err) {
+			return err
+		}
+		if attempt == o.attempts {
+			return &RetryError{Attempts: attempt, Err: err}
+		}
+		bound := min(firstPause<<min(attempt-1, 10), lastPause)
+		select {
+		case <-time.After(rand.N(bound)):
+		case <-ctx.Done():
+			return &RetryError{Attempts: attempt, Err: errors.Join(context.Cause(ctx), err)}
+		}
+	}
+}
+
+// once runs fn in one transaction.
+func once(ctx context.Context, db Beginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
+	if err != nil {
+		return fmt.Errorf("ratelimit: begin: %w", err)
+	}
+	done := false
+	defer func() {
+		if !done {
+			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+			defer cancel()
+			_ = tx.Rollback(rollbackCtx) // pgx closes a connection that it cannot roll back: either way it is undone
+		}
+	}()
+	if err := fn(ctx, tx); err != nil {
+		return err
+	}
+	done = true // pgx ends the transaction, whatever Commit returns
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("ratelimit: commit: %w", err)
+	}
+	return nil
+}
+
+// retryable says whether the whole transaction should be run again. Every driver's error has the method.
+func retryable(err error) bool {
+	var sqlErr interface{ SQLState() string }
+	return errors.As(err, &sqlErr) && (sqlErr.SQLState() == "40001" || sqlErr.SQLState() == "40P01")
+}
+
+// RetryError is what [Limiter.InTx] returns when it gives up on a transaction that could not be serialized. Nothing was
+// committed.
+type RetryError struct {
+	Attempts int
+	Err      error // of the last attempt; joined with the context's if that was over
+}
+
+func (e *RetryError) Error() string {
+	return fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
+}
+
+// Unwrap returns the error of the last attempt.
+func (e *RetryError) Unwrap() error { return e.Err }
