@@ -1,0 +1,366 @@
+// Quickstart plays five short stories about rate limits in a Postgres, and checks that each comes out as it is told.
+//
+//	go run ./examples/quickstart
+//
+// Each act is a function of its own below, to copy from. It takes about ten seconds, most of which are spent waiting for
+// tokens, and exits with 0 only if every act came out as told.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// An application has one Limiter and a variable for each of its limits.
+var (
+	limits ratelimit.Limiter // the zero value is ready
+
+	// 10 new accounts per hour for the whole site, whoever asks.
+	signUps = ratelimit.TokenBucket("signUps", 10, time.Hour)
+
+	// Each user may send 5 messages in a burst, and 20 per minute in the long run: one every 3 seconds.
+	sendMessage = ratelimit.TokenBucket("sendMessage", 20, time.Minute, ratelimit.Capacity(5))
+
+	// A user may have 3 exports per day.
+	exports = ratelimit.TokenBucket("exports", 3, 24*time.Hour)
+
+	// A user may have his password reset once per hour, by mail. The provider of the mail takes 1,000 per day from us, and
+	// his days begin at midnight UTC.
+	passwordResets = ratelimit.TokenBucket("passwordResets", 1, time.Hour)
+	mailQuota      = ratelimit.FixedWindow("mailQuota", 1000, 24*time.Hour,
+		ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+
+	// Each team may use 60,000 tokens of a language model per minute, 2,000 at once, and queue up for two minutes' worth.
+	llmTokens = ratelimit.TokenBucket("llmTokens", 60_000, time.Minute,
+		ratelimit.Capacity(2000), ratelimit.MaxReserved(120_000))
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+
+	// For this demonstration only: finds or starts a Postgres, and makes an empty schema there that goes away at the end.
+	// An application has a database, and its URL.
+	server, err := postgres.Start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+	databaseURL, _, err := server.NewSchema(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "On", server)
+
+	pool, err := open(ctx, databaseURL)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+
+	for i, act := range []struct {
+		title string
+		play  func(context.Context, *pgxpool.Pool, io.Writer) error
+	}{
+		{"32 people sign up at once, 10 per hour are let in", manySignUps},
+		{"Ann sends messages until she is told to wait, and waits", burstThenWait},
+		{"A rollback returns the tokens", rollbackReturnsTokens},
+		{"Two limits in one call, all or nothing", twoLimits},
+		{"Language model tokens are reserved, the work is scheduled in the same commit", reserveAndSchedule},
+	} {
+		fmt.Fprintf(out, "\n%d. %s\n", i+1, act.title)
+		if err := act.play(ctx, pool, out); err != nil {
+			return fmt.Errorf("act %d: %w", i+1, err)
+		}
+	}
+
+	fmt.Fprintln(out, "\nThat is all there is in the database, select * from rate_limits:")
+	if err := printTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "\nEverything came out as told.")
+	return nil
+}
+
+// signUp makes an account, if the limit allows one more.
+func signUp(ctx context.Context, pool *pgxpool.Pool, email string) error {
+	// SERIALIZABLE, and run again whenever Postgres could not serialize it.
+	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", email); err != nil {
+			return err
+		}
+		// Last, since the limit's row is locked from here to the end of the transaction. A denial is an error, and
+		// an error rolls back the INSERT.
+		_, err := limits.Consume(ctx, tx, signUps.Global())
+		return err
+	})
+}
+
+// Limit and business row commit together: however many ask at once, there are as many users as the limit allows.
+func manySignUps(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	const people = 32
+	errs := make([]error, people)
+	var wg sync.WaitGroup
+	for i := range people {
+		wg.Go(func() { errs[i] = signUp(ctx, pool, fmt.Sprintf("user%d@example.com", i)) })
+	}
+	wg.Wait()
+
+	committed := 0
+	var denial *ratelimit.ExceededError
+	for _, err := range errs {
+		if err == nil {
+			committed++
+		} else if denied, ok := errors.AsType[*ratelimit.ExceededError](err); ok {
+			denial = denied
+		} else {
+			return err
+		}
+	}
+	var users int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM users").Scan(&users); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "   %d transactions, SERIALIZABLE: %d committed, %d denied; %d users in the table\n",
+		people, committed, people-committed, users)
+	if committed != 10 || users != 10 {
+		return fmt.Errorf("%d transactions committed and there are %d users, want 10", committed, users)
+	}
+	fmt.Fprintf(out, "   one of the denials: %v\n", denial)
+	return nil
+}
+
+// send stores a message, if its sender's limit allows one more, and returns when, by the database's clock.
+func send(ctx context.Context, pool *pgxpool.Pool, sender, text string) (sentAt time.Time, err error) {
+	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limits.Consume(ctx, tx, sendMessage.Key(sender)); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2) RETURNING sent_at", sender, text).Scan(&sentAt)
+	}, ratelimit.Isolation(pgx.ReadCommitted)) // limits are exact at every level
+	return sentAt, err
+}
+
+// A denial says when the very same call will be granted.
+func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	sent := 0
+	var err error
+	for err == nil {
+		if _, err = send(ctx, pool, "ann", "hello"); err == nil {
+			sent++
+		}
+	}
+	denial, denied := errors.AsType[*ratelimit.ExceededError](err)
+	if !denied {
+		return err
+	}
+	retryAt := denial.Result.RetryAt
+	fmt.Fprintf(out, "   %d messages sent, then: %v\n", sent, denial)
+	fmt.Fprintf(out, "   RetryAt %s, RetryAfter %v\n", clock(retryAt), denial.Result.RetryAfter)
+	if sent < 5 {
+		return fmt.Errorf("a burst of %d messages, want 5", sent)
+	}
+
+	for {
+		// RetryAfter was measured by the database, so that it does not matter what time this machine thinks it is.
+		if err := wait(ctx, denial.Result.RetryAfter); err != nil {
+			return err
+		}
+		sentAt, err := send(ctx, pool, "ann", "hello again")
+		if denial, denied = errors.AsType[*ratelimit.ExceededError](err); denied {
+			continue // somebody else was faster
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "   waited, and sent the next one at %s\n", clock(sentAt))
+		if sentAt.Before(retryAt) {
+			return fmt.Errorf("sent at %v, want no earlier than %v", sentAt, retryAt)
+		}
+		return nil
+	}
+}
+
+// What a transaction has consumed comes back if it does not commit: nobody pays for work that was not done.
+func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	if _, err := limits.Consume(ctx, pool, exports.Key("bob")); err != nil { // on the pool: a transaction of its own
+		return err
+	}
+	before, err := balance(ctx, pool, exports.Key("bob"))
+	if err != nil {
+		return err
+	}
+
+	errDiskFull := errors.New("disk full")
+	var during float64
+	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		result, err := limits.Consume(ctx, tx, exports.Key("bob").Count(2))
+		if err != nil {
+			return err
+		}
+		during = result.Requests[0].Remaining
+		return errDiskFull
+	})
+	if !errors.Is(err, errDiskFull) {
+		return err
+	}
+
+	after, err := balance(ctx, pool, exports.Key("bob"))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "   Bob has %.2f exports left; %.2f in a transaction that takes 2; after its rollback %.2f\n", before, during, after)
+	if during >= before-1 || after < before {
+		return fmt.Errorf("%v exports left before, %v in the transaction, %v after its rollback", before, during, after)
+	}
+	return nil
+}
+
+// balance is what a key has left. It writes nothing.
+func balance(ctx context.Context, db ratelimit.DB, request ratelimit.Request) (float64, error) {
+	result, err := limits.Check(ctx, db, request.Count(0))
+	if err != nil {
+		return 0, err
+	}
+	return result.Requests[0].Remaining, nil
+}
+
+// If one of the limits denies, the others lose nothing.
+func twoLimits(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	sendResetMail := func(user string) error {
+		_, err := limits.Consume(ctx, pool, passwordResets.Key(user), mailQuota.Global())
+		return err
+	}
+	quotaRow := func() (value float64, err error) {
+		err = pool.QueryRow(ctx, "SELECT value FROM rate_limits WHERE name = $1", mailQuota.Name()).Scan(&value)
+		return value, err
+	}
+
+	if err := sendResetMail("ann"); err != nil {
+		return err
+	}
+	before, err := quotaRow()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "   Ann's first mail: granted, %v left in the mail quota\n", before)
+
+	err = sendResetMail("ann")
+	denial, denied := errors.AsType[*ratelimit.ExceededError](err)
+	if !denied {
+		return errors.Join(errors.New("the second mail was not denied"), err)
+	}
+	after, err := quotaRow()
+	if err != nil {
+		return err
+	}
+	for _, status := range denial.Denied() {
+		fmt.Fprintf(out, "   her second one:   denied by %s, %v left in the mail quota\n", status.Limit.Name(), after)
+	}
+	if before != 999 || after != before {
+		return fmt.Errorf("the mail quota went from %v to %v, want 999 both times", before, after)
+	}
+	return nil
+}
+
+// Reserve takes tokens that are not there yet and says when they will be; a job that is due then is committed with it.
+func reserveAndSchedule(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	for _, prompt := range []string{"summarize", "translate", "explain"} {
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			result, err := limits.Consume(ctx, tx, llmTokens.Key("team 7").Count(2000).Reserve())
+			if err != nil {
+				return err // more is reserved already than in two minutes comes in
+			}
+			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for {
+		ran, next, err := runDueJob(ctx, pool)
+		if err != nil {
+			return err
+		}
+		if !ran && next == 0 {
+			break
+		}
+		if err := wait(ctx, next); err != nil {
+			return err
+		}
+	}
+	if err := printTable(ctx, pool, out, "SELECT *, started_at - run_at AS late FROM jobs ORDER BY run_at"); err != nil {
+		return err
+	}
+
+	var ran, early int
+	err := pool.QueryRow(ctx, "SELECT count(started_at), count(*) FILTER (WHERE started_at < run_at) FROM jobs").Scan(&ran, &early)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "   %d jobs ran, %d of them too early\n", ran, early)
+	if ran != 3 || early != 0 {
+		return fmt.Errorf("%d jobs ran, %d of them too early, want 3 and none", ran, early)
+	}
+	return nil
+}
+
+// runDueJob runs one job that is due by the database's clock. If none is, it returns how long it is until the next one,
+// 0 if there is none.
+func runDueJob(ctx context.Context, pool *pgxpool.Pool) (ran bool, next time.Duration, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var id int64
+		err := tx.QueryRow(ctx, `
+			SELECT id, greatest(run_at - clock_timestamp(), '0')
+			  FROM jobs
+			 WHERE started_at IS NULL
+			 ORDER BY run_at LIMIT 1
+			   FOR UPDATE SKIP LOCKED`).Scan(&id, &next)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil || next > 0 {
+			return err
+		}
+		ran = true
+		// Here one would call the language model.
+		_, err = tx.Exec(ctx, "UPDATE jobs SET started_at = clock_timestamp() WHERE id = $1", id)
+		return err
+	})
+	return ran, next, err
+}
+
+// wait waits for so long, or until ctx is over.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func clock(t time.Time) string { return t.Format("15:04:05.000000 MST") }
