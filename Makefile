@@ -1,0 +1,66 @@
+# What one can do here; CI calls the same targets. Nothing needs a prepared database: whatever needs a Postgres finds or
+# starts one (see internal/postgres) and leaves nothing behind.
+
+# The modules are those of go.work, `go test work` covers them all.
+MODULES := $(shell sed -n 's/^[[:space:]]\(\.[^[:space:]]*\).*/\1/p' go.work)
+
+GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+# sqlc looks at the functions in a migrated database.
+SQLC := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql -- \
+	go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
+
+# The race detector needs cgo, which is 0 where there is no C compiler.
+RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
+
+FUZZTIME ?= 10s
+
+.PHONY: help demo test check lint generated tidied generate bench fuzz tidy
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: ## play the quickstart, ten seconds of rate limits on a real Postgres
+	go run ./examples/quickstart
+
+test: ## run the tests of every module, with the race detector where there is a C compiler
+	go test $(RACE) -count=1 -timeout 20m work
+
+check: lint generated tidied ## formatting, linters, vet, generated code up to date, go.mod files tidy
+
+lint:
+	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
+	go vet work
+	@status=0; for m in $(MODULES); do \
+		echo "golangci-lint in $$m"; \
+		(cd $$m && $(GOLANGCI_LINT) run --allow-parallel-runners ./...) || status=1; \
+	done; exit $$status
+
+generated:
+	@echo "migrations/schema.sql as its generator prints it"
+	@cd migrations && go run schema.go | diff -u schema.sql - || { echo "schema.sql is out of date, run make generate"; exit 1; }
+	$(SQLC) diff
+
+tidied:
+	@for m in $(MODULES); do \
+		echo "go mod tidy -diff in $$m"; \
+		(cd $$m && GOWORK=off go mod tidy -diff) || { echo "run make tidy"; exit 1; }; \
+	done
+
+generate: ## write migrations/schema.sql and internal/dbsqlc from the migrations and queries
+	cd migrations && go run schema.go > schema.sql.new && mv schema.sql.new schema.sql
+	$(SQLC) generate
+
+bench: ## run the benchmarks
+	go test -run '^$$' -bench . ./integration_test
+
+fuzz: ## run each fuzz target for a while (FUZZTIME=10s)
+	@listed=$$(go test -list '^Fuzz' work) || { echo "$$listed"; exit 1; }; \
+	targets=$$(echo "$$listed" | awk '/^Fuzz/ { f[n++] = $$1 } /^ok/ { for (i = 0; i < n; i++) print $$2 ":" f[i]; n = 0 }'); \
+	test -n "$$targets" || { echo "there are no fuzz targets"; exit 1; }; \
+	for t in $$targets; do \
+		echo "$$t"; \
+		go test -run '^$$' -fuzz "^$${t##*:}\$$" -fuzztime $(FUZZTIME) "$${t%:*}" || exit 1; \
+	done
+
+tidy: ## go mod tidy in every module
+	@for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
