@@ -1,0 +1,388 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/shardpick"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// shardValues is what the rows of a key hold, in order of shard.
+func (w world) shardValues(name, key string) []float64 {
+	w.Helper()
+	rows, err := w.db.Query(w.Context(), `SELECT value FROM rate_limits WHERE name = $1 AND key = $2 ORDER BY shard`, name, key)
+	if err != nil {
+		w.Fatal(err)
+	}
+	values, err := pgx.CollectRows(rows, pgx.RowTo[float64])
+	if err != nil {
+		w.Fatal(err)
+	}
+	return values
+}
+
+// picking is a context under which calls look at these two shards first.
+func (w world) picking(a, b int) context.Context {
+	return shardpick.With(w.Context(), func(int) (int, int) { return a, b })
+}
+
+// grantFrom consumes from one of two shards, or from all if neither has enough.
+func (w world) grantFrom(a, b int, requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	result, err := w.limiter.Consume(w.picking(a, b), w.db, requests...)
+	if err != nil {
+		w.Fatalf("denied, want a grant: %+v, %v", result, err)
+	}
+	return result
+}
+
+func (w world) charge(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	result, err := w.limiter.Charge(w.Context(), w.db, requests...)
+	if err != nil || !result.OK {
+		w.Fatalf("charge: %+v, %v", result, err)
+	}
+	return result
+}
+
+func sharded(name string, n int, options ...ratelimit.Option) ratelimit.Limit {
+	return ratelimit.TokenBucket(name, 10, time.Minute, append(options, ratelimit.Shards(n))...)
+}
+
+func TestAShardedLimitGrantsExactlyItsCapacity(t *testing.T) {
+	behaviour(t, func(w world) {
+		for n := 2; n <= 5; n++ {
+			for i, limit := range []ratelimit.Limit{
+				sharded(fmt.Sprint("bucket", n), n),
+				ratelimit.FixedWindow(fmt.Sprint("window", n), 10, time.Minute, ratelimit.Shards(n), ratelimit.Start(noon)),
+			} {
+				for _, count := range []float64{10, 7, 5.5} { // above capacity/shards, of a fresh limit
+					key := limit.Key("fresh", fmt.Sprint(count))
+					w.grant(key.Count(count))
+					w.holds(key, 10-count)
+					if values := w.shardValues(limit.Name(), "fresh|"+fmt.Sprint(count)); len(values) != n {
+						w.Fatalf("%d shards: rows %v", n, values)
+					}
+					if count < 10 {
+						w.grant(key.Count(10 - count))
+					}
+					w.deny(key.Count(1e-6))
+				}
+				for range 10 {
+					w.grant(limit.Key("one by one"))
+				}
+				w.deny(limit.Key("one by one").Count(1e-6))
+				w.refuse(ratelimit.ErrExceedsCapacity, limit.Key("one by one").Count(10.001))
+				if i == 0 {
+					w.retries(w.check(limit.Key("one by one").Count(0.5)), 3*time.Second)
+				}
+			}
+			w.clock.Advance(time.Minute)
+			for _, name := range []string{"bucket", "window"} {
+				limit := sharded(name+fmt.Sprint(n), n)
+				if name == "window" {
+					limit = ratelimit.FixedWindow(name+fmt.Sprint(n), 10, time.Minute, ratelimit.Shards(n), ratelimit.Start(noon))
+				}
+				w.grant(limit.Key("one by one").Count(6))
+				w.grant(limit.Key("one by one").Count(4))
+				w.deny(limit.Key("one by one").Count(1e-6))
+			}
+			w.clock.now = noon
+		}
+	})
+}
+
+func TestShardsAreCombinedBeforeADenial(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("hot", 100, time.Minute, ratelimit.Shards(5))
+		key := limit.Key("ann")
+		w.grant(key.Count(10)) // 18 in each
+		for range 18 {
+			w.grantFrom(0, 1, key.Count(2)) // all that is in shards 0 and 1
+		}
+		if values := w.shardValues("hot", "ann"); !slices.Equal(values, []float64{0, 0, 18, 18, 18}) {
+			w.Fatalf("shards hold %v", values)
+		}
+		w.grantFrom(0, 1, key.Count(40)) // more than any two have
+		for _, value := range w.shardValues("hot", "ann") {
+			if !near(value, 14.0/5) {
+				w.Fatalf("shards hold %v, want 14 spread evenly", w.shardValues("hot", "ann"))
+			}
+		}
+		w.retries(w.deny(key.Count(24)), 6*time.Second)
+		w.grantFrom(3, 4, key.Count(14))
+		w.deny(key.Count(0.001))
+	})
+}
+
+func TestReservationsAreSharedByAllShards(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := sharded("tokens", 4, ratelimit.MaxReserved(6))
+		key := limit.Key("red")
+		w.retries(w.grantFrom(0, 1, key.Count(9).Reserve()), 0)
+		w.retries(w.grantFrom(0, 1, key.Count(3).Reserve()), 12*time.Second)
+		w.retries(w.grantFrom(2, 3, key.Count(4).Reserve()), 36*time.Second)
+		w.holds(key, -6)
+		for _, value := range w.shardValues("tokens", "red") {
+			if !near(value, -1.5) {
+				w.Fatalf("shards hold %v, want the debt spread evenly", w.shardValues("tokens", "red"))
+			}
+		}
+		w.retries(w.deny(key.Count(2).Reserve()), 12*time.Second)
+		w.retries(w.deny(key.Count(0)), 36*time.Second)
+		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(17).Reserve())
+		w.clock.Advance(12 * time.Second)
+		w.grant(key.Count(2).Reserve())
+		w.deny(key.Count(1).Reserve())
+		w.clock.Advance(time.Hour)
+		w.grant(key.Count(16).Reserve())
+		w.holds(key, -6)
+
+		plenty := sharded("without a bound", 3).Key("red")
+		w.retries(w.grant(plenty.Count(30).Reserve()), 2*time.Minute)
+		w.holds(plenty, -20)
+	})
+}
+
+func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("hot", 40, time.Minute, ratelimit.Shards(4))
+		key := limit.Key("ann")
+		consumed := w.grantFrom(0, 1, key.Count(4)) // 9 in each
+		w.grantFrom(2, 2, key.Count(9))
+		w.grantFrom(3, 3, key.Count(5))
+		before := w.rows()
+		for range 10 { // whatever two shards a check would pick
+			result := w.check(key.Count(22))
+			if !result.OK || !near(result.Requests[0].Remaining, 22) {
+				w.Fatalf("check: %+v", result)
+			}
+			if result := w.check(key.Count(23)); result.OK {
+				w.Fatalf("check: %+v", result)
+			}
+		}
+		if w.rows() != before {
+			w.Fatal("check wrote")
+		}
+		w.refund(consumed.RetryAt, key.Count(10))
+		w.holds(key, 32)
+		w.refund(consumed.RetryAt, key.Count(39))
+		w.holds(key, 40)
+		if values := w.shardValues("hot", "ann"); len(values) != 4 {
+			w.Fatalf("shards hold %v", values)
+		}
+		w.grant(key.Count(40))
+		w.deny(key)
+		w.do(w.limiter.Reset(w.Context(), w.db, key))
+		if values := w.shardValues("hot", "ann"); len(values) != 0 {
+			w.Fatalf("after a reset shards hold %v", values)
+		}
+		w.grant(key.Count(40))
+		w.charge(key.Count(15))
+		w.holds(key, -15)
+
+		window := ratelimit.FixedWindow("window", 9, time.Hour, ratelimit.Shards(3), ratelimit.Start(noon)).Key("ann")
+		consumed = w.grant(window.Count(9))
+		w.clock.Advance(59 * time.Minute)
+		w.refund(consumed.RetryAt, window.Count(2))
+		w.holds(window, 2)
+		w.clock.Advance(time.Minute)
+		w.grant(window.Count(9))
+		w.refund(consumed.RetryAt, window.Count(2))
+		w.holds(window, 0)
+	})
+}
+
+func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
+	behaviour(t, func(w world) {
+		orders := [][]int{{1, 3, 5, 2, 1}, {5, 1, 2, 3, 4}, {2, 4, 2, 4, 1}}
+		for o, order := range orders {
+			for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
+				for _, owed := range []float64{0, 3, 10, 31} { // 10 tokens, 7, none, and a debt
+					w.clock.now = noon
+					name := fmt.Sprint(kind, o, owed)
+					with := func(n int) ratelimit.Request {
+						c := ratelimit.Config{Kind: kind, Name: name, Rate: 10, Period: ratelimit.Duration(time.Minute), Shards: n}
+						if kind == ratelimit.KindFixedWindow {
+							c.Start = &noon
+						}
+						limit, err := ratelimit.New(c)
+						w.do(err)
+						return limit.Key("ann")
+					}
+					w.charge(with(order[0]).Count(owed))
+					want := 10 - owed
+					for step, n := range order {
+						w.holds(with(n), want)
+						if want >= 1 {
+							w.refuse(ratelimit.ErrExceedsCapacity, with(n).Count(11))
+							if want < 10 {
+								w.deny(with(n).Count(want + 0.001))
+							}
+							w.grant(with(n).Count(1))
+							want--
+						} else {
+							w.deny(with(n).Count(max(want, 0) + 0.001))
+							w.charge(with(n).Count(1))
+							want--
+						}
+						w.holds(with(n), want)
+						if values := w.shardValues(name, "ann"); len(values) != n {
+							w.Fatalf("%s, step %d: %d rows, want %d", name, step, len(values), n)
+						}
+					}
+					// The refill is that of one limit, whatever its rows were.
+					last := order[len(order)-1]
+					w.clock.Advance(time.Minute)
+					w.holds(with(last), min(want+10, 10))
+					w.holds(with(last%5+1), min(want+10, 10))
+				}
+			}
+		}
+	})
+}
+
+func TestAMissingShardIsNotAFullOne(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := sharded("hot", 5)
+		key := limit.Key("ann")
+		w.grant(key.Count(10))
+		w.charge(key.Count(5))
+		_, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE shard >= 3")
+		w.do(err)
+		w.holds(key, -3) // what the rows that are left owe
+		w.deny(key)
+		w.clock.Advance(time.Hour)
+		w.holds(key, 10)
+		w.grant(key.Count(10))
+		w.deny(key.Count(0.001))
+		if values := w.shardValues("hot", "ann"); len(values) != 5 {
+			w.Fatalf("shards hold %v", values)
+		}
+	})
+}
+
+func TestOneCallMixesShardedLimitsAndOthers(t *testing.T) {
+	behaviour(t, func(w world) {
+		hot := sharded("hot", 3, ratelimit.MaxReserved(5)).Global()
+		user := ratelimit.TokenBucket("user", 10, time.Minute).Key("ann")
+		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon), ratelimit.Shards(2)).Key("ann")
+
+		result := w.grant(user.Count(4), hot.Count(7), window.Count(6))
+		if r := result.Requests; r[0].Remaining != 6 || !near(r[1].Remaining, 3) || !near(r[2].Remaining, 4) {
+			w.Fatalf("granted: %+v", result)
+		}
+		before := w.rows()
+		result = w.deny(user.Count(7), hot.Count(4), window.Count(4))
+		if r := result.Requests; r[0].OK || r[1].OK || !r[2].OK || !near(r[1].Remaining, 3) {
+			w.Fatalf("denied: %+v", result)
+		}
+		w.retries(result, 6*time.Second)
+		w.deny(user.Count(6), hot.Count(3), window.Count(5))
+		w.deny(user.Count(6), hot.Count(9).Reserve(), window.Count(4))
+		if w.rows() != before {
+			w.Fatal("a denial wrote")
+		}
+		w.retries(w.grant(hot.Count(8).Reserve(), user.Count(6), window.Count(4)), 30*time.Second)
+		w.holds(hot, -5)
+		w.holds(user, 0)
+		w.holds(window, 0)
+		w.deny(hot.Count(1).Reserve())
+		w.do(w.limiter.Reset(w.Context(), w.db, hot, user, window))
+		w.grant(hot.Count(5), hot.Count(5), window.Count(5), window.Count(5), user)
+		w.deny(hot.Count(0.1))
+	})
+}
+
+func TestShardpickChoosesTheShards(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("hot", 50, time.Minute, ratelimit.Shards(5))
+		key := limit.Key("ann")
+		w.grant(key.Count(5)) // 9 in each
+		want := []float64{9, 9, 9, 9, 9}
+		for _, row := range []struct{ a, b, from int }{{2, 2, 2}, {4, 1, 1}, {1, 4, 4}, {1, 2, 1}, {2, 3, 3}, {0, 0, 0}, {0, 4, 0}} {
+			result := w.grantFrom(row.a, row.b, key)
+			want[row.from]--
+			if values := w.shardValues("hot", "ann"); !slices.Equal(values, want) {
+				w.Fatalf("between %d and %d: shards hold %v, want %v", row.a, row.b, values, want)
+			}
+			if estimate := 5 * want[row.from]; result.Requests[0].Remaining != estimate {
+				w.Fatalf("remaining %v, want the estimate %v", result.Requests[0].Remaining, estimate)
+			}
+		}
+	})
+}
+
+func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
+	t.Parallel()
+	for n := 2; n <= 5; n++ {
+		t.Run(fmt.Sprint(n, " shards"), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 6)
+			limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+			limit := ratelimit.TokenBucket("hot", 100, time.Hour, ratelimit.Shards(n))
+			var granted atomic.Int64
+			var wg sync.WaitGroup
+			for g := range 6 {
+				wg.Go(func() {
+					for {
+						count := float64(1 + g%3)
+						_, err := limiter.Consume(t.Context(), pool, limit.Global().Count(count))
+						var exceeded *ratelimit.ExceededError
+						if errors.As(err, &exceeded) {
+							return
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						granted.Add(int64(count))
+					}
+				})
+			}
+			wg.Wait()
+			// The last who asked for 1 was denied, so less than 1 is left: nothing, of whole tokens.
+			if granted.Load() != 100 {
+				t.Errorf("granted %d of 100", granted.Load())
+			}
+		})
+	}
+}
+
+func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for g := range 6 {
+		limit := ratelimit.TokenBucket("hot", 100, time.Hour, ratelimit.Shards(1+g%3))
+		wg.Go(func() {
+			for {
+				_, err := limiter.Consume(t.Context(), pool, limit.Global())
+				var exceeded *ratelimit.ExceededError
+				if errors.As(err, &exceeded) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				granted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if granted.Load() != 100 {
+		t.Errorf("granted %d of 100", granted.Load())
+	}
+}
