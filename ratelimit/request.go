@@ -134,7 +134,7 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		if d.count > MaxTokens {
 			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, float64(MaxTokens))
 		}
-		if v != verbRefund && d.limit.numbers.Capacity-d.count < d.floor {
+		if v != verbRefund && v != verbReset && d.limit.numbers.Capacity-d.count < d.floor {
 			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
 				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
 		}

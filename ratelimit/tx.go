@@ -27,13 +27,13 @@ type txOptions struct {
 func Isolation(level pgx.TxIsoLevel) TxOption { return func(o *txOptions) { o.isolation = level } }
 
 // Attempts sets how often the transaction is tried at the most. The default is 30, which with the pauses in between takes
-// about 4 s; less than 1 is 1.
+// about 5 s; less than 1 is 1.
 func Attempts(n int) TxOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
 
 // The pause before another attempt is random, up to a bound that doubles from the first to the last of these.
 const (
-	firstPause = 10 * time.Millisecond
-	lastPause  = 320 * time.Millisecond
+	firstPause = 25 * time.Millisecond
+	lastPause  = 400 * time.Millisecond
 )
 
 // rollbackTimeout bounds a rollback, which has to happen when ctx is already over.

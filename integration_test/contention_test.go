@@ -1,0 +1,215 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// sqlState is the SQLSTATE of an error, or empty.
+func sqlState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// serializable lets 16 goroutines run transactions for so long, and counts commits and serialization failures.
+func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(ctx context.Context, tx pgx.Tx, goroutine, call int) error) (commits, failures int64) {
+	t.Helper()
+	var wg sync.WaitGroup
+	until := time.Now().Add(d)
+	for g := range 16 {
+		wg.Go(func() {
+			for call := 0; time.Now().Before(until); call++ {
+				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+					return work(t.Context(), tx, g, call)
+				})
+				switch {
+				case err == nil:
+					atomic.AddInt64(&commits, 1)
+				case sqlState(err) == "40001":
+					atomic.AddInt64(&failures, 1)
+				default:
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return commits, failures
+}
+
+// fill puts rows of other keys into the table and lets the planner know how small it is.
+func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'own', i::text, 0, 1, 1e9, now() FROM generate_series(1, $1::int) AS i`, rows)
+	if err == nil {
+		_, err = pool.Exec(t.Context(), `ANALYZE rate_limits`)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDistinctKeysNeverConflict is not parallel: it wants the machine for itself.
+//
+// A page that was filled at one go has no room for the next versions of its rows. The first updates move rows to pages with
+// room, each with a new index entry, and those meet on an index leaf: that is over after some hundred updates, and is
+// reported apart. From then on updates are heap-only and must not conflict at all.
+func TestDistinctKeysNeverConflict(t *testing.T) {
+	limit := ratelimit.TokenBucket("own", 1e9, time.Second)
+	var limiter ratelimit.Limiter
+
+	t.Run("warm", func(t *testing.T) {
+		measure := func(what string, work func(ctx context.Context, tx pgx.Tx, g, call int) error) (commits, failures int64) {
+			pool := newPool(t, 16)
+			fill(t, pool, 100)
+			prepare(t, pool, work)
+			_, moving := serializable(t, pool, 2*time.Second, work)
+			commits, failures = serializable(t, pool, 5*time.Second, work)
+			t.Logf("%s: %d commits, %d serialization failures, %d while the rows found room", what, commits, failures, moving)
+			return commits, failures
+		}
+		commits, failures := measure("the limiter", func(ctx context.Context, tx pgx.Tx, g, _ int) error {
+			_, err := limiter.Consume(ctx, tx, limit.Key(fmt.Sprint(1+g)))
+			return err
+		})
+		if failures != 0 || commits < 1000 {
+			t.Errorf("own keys must not conflict")
+		}
+		_, failures = measure("a bare UPDATE", func(ctx context.Context, tx pgx.Tx, g, _ int) error {
+			_, err := tx.Exec(ctx, `UPDATE rate_limits SET value = value - 1 WHERE name = 'own' AND key = $1 AND shard = 0`, fmt.Sprint(1+g))
+			return err
+		})
+		if failures < 1000 {
+			t.Errorf("a bare UPDATE hardly conflicts: this test cannot see conflicts")
+		}
+	})
+	for _, rows := range []int{0, 10_000} {
+		t.Run(fmt.Sprintf("cold, %d rows", rows), func(t *testing.T) {
+			pool := newPool(t, 16)
+			fill(t, pool, rows)
+			r := newRand(t)
+			const calls = 40_000 // they meet while the index has few leaves, so that the ratio depends on how many there are
+			var commits, attempts atomic.Int64
+			var wg sync.WaitGroup
+			for range 16 {
+				r := rand.New(rand.NewPCG(r.Uint64(), 0))
+				wg.Go(func() {
+					for range calls / 16 {
+						err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+							attempts.Add(1)
+							_, err := limiter.Consume(ctx, tx, limit.Key(fmt.Sprintf("%016x", r.Uint64())))
+							return err
+						})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						commits.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			retries := attempts.Load() - commits.Load()
+			t.Logf("%d commits, %d retries", commits.Load(), retries)
+			if float64(retries) > 0.02*float64(commits.Load()) {
+				t.Errorf("first uses of different keys conflict")
+			}
+		})
+	}
+}
+
+// prepare runs the work on each connection of the pool until its plans are the lasting ones (after five executions), made
+// for the table as it is now.
+func prepare(t *testing.T, pool *pgxpool.Pool, work func(ctx context.Context, tx pgx.Tx, goroutine, call int) error) {
+	t.Helper()
+	for g := range 16 {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release() // not before the others have got theirs
+		for call := range 7 {
+			err := pgx.BeginTxFunc(t.Context(), conn, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				return work(t.Context(), tx, g, call)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestLimitsInAnyOrderNeverDeadlock asks for the same limits in different orders, in transactions of every level and
+// without one, sharded limits among them. Not parallel: it wants the machine for itself.
+func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
+	pool := newPool(t, 32)
+	r := newRand(t)
+	var limiter ratelimit.Limiter
+	const capacity = 300 // of each; reached, so that shards are combined and calls denied
+	limits := make([]ratelimit.Limit, 6)
+	granted := make([]atomic.Int64, len(limits))
+	for i := range limits {
+		limits[i] = ratelimit.TokenBucket(fmt.Sprintf("limit %d", i), 1e-6, time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(1+i%3))
+	}
+	var calls, failures atomic.Int64
+	var wg sync.WaitGroup
+	until := time.Now().Add(5 * time.Second)
+	for g := range 32 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				chosen := r.Perm(len(limits))[:3]
+				var requests []ratelimit.Request
+				for _, i := range chosen {
+					requests = append(requests, limits[i].Key("k"))
+				}
+				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: levels[g%3]}, func(tx pgx.Tx) error {
+					_, err := limiter.Consume(t.Context(), tx, requests...)
+					return err
+				})
+				calls.Add(1)
+				switch {
+				case err == nil:
+					for _, i := range chosen {
+						granted[i].Add(1)
+					}
+				case sqlState(err) == "40001" && g%3 != 0:
+					failures.Add(1)
+				case denied(err):
+					time.Sleep(time.Millisecond)
+				default:
+					t.Errorf("%s: %v", levels[g%3], err) // 40P01 among them
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d calls, %d serialization failures above READ COMMITTED", calls.Load(), failures.Load())
+	for i, limit := range limits {
+		result, err := limiter.Check(t.Context(), pool, limit.Key("k").Count(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, remaining := granted[i].Load(), result.Requests[0].Remaining
+		if diff := float64(capacity-got) - remaining; diff > 1e-5 || diff < -1e-2 { // a little is refilled meanwhile
+			t.Errorf("%s: %d granted and %v remaining of %d", limit.Name(), got, remaining, capacity)
+		}
+	}
+}

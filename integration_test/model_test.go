@@ -1,0 +1,435 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/shardpick"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// model is the whole limiter as a pure function over a map: what the table should hold, and what each call should answer.
+type model map[rowsOf][]modelRow
+
+type rowsOf struct{ name, key string }
+
+type modelRow struct {
+	algebra.Row
+	shards int // the row is one of so many
+}
+
+// ask is a request in the model's terms.
+type ask struct {
+	limit   ratelimit.Limit
+	key     string
+	count   float64
+	reserve bool
+}
+
+func (a ask) request() ratelimit.Request {
+	request := a.limit.Global()
+	if a.key != "" {
+		request = a.limit.Key(a.key)
+	}
+	if request = request.Count(a.count); a.reserve {
+		request = request.Reserve()
+	}
+	return request
+}
+
+// numbers is the limit's definition as the algebra knows it, with the key's grid.
+func numbers(limit ratelimit.Limit, key string) algebra.Limit {
+	c := limit.Config()
+	n := algebra.Limit{Rate: c.Rate, Period: time.Duration(c.Period), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
+	if n.Window {
+		sum := sha256.Sum256([]byte(c.Name + "\x00" + key))
+		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)
+		if c.Start != nil {
+			offset = algebra.At(*c.Start) - algebra.Min
+		}
+		n.Start = algebra.Min + offset%algebra.Micros(n.Period.Microseconds())
+	}
+	return n
+}
+
+// sum is what several asks for the same rows add up to.
+type sum struct {
+	rowsOf
+	numbers      algebra.Limit
+	shards       int
+	count, floor float64
+}
+
+func sums(verb string, asks []ask) []sum {
+	var ds []sum
+	for _, a := range asks {
+		floor := 0.0
+		if verb == "charge" {
+			floor = math.Inf(-1)
+		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
+			floor = -*c.MaxReserved
+		} else if a.reserve {
+			floor = math.Inf(-1)
+		}
+		id := rowsOf{a.limit.Name(), a.key}
+		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == id })
+		if i < 0 {
+			i = len(ds)
+			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1)})
+		}
+		ds[i].count += a.count
+		ds[i].floor = max(ds[i].floor-a.count, floor)
+	}
+	slices.SortFunc(ds, func(a, b sum) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key)) })
+	return ds
+}
+
+// possible says whether the asks can ever be granted.
+func possible(ds []sum) bool {
+	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
+}
+
+// do carries out a call at now and says whether it is granted. pick is the two shards to look at.
+func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now algebra.Micros) bool {
+	switch verb {
+	case "reset":
+		for _, d := range ds {
+			delete(m, d.rowsOf)
+		}
+		return true
+	case "refund":
+		for _, d := range ds {
+			over := d.numbers.Window && d.numbers.UpTo(consumedAt) < d.numbers.UpTo(now)
+			if len(m[d.rowsOf]) > 0 && !over {
+				m.spread(d, -d.count, now)
+			}
+		}
+		return true
+	}
+	if verb != "check" && m.takeFromOneShardEach(ds, pick, now) {
+		return true
+	}
+	for _, d := range ds {
+		if !d.numbers.Enough(m.rows(d.rowsOf), d.shards, d.count, d.floor, now) {
+			return false
+		}
+	}
+	if verb != "check" {
+		for _, d := range ds {
+			m.spread(d, d.count, now)
+		}
+	}
+	return true
+}
+
+// takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself.
+func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.Micros) bool {
+	chosen := map[rowsOf]int{}
+	for _, d := range ds {
+		a, b := 0, 0
+		least := d.floor
+		if d.shards > 1 {
+			a, b = pick(d.shards)
+			least = 0
+		}
+		best := math.Inf(-1)
+		for _, shard := range []int{min(a, b), max(a, b)} {
+			rows := m[d.rowsOf]
+			if shard >= len(rows) || rows[shard].shards != d.shards {
+				continue
+			}
+			available := d.numbers.Available(rows[shard].Row, d.shards, now)
+			if available-d.count >= least && available > best {
+				chosen[d.rowsOf], best = shard, available
+			}
+		}
+		if _, found := chosen[d.rowsOf]; !found {
+			return false
+		}
+	}
+	for _, d := range ds {
+		row := &m[d.rowsOf][chosen[d.rowsOf]]
+		row.Value = d.numbers.Available(row.Row, d.shards, now) - d.count
+		row.TS = max(row.TS, d.numbers.UpTo(now))
+	}
+	return true
+}
+
+// spread takes count from all shards together and spreads what is left.
+func (m model) spread(d sum, count float64, now algebra.Micros) {
+	after := d.numbers.Take(m.rows(d.rowsOf), d.shards, count, now)
+	m[d.rowsOf] = nil
+	for _, row := range after {
+		m[d.rowsOf] = append(m[d.rowsOf], modelRow{row, d.shards})
+	}
+}
+
+func (m model) rows(id rowsOf) []algebra.Row {
+	var rows []algebra.Row
+	for _, row := range m[id] {
+		rows = append(rows, row.Row)
+	}
+	return rows
+}
+
+// readTable is the table as a model.
+func readTable(t *testing.T, db ratelimit.DB) model {
+	t.Helper()
+	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := model{}
+	var id rowsOf
+	var shard, shards int
+	var value float64
+	var ts time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id.name, &id.key, &shard, &shards, &value, &ts}, func() error {
+		if shard != len(m[id]) {
+			return fmt.Errorf("%v: shard %d after %d others", id, shard, len(m[id]))
+		}
+		m[id] = append(m[id], modelRow{algebra.Row{Value: value, TS: algebra.At(ts)}, shards})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// TestModel plays random sequences of every operation, with limits that change, shards that come and go and a clock that
+// steps back and forth, against the database and against the model. Answers and tables must be the same to the last bit.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	for i := range 4 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			playModel(t, 2500)
+		})
+	}
+}
+
+func playModel(t *testing.T, calls int) {
+	r := newRand(t)
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
+		t.Fatal(err)
+	}
+	limiter, clock := newLimiter()
+	m := model{}
+	limits := make([]ratelimit.Limit, 4)
+	var consumptions []time.Time
+	granted, denied := 0, 0
+	for n := range calls {
+		for i := range limits {
+			if n == 0 || r.IntN(40) == 0 {
+				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1+r.IntN(5))
+			}
+		}
+		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
+		now := algebra.At(clock.now)
+
+		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+		var asks []ask
+		var requests []ratelimit.Request
+		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
+			limit := oneOf(r, limits...)
+			a := ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0}
+			asks, requests = append(asks, a), append(requests, a.request())
+		}
+		if verb == "reset" && r.IntN(4) > 0 {
+			continue
+		}
+		consumedAt := clock.now
+		if len(consumptions) > 0 && r.IntN(4) > 0 {
+			consumedAt = consumptions[len(consumptions)-1-r.IntN(min(len(consumptions), 5))]
+		}
+		pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
+
+		ds := sums(verb, asks)
+		result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, consumedAt, requests)
+		story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
+		if verb != "refund" && verb != "reset" && !possible(ds) {
+			if !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				t.Fatalf("%s\ncan never be granted", story)
+			}
+			continue
+		}
+		want := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
+		var exceeded *ratelimit.ExceededError
+		got := err == nil && (result.OK || verb == "reset")
+		if err != nil && !errors.As(err, &exceeded) || got != want {
+			t.Fatalf("%s\nthe model says %v", story, want)
+		}
+		if got {
+			granted++
+		} else {
+			denied++
+		}
+		if verb == "consume" && got {
+			consumptions = append(consumptions, result.RetryAt)
+		}
+		if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
+			t.Fatalf("%s\nthe table:  %v\nthe model: %v", story, table, m)
+		}
+	}
+	if granted < calls/10 || denied < calls/20 {
+		t.Errorf("%d grants and %d denials in %d calls are no test", granted, denied, calls)
+	}
+}
+
+// picks is a sequence of choices that can be played again.
+type picks struct{ seed uint64 }
+
+func randomPick(r *rand.Rand) picks { return picks{r.Uint64()} }
+
+func (p picks) again() shardpick.Func {
+	r := rand.New(rand.NewPCG(p.seed, 0))
+	return func(n int) (int, int) {
+		if n == 1 {
+			return 0, 0
+		}
+		a := r.IntN(n)
+		return a, (a + 1 + r.IntN(n-1)) % n
+	}
+}
+
+// call calls the verb of that name.
+func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, consumedAt time.Time, requests []ratelimit.Request) (ratelimit.Result, error) {
+	switch verb {
+	case "consume":
+		return l.Consume(ctx, db, requests...)
+	case "check":
+		return l.Check(ctx, db, requests...)
+	case "charge":
+		return l.Charge(ctx, db, requests...)
+	case "refund":
+		return l.Refund(ctx, db, consumedAt, requests...)
+	default:
+		return ratelimit.Result{}, l.Reset(ctx, db, requests...)
+	}
+}
+
+// TestModelHoldsForConcurrentCallers lets transactions of every level, some of which roll back, consume and refund a few
+// keys at once, by the database's clock. For each key, all that was granted must fit the capacity, the refill between the
+// first and the last grant, and maxReserved.
+func TestModelHoldsForConcurrentCallers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 16)
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10)),
+		ratelimit.TokenBucket("sharded", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10), ratelimit.Shards(4)),
+		ratelimit.FixedWindow("window", 10, time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
+		ratelimit.FixedWindow("sharded window", 10, time.Second, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
+	}
+	type account struct {
+		net         float64 // granted and not refunded
+		first, last time.Time
+		grants      int
+	}
+	accounts := map[rowsOf]*account{}
+	var mu sync.Mutex
+	var limiter ratelimit.Limiter
+	errRollback := errors.New("changed my mind")
+
+	var wg sync.WaitGroup
+	r := newRand(t)
+	until := time.Now().Add(4 * time.Second)
+	for range 16 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				var asks []ask
+				var requests []ratelimit.Request
+				for range 1 + r.IntN(3) {
+					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20), reserve: r.IntN(4) == 0}
+					asks, requests = append(asks, a), append(requests, a.request())
+				}
+				refund := r.IntN(5) == 0
+				var result ratelimit.Result
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+					if result, err = limiter.Consume(ctx, tx, requests...); err == nil && r.IntN(10) == 0 {
+						err = errRollback
+					}
+					if err == nil && refund {
+						_, err = limiter.Refund(ctx, tx, result.RetryAt, requests...)
+					}
+					return err
+				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
+				var exceeded *ratelimit.ExceededError
+				switch {
+				case errors.As(err, &exceeded):
+					time.Sleep(time.Millisecond)
+				case err != nil && !errors.Is(err, errRollback) && !errors.Is(err, ratelimit.ErrExceedsCapacity):
+					t.Errorf("%+v: %v", asks, err)
+				case err == nil:
+					at := result.RetryAt.Add(-result.RetryAfter)
+					mu.Lock()
+					for _, a := range asks {
+						id := rowsOf{a.limit.Name(), a.key}
+						if accounts[id] == nil {
+							accounts[id] = &account{first: at, last: at}
+						}
+						acc := accounts[id]
+						if acc.grants++; !refund {
+							acc.net += a.count
+						}
+						acc.first, acc.last = minTime(acc.first, at), maxTime(acc.last, at)
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, limit := range limits {
+		for _, key := range []string{"a", "b"} {
+			acc := accounts[rowsOf{limit.Name(), key}]
+			if acc == nil {
+				t.Errorf("%s %s: nothing was granted", limit.Name(), key)
+				continue
+			}
+			n := numbers(limit, key)
+			refill := acc.last.Sub(acc.first).Seconds() / n.Period.Seconds() * n.Rate
+			if n.Window {
+				refill = float64(n.UpTo(algebra.At(acc.last))-n.UpTo(algebra.At(acc.first))) / float64(n.Period.Microseconds()) * n.Rate
+			}
+			bound := n.Capacity + refill + *limit.Config().MaxReserved
+			t.Logf("%s %s: %d grants, %.1f tokens kept of at most %.1f", limit.Name(), key, acc.grants, acc.net, bound)
+			if acc.net > bound+1e-6 {
+				t.Errorf("%s %s: over-granted", limit.Name(), key)
+			}
+			if acc.net < bound/2 {
+				t.Errorf("%s %s: much less was granted than could be: the test does not reach the bound", limit.Name(), key)
+			}
+		}
+	}
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,61 @@
+package integration_test
+
+import (
+	"flag"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0: a new one)")
+
+// newRand makes a source of randomness and says how to replay it if the test fails.
+func newRand(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("replay: go test ./integration_test -run '%s' -seed %d", t.Name(), seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+func oneOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
+
+// randomTokens is a number of tokens about as large as limit, whole or not.
+func randomTokens(r *rand.Rand, limit float64) float64 {
+	return oneOf(r, 0, 1, 1, 2, 0.1, float64(r.IntN(int(limit)+2)), limit*r.Float64(), limit, limit/3)
+}
+
+func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
+	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e9*r.Float64())
+	period := oneOf(r, time.Second, time.Minute, time.Hour, 7*time.Second, 24*time.Hour, 100*24*time.Hour,
+		time.Duration(1+r.IntN(1e9))*time.Microsecond, time.Microsecond)
+	c := ratelimit.Config{Kind: ratelimit.KindTokenBucket, Name: name, Rate: rate, Period: ratelimit.Duration(period), Shards: shards}
+	if r.IntN(2) == 0 {
+		capacity := oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())
+		c.Capacity = &capacity
+	}
+	if r.IntN(2) == 0 {
+		maxReserved := oneOf(r, 0, rate, 5*rate*r.Float64())
+		c.MaxReserved = &maxReserved
+	}
+	if r.IntN(2) == 0 {
+		c.Kind = ratelimit.KindFixedWindow
+		if r.IntN(2) == 0 {
+			start := noon.Add(time.Duration(r.Int64N(int64(4e17)) - 2e17))
+			c.Start = &start
+		}
+	}
+	limit, err := ratelimit.New(c)
+	if err != nil {
+		panic(err)
+	}
+	return limit
+}

@@ -1,0 +1,118 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestRetryAtIsExact denies random requests by random rows at random instants, through the database, and then asks the
+// very same again: one microsecond before RetryAt it is still denied, at RetryAt it is granted. A granted reservation's
+// work may run at its RetryAt, when the balance is back at zero, and no microsecond earlier.
+func TestRetryAtIsExact(t *testing.T) {
+	t.Parallel()
+	for part := range 4 {
+		t.Run(fmt.Sprint(part), func(t *testing.T) {
+			t.Parallel()
+			r := newRand(t)
+			tx, err := newPool(t, 1).Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(t.Context())
+			limiter, clock := newLimiter()
+			denials, debts := 0, 0
+			for n := range 4000 {
+				shards := oneOf(r, 1, 1, 1, 1+r.IntN(5))
+				limit := randomLimit(r, "limit", shards)
+				a := ask{limit: limit, key: fmt.Sprint(n), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(2) == 0}
+				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
+				var value float64
+				var ts time.Time
+				debt := r.IntN(2) == 0
+				for shard := range shards {
+					if debt && shard > 0 { // debts are shared evenly, so such rows are alike
+						insert(t, tx, a.key, shard, shards, value, ts)
+						continue
+					}
+					ts = now.Add(time.Duration(oneOf(r, 0, -1, -r.Int64N(1e6), -r.Int64N(1e12), r.Int64N(1e9))) * time.Microsecond)
+					if limit.Config().Kind == ratelimit.KindFixedWindow {
+						ts = numbers(limit, a.key).UpTo(algebra.At(ts)).Time()
+					}
+					value = limit.Capacity() / float64(shards) * oneOf(r, 0, 0, r.Float64(), 1)
+					if debt {
+						value *= -oneOf(r, 1.0, 10)
+					}
+					insert(t, tx, a.key, shard, shards, value, ts)
+				}
+				var exceeded *ratelimit.ExceededError
+				at := func(now time.Time) (ratelimit.Result, bool) {
+					t.Helper()
+					clock.now = now
+					result, err := limiter.Consume(t.Context(), tx, a.request())
+					if err != nil && !errors.As(err, &exceeded) {
+						t.Fatalf("case %d: %+v at %v: %v", n, a, now, err)
+					}
+					return result, err == nil
+				}
+				clock.now = now
+				if _, err := limiter.Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					continue
+				}
+				result, granted := at(now)
+				if !granted {
+					if result.RetryAt.Year() == 9999 {
+						continue // it would take longer than time goes
+					}
+					denials++
+					if early := result.RetryAt.Add(-time.Microsecond); early.After(now) {
+						if _, granted := at(early); granted {
+							t.Fatalf("case %d: %+v denied at %v until %v, but granted a microsecond earlier", n, a, now, result.RetryAt)
+						}
+					}
+					again, granted := at(result.RetryAt)
+					if !granted {
+						t.Fatalf("case %d: %+v denied at %v until %v, and then denied again until %v", n, a, now, result.RetryAt, again.RetryAt)
+					}
+					result = again
+				}
+				if run := result.RetryAt; run.After(clock.now) && run.Year() < 9999 {
+					debts++
+					if balance := check(t, limiter, clock, tx, a, run); balance < -algebra.Slack {
+						t.Fatalf("case %d: %+v may run at %v, when %v is still owed", n, a, run, -balance)
+					}
+					if balance := check(t, limiter, clock, tx, a, run.Add(-time.Microsecond)); balance >= 0 {
+						t.Fatalf("case %d: %+v may run at %v, but nothing is owed a microsecond earlier", n, a, run)
+					}
+				}
+			}
+			if denials < 500 || debts < 200 {
+				t.Errorf("%d denials and %d debts are no test", denials, debts)
+			}
+		})
+	}
+}
+
+func insert(t *testing.T, db ratelimit.DB, key string, shard, shards int, value float64, ts time.Time) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', $1, $2, $3, $4, $5)`, key, shard, shards, value, ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check asks for the balance at an instant.
+func check(t *testing.T, limiter *ratelimit.Limiter, clock *clock, db ratelimit.DB, a ask, now time.Time) float64 {
+	t.Helper()
+	clock.now = now
+	a.count, a.reserve = 0, false
+	result, err := limiter.Check(t.Context(), db, a.request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Requests[0].Remaining
+}
