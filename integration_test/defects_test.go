@@ -1,0 +1,218 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// What is known to be wrong in the implementation that this library is modelled on, and two traps in the article about it.
+
+// sqlFails runs a statement in a savepoint and wants it to fail with a SQLSTATE.
+func (w world) sqlFails(state, sql string, args ...any) {
+	w.Helper()
+	tx := w.begin()
+	_, err := tx.Exec(w.Context(), sql, args...)
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != state {
+		w.Errorf("%s %v: %v, want SQLSTATE %s", sql, args, err, state)
+	}
+	w.do(tx.Rollback(w.Context()))
+}
+
+func TestDefectAClockThatStepsBackTakesAWindowsTokens(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute),
+			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon)),
+			ratelimit.FixedWindow("rollover", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(30)),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(3)),
+		} {
+			w.clock.now = noon
+			ann, full := limit.Key("ann"), limit.Capacity()
+			w.grant(ann.Count(2))
+			for _, back := range []time.Duration{time.Microsecond, time.Second, time.Minute, 61 * time.Second, 1000 * time.Hour} {
+				w.clock.now = noon.Add(-back)
+				w.holds(ann, full-2) // nothing taken, nothing given
+				w.grant(ann.Count(0))
+				w.clock.now = noon
+				w.holds(ann, full-2)
+			}
+			w.clock.now = noon.Add(-90 * time.Second)
+			w.grant(ann.Count(full - 2))
+			w.deny(ann.Count(0.001))
+			w.clock.now = noon.Add(-time.Microsecond) // time up to noon has been refilled once
+			w.deny(ann.Count(0.001))
+			w.clock.now = noon
+			w.deny(ann.Count(0.001))
+			w.clock.now = noon.Add(time.Minute)
+			w.holds(ann, 10)
+		}
+	})
+}
+
+func TestDefectANegativeCountMints(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("messages", 10, time.Minute)
+		w.grant(limit.Key("ann").Count(10))
+		for _, count := range []float64{-1, -1e-9, -1e300, math.Inf(-1)} {
+			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(count))
+			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(count).Reserve())
+			w.refuse(ratelimit.ErrInvalid, limit.Key("bob"), limit.Key("ann").Count(count))
+			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(5), limit.Key("ann").Count(count)) // though the sum is above 0
+			_, err := w.limiter.Charge(w.Context(), w.db, limit.Key("ann").Count(count))
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Errorf("charge %v: %v", count, err)
+			}
+			_, err = w.limiter.Refund(w.Context(), w.db, noon, limit.Key("ann").Count(count))
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Errorf("refund %v: %v", count, err)
+			}
+			w.sqlFails("22023", `SELECT ratelimit_consume('messages', 'ann', 10, '1 min', 10, NULL, $1, 0, $2)`, count, noon)
+			w.sqlFails("22023", `SELECT ratelimit_apply('refund', '{messages}', '{ann}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', ARRAY[$1::float8], '{0}', '{0}', '{0}', $2, $2)`, count, noon)
+		}
+		w.holds(limit.Key("ann"), 0)
+	})
+}
+
+func TestDefectNaNAndZeroPeriodsAreGranted(t *testing.T) {
+	behaviour(t, func(w world) {
+		nan := math.NaN()
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", nan, time.Minute).Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, 0).Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("l", 10, 0).Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(nan)).Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.MaxReserved(nan)).Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute).Key("ann").Count(nan))
+		if rows := w.rows(); rows != "" {
+			w.Errorf("rows: %s", rows)
+		}
+	})
+}
+
+func TestDefectAStartInTheFutureDeniesTheFirstCall(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, start := range []time.Duration{time.Microsecond, 59 * time.Minute, time.Hour, 1000 * time.Hour} {
+			limit := ratelimit.FixedWindow(fmt.Sprint("calls", i), 10, time.Hour, ratelimit.Start(noon.Add(start)))
+			w.grant(limit.Key("ann").Count(10))
+			w.deny(limit.Key("ann"))
+			w.grant(limit.Key("bob").Count(4), limit.Key("eve").Count(10))
+		}
+	})
+}
+
+func TestDefectTwoShardsDenyForEverWhatIsAboveHalfTheCapacity(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, count := range []float64{5.1, 6, 9, 10} {
+			key := sharded("hot", 2).Key(fmt.Sprint(count))
+			w.grant(key.Count(count)) // of a fresh one
+			w.clock.Advance(time.Hour)
+			w.grant(key.Count(count)) // of one with rows
+			w.grant(key.Count(10 - count))
+		}
+	})
+}
+
+func TestDefectManyShardsDenyForEverWhatIsAboveAShardsCapacity(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, n := range []int{3, 4, 5, 7, 100} {
+			for _, count := range []float64{10 / float64(n), 10/float64(n) + 0.1, 5, 10} {
+				key := sharded("hot", n).Key(fmt.Sprint(n, count))
+				w.grant(key.Count(count))
+				w.clock.Advance(time.Hour)
+				w.grant(key.Count(count))
+				w.clock.Advance(time.Hour)
+				w.grant(key.Count(10))
+			}
+		}
+	})
+}
+
+func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(3)),
+		} {
+			w.clock.now = noon
+			key := limit.Key("team")
+			w.grant(key.Count(10))
+
+			// A large request that only asks is starved: whatever is refilled is gone before it asks again.
+			small := func() (granted int) {
+				for {
+					if _, err := w.limiter.Consume(w.Context(), w.db, key); err != nil {
+						return granted
+					}
+					granted++
+				}
+			}
+			for range 20 {
+				w.clock.Advance(6*time.Second + time.Millisecond)
+				if small() != 1 {
+					w.Fatal("the stream of small requests was not granted one")
+				}
+				w.deny(key.Count(8))
+			}
+
+			// One that reserves is told when, and nothing that comes later pushes it back.
+			result := w.grant(key.Count(8).Reserve())
+			if result.RetryAfter <= 40*time.Second || result.RetryAfter > 48*time.Second {
+				w.Fatalf("reserved for %v from now", result.RetryAfter)
+			}
+			for w.clock.now.Before(result.RetryAt) {
+				if n := small(); n != 0 {
+					w.Fatalf("%d small requests overtook the reservation", n)
+				}
+				if again := w.check(key.Count(0)); !again.RetryAt.Equal(result.RetryAt) {
+					w.Fatalf("the reservation was for %v and is now for %v", result.RetryAt, again.RetryAt)
+				}
+				w.clock.Advance(min(3*time.Second, result.RetryAt.Sub(w.clock.now)))
+			}
+			w.grant(key.Count(0)) // it runs
+			w.clock.Advance(6*time.Second + time.Millisecond)
+			if small() != 1 {
+				w.Fatal("after it the stream goes on")
+			}
+		}
+	})
+}
+
+// The article's long listing compares with the count what the count has been taken from already.
+func TestTrapTheCountIsSubtractedOnce(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute),
+			ratelimit.FixedWindow("window", 10, time.Minute),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(2)),
+		} {
+			w.grant(limit.Key("ann").Count(6))  // leaves 4, which is less than 6
+			w.grant(limit.Key("ann").Count(4))  // leaves 0
+			w.grant(limit.Key("bob").Count(10)) // leaves 0
+			w.grant(limit.Key("eve").Count(6), limit.Global().Count(10))
+			w.deny(limit.Key("ann").Count(0.001))
+		}
+	})
+}
+
+// In the article's code a maxReserved of 0 is no bound.
+func TestTrapMaxReservedZeroIsABound(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, options := range [][]ratelimit.Option{{}, {ratelimit.Shards(3)}} {
+			name := strings.Repeat("x", 1+len(options))
+			zero := ratelimit.TokenBucket(name+"zero", 10, time.Minute, append(options, ratelimit.MaxReserved(0))...).Key("ann")
+			unset := ratelimit.TokenBucket(name+"unset", 10, time.Minute, options...).Key("ann")
+			w.grant(zero.Count(10).Reserve(), unset.Count(10).Reserve())
+			w.deny(zero.Count(0.001).Reserve())
+			w.grant(unset.Count(1000).Reserve())
+			w.deny(unset.Count(1), zero.Count(1).Reserve())
+		}
+	})
+}
