@@ -224,7 +224,7 @@ func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Write
 		return errDiskFull
 	})
 	if !errors.Is(err, errDiskFull) {
-		return err
+		return errors.Join(errors.New("the transaction did not end as its function did"), err)
 	}
 
 	after, err := balance(ctx, pool, exports.Key("bob"))
