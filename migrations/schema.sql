@@ -125,11 +125,9 @@ BEGIN
             END IF;
             -- It has enough by now: go round.
         ELSE
-            -- The rows are those of a sharded limit: ratelimit_apply makes them one.
-            SELECT a.granted, a.at, a.value[1], a.ts[1] INTO granted, at, value, ts
-              FROM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                  ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], NULL, now) AS a;
-            RETURN;
+            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
+            PERFORM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
         END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
@@ -166,19 +164,21 @@ AS $body$
 DECLARE
     -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
     slack  CONSTANT double precision := 1e-9;
-    places integer[];            -- the places in lock order
-    upto   timestamptz[] := '{}';
-    picks  integer[];            -- the shard to take from, by place
-    layout text[];               -- the rows that a plain read saw, by place
-    found_layout text;
+    -- By place; `places` is the places in lock order.
+    places integer[];
+    upto   timestamptz[] := '{}';      -- the instant up to which refills count
+    picks  integer[];                  -- the shard to take from
+    rows   integer[] := '{}';          -- how many there are
+    locked integer[] := '{}';          -- how many of them are
+    alike  boolean[] := '{}';          -- whether they are those of so many shards
+    totals double precision[] := '{}'; -- what they hold together
+    latest timestamptz[] := '{}';      -- the latest ts among them
+
     rec    record;
     i      integer;
-    m      integer;              -- rows that a limit has
+    m      integer;
     n      double precision;
-    total  double precision;
     take   double precision;
-    latest timestamptz;
-    first  integer;              -- where the rows of place i begin in the states
 BEGIN
     IF (op IN ('consume', 'check', 'refund') AND cardinality(names) > 0
         AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
@@ -251,100 +251,91 @@ BEGIN
                 granted := true;
                 RETURN;
             EXCEPTION WHEN SQLSTATE 'RL001' THEN
-                at := coalesce(now, clock_timestamp());
-                FOREACH i IN ARRAY places LOOP
-                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                END LOOP;
+                at := coalesce(now, clock_timestamp()); -- it has waited
             END;
         END IF;
 
-        -- 3. Look at every row of every limit, by a plain read, and decide. A limit that has m rows has been sharded
-        -- m ways so far, whatever it is to be now: each row gets rate/m and holds capacity/m, so that nothing is minted.
-        granted := true;
-        ord := '{}'; shard := '{}'; value := '{}'; ts := '{}'; layout := '{}';
-        FOREACH i IN ARRAY places LOOP
-            m := 0; total := capacities[i]; layout[i] := '';
-            FOR rec IN
-                SELECT r.shard, r.shards, r.value, r.ts, count(*) OVER () AS m
-                  FROM @extschema@.rate_limits AS r
-                 WHERE r.name = names[i] AND r.key = keys[i]
-                 ORDER BY r.shard
-            LOOP
-                total := CASE WHEN m = 0 THEN 0 ELSE total END + @extschema@.ratelimit_available(rec.value, rec.ts, upto[i],
-                    rates[i] / rec.m, periods[i], capacities[i] / rec.m, starts[i]);
-                m := rec.m;
-                layout[i] := layout[i] || rec.shard || '/' || rec.shards || ' ';
-                ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
-            END LOOP;
-            granted := granted AND total - counts[i] >= floors[i] - CASE WHEN greatest(m, shards[i]) > 1 THEN slack ELSE 0 END;
-        END LOOP;
-        IF op = 'check' OR op = 'consume' AND NOT granted THEN
-            RETURN;
-        END IF;
-
-        -- 4. Lock all rows of all limits in order and decide again on what is locked; then spread what is left evenly. If
-        -- the rows are not those that were read, or no longer have enough, roll back, release everything, go round.
+        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write; then, if that
+        -- would grant, again with all rows locked, in order. If locking has changed the answer or the set of rows, or
+        -- another transaction has inserted them, the subtransaction gives the locks back, and round it goes.
+        --
+        -- A limit that has m rows has been sharded m ways so far, whatever it is to be now: each row gets rate/m and
+        -- holds capacity/m, so that changing the number of shards mints nothing and forgives nothing.
         BEGIN
+            FOR pass IN 1..2 LOOP
+                IF pass = 2 THEN
+                    FOREACH i IN ARRAY places LOOP
+                        PERFORM 1 FROM @extschema@.rate_limits AS r
+                          WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                        GET DIAGNOSTICS m = ROW_COUNT;
+                        locked[i] := m;
+                    END LOOP;
+                    at := coalesce(now, clock_timestamp()); -- locking may have waited
+                END IF;
+                granted := true;
+                ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+                FOREACH i IN ARRAY places LOOP
+                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+                    rows[i] := 0; totals[i] := capacities[i]; alike[i] := false; latest[i] := upto[i];
+                    FOR rec IN
+                        SELECT r.shard, r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
+                          FROM @extschema@.rate_limits AS r
+                         WHERE r.name = names[i] AND r.key = keys[i]
+                         ORDER BY r.shard
+                    LOOP
+                        totals[i] := CASE WHEN rows[i] = 0 THEN 0 ELSE totals[i] END + @extschema@.ratelimit_available(rec.value, rec.ts,
+                            upto[i], rates[i] / rec.m, periods[i], capacities[i] / rec.m, starts[i]);
+                        rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
+                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                    END LOOP;
+                    granted := granted AND totals[i] - counts[i] >= floors[i]
+                        - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                END LOOP;
+                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
+                    RETURN;
+                END IF;
+            END LOOP;
+            IF op = 'consume' AND NOT granted OR locked <> rows THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+
+            -- 4. Take or give, and spread what is left evenly.
+            granted := true;
             ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                n := shards[i]; first := cardinality(ord); found_layout := ''; latest := upto[i];
-                FOR rec IN
-                    SELECT r.shard, r.shards, r.value, r.ts
-                      FROM @extschema@.rate_limits AS r
-                     WHERE r.name = names[i] AND r.key = keys[i]
-                     ORDER BY r.shard
-                       FOR UPDATE
-                LOOP
-                    found_layout := found_layout || rec.shard || '/' || rec.shards || ' ';
-                    latest := greatest(latest, rec.ts);
-                    ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
-                END LOOP;
-                IF found_layout <> layout[i] THEN
-                    RAISE SQLSTATE 'RL001';
-                END IF;
-                m := cardinality(ord) - first;
-                total := CASE WHEN m = 0 THEN capacities[i] ELSE 0 END;
-                FOR k IN first + 1..first + m LOOP
-                    total := total + @extschema@.ratelimit_available(value[k], ts[k], upto[i], rates[i] / m, periods[i],
-                        capacities[i] / m, starts[i]);
-                END LOOP;
-
+                n := shards[i];
+                take := counts[i];
                 IF op = 'refund' THEN
-                    CONTINUE WHEN m = 0
-                        OR starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i]) < upto[i];
-                    take := -counts[i];
-                ELSE
-                    take := counts[i];
-                    IF total - take < floors[i] - (CASE WHEN greatest(m, n) > 1 THEN slack ELSE 0 END) THEN
-                        RAISE SQLSTATE 'RL001';
-                    END IF;
+                    CONTINUE WHEN rows[i] = 0; -- full
+                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i]) < upto[i] THEN 0 ELSE -counts[i] END;
                 END IF;
-                total := least(total - take, capacities[i]);
-
-                IF m = n AND (SELECT bool_and(s = '' OR s LIKE '%/' || shards[i]) FROM unnest(string_to_array(found_layout, ' ')) AS s) THEN
-                    UPDATE @extschema@.rate_limits AS r SET value = total / n, ts = greatest(r.ts, upto[i])
-                     WHERE r.name = names[i] AND r.key = keys[i];
-                    FOR k IN first + 1..first + m LOOP
-                        value[k] := total / n; ts[k] := greatest(ts[k], upto[i]);
+                IF rows[i] = n AND alike[i] THEN
+                    FOR rec IN
+                        UPDATE @extschema@.rate_limits AS r
+                           SET value = least(totals[i] - take, capacities[i]) / n, ts = greatest(r.ts, upto[i])
+                         WHERE r.name = names[i] AND r.key = keys[i]
+                        RETURNING r.shard, r.value, r.ts
+                    LOOP
+                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
                     END LOOP;
-                ELSE
-                    -- First use, or another number of shards than so far.
-                    DELETE FROM @extschema@.rate_limits AS r
-                     WHERE r.name = names[i] AND r.key = keys[i] AND m > 0;
-                    INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-                    SELECT names[i], keys[i], s, n, total / n, latest FROM generate_series(0, shards[i] - 1) AS s
-                    ON CONFLICT DO NOTHING;
-                    GET DIAGNOSTICS m = ROW_COUNT;
+                ELSE -- first use, or another number of shards
+                    DELETE FROM @extschema@.rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
+                    m := 0;
+                    FOR rec IN
+                        INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
+                        SELECT names[i], keys[i], s, n, least(totals[i] - take, capacities[i]) / n, latest[i]
+                          FROM generate_series(0, shards[i] - 1) AS s
+                        ON CONFLICT DO NOTHING
+                        RETURNING r.shard, r.value, r.ts
+                    LOOP
+                        m := m + 1;
+                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                    END LOOP;
                     IF m <> n THEN
                         RAISE SQLSTATE 'RL001';
                     END IF;
-                    ord := ord[:first]; shard := shard[:first]; value := value[:first]; ts := ts[:first];
-                    FOR k IN 0..shards[i] - 1 LOOP
-                        ord := ord || i; shard := shard || k::smallint; value := value || total / n; ts := ts || latest;
-                    END LOOP;
                 END IF;
             END LOOP;
-            granted := true;
             RETURN;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
