@@ -1,0 +1,556 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// stillUsable tells whether the handle, a transaction perhaps, still works.
+func (w world) stillUsable() {
+	w.Helper()
+	var one int
+	if err := w.db.QueryRow(w.Context(), "SELECT 1").Scan(&one); err != nil {
+		w.Fatalf("the handle was poisoned: %v", err)
+	}
+	w.grant(ratelimit.TokenBucket("valid", 1e6, time.Minute).Key("ann"))
+}
+
+func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		ten := ratelimit.TokenBucket("ten", 10, time.Minute)
+		bucket := func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Request {
+			return ratelimit.TokenBucket(name, rate, period, options...).Key("ann")
+		}
+		window := func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Request {
+			return ratelimit.FixedWindow(name, rate, period, options...).Key("ann")
+		}
+		nan, inf, long := math.NaN(), math.Inf(1), strings.Repeat("x", 10_000)
+		hostile := map[string]ratelimit.Request{
+			"no key":                      ten.Key(),
+			"empty key":                   ten.Key(""),
+			"empty first part":            ten.Key("", "a"),
+			"empty last part":             ten.Key("a", ""),
+			"NUL in a key":                ten.Key("a\x00b"),
+			"NUL as a key":                ten.Key("\x00"),
+			"invalid UTF-8 in a key":      ten.Key("a\xff"),
+			"half a rune in a key":        ten.Key("\xe2\x82"),
+			"a rune split over two parts": ten.Key("\xe2\x82", "\xac"),
+			"a surrogate in a key":        ten.Key("\xed\xa0\x80"),
+			"an overlong encoding":        ten.Key("\xc0\x80"),
+			"a rune beyond unicode":       ten.Key("\xf4\x90\x80\x80"),
+			"a key of 10 kB":              ten.Key(long),
+			"a key one byte too long":     ten.Key(strings.Repeat("x", ratelimit.MaxKeyLen+1)),
+			"parts too long together":     ten.Key(strings.Repeat("x", ratelimit.MaxKeyLen/2), strings.Repeat("x", ratelimit.MaxKeyLen/2)),
+			"escapes that make it long":   ten.Key(strings.Repeat("|", ratelimit.MaxKeyLen/2+1)),
+
+			"empty name":              bucket("", 10, time.Minute),
+			"NUL in a name":           bucket("a\x00", 10, time.Minute),
+			"invalid UTF-8 in a name": window("\xff\xfe", 10, time.Minute),
+			"a name of 10 kB":         window(long, 10, time.Minute),
+			"zero Limit":              ratelimit.Limit{}.Key("ann"),
+			"zero Limit, global":      ratelimit.Limit{}.Global(),
+			"zero Request":            {},
+			"zero Request, count":     ratelimit.Request{}.Count(3).Reserve(),
+
+			"rate 0":             bucket("l", 0, time.Minute),
+			"rate -1":            bucket("l", -1, time.Minute),
+			"rate NaN":           bucket("l", nan, time.Minute),
+			"rate Inf":           bucket("l", inf, time.Minute),
+			"rate -Inf":          window("l", -inf, time.Minute),
+			"rate 1e300":         window("l", 1e300, time.Minute),
+			"rate 1e16":          window("l", 1e16, time.Minute),
+			"period 0":           bucket("l", 1, 0),
+			"period -1s":         bucket("l", 1, -time.Second),
+			"period 1ns":         bucket("l", 1, time.Nanosecond),
+			"period 1.5us":       window("l", 1, 1500*time.Nanosecond),
+			"period MinInt64":    window("l", 1, math.MinInt64),
+			"capacity -1":        bucket("l", 1, time.Minute, ratelimit.Capacity(-1)),
+			"capacity NaN":       bucket("l", 1, time.Minute, ratelimit.Capacity(nan)),
+			"capacity Inf":       window("l", 1, time.Minute, ratelimit.Capacity(inf)),
+			"maxReserved -1":     bucket("l", 1, time.Minute, ratelimit.MaxReserved(-1)),
+			"maxReserved NaN":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(nan)),
+			"maxReserved Inf":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(inf)),
+			"shards -1":          bucket("l", 1, time.Minute, ratelimit.Shards(-1)),
+			"shards 1001":        bucket("l", 1, time.Minute, ratelimit.Shards(ratelimit.MaxShards+1)),
+			"start of a bucket":  bucket("l", 1, time.Minute, ratelimit.Start(noon)),
+			"start in year 0":    window("l", 1, time.Minute, ratelimit.Start(time.Date(0, 12, 31, 23, 59, 59, 0, time.UTC))),
+			"start in 1 BC, UTC": window("l", 1, time.Minute, ratelimit.Start(time.Date(1, 1, 1, 0, 0, 0, 0, time.FixedZone("", 3600)))),
+			"start in 10000":     window("l", 1, time.Minute, ratelimit.Start(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC))),
+			"start at the end":   window("l", 1, time.Minute, ratelimit.Start(time.Unix(math.MaxInt64/2, 0))),
+
+			"count -1":    ten.Key("ann").Count(-1),
+			"count NaN":   ten.Key("ann").Count(nan),
+			"count Inf":   ten.Key("ann").Count(inf),
+			"count -Inf":  ten.Key("ann").Count(-inf),
+			"count 1e300": ten.Key("ann").Count(1e300).Reserve(),
+		}
+		tooMuch := map[string]ratelimit.Request{
+			"count 1e15":              ten.Key("ann").Count(1e15),
+			"count just above":        ten.Key("ann").Count(math.Nextafter(10, 11)),
+			"count of capacity 0":     bucket("l", 1, time.Minute, ratelimit.Capacity(0)),
+			"reserving beyond all":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(1)).Count(2.1).Reserve(),
+			"count of a sharded":      sharded("l", 5).Key("ann").Count(11),
+			"reserving, maxReserved0": sharded("l", 5, ratelimit.MaxReserved(0)).Key("ann").Count(11).Reserve(),
+		}
+		verbs := map[string]func(...ratelimit.Request) error{
+			"consume": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Consume(w.Context(), w.db, r...)
+				return err
+			},
+			"check": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Check(w.Context(), w.db, r...)
+				return err
+			},
+			"charge": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Charge(w.Context(), w.db, r...)
+				return err
+			},
+			"refund": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Refund(w.Context(), w.db, noon, r...)
+				return err
+			},
+			"reset": func(r ...ratelimit.Request) error { return w.limiter.Reset(w.Context(), w.db, r...) },
+		}
+		for verb, call := range verbs {
+			if err := call(); !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Errorf("%s without a request: %v", verb, err)
+			}
+			for name, request := range hostile {
+				for _, requests := range [][]ratelimit.Request{{request}, {ten.Key("bob"), request}} {
+					if err := call(requests...); !errors.Is(err, ratelimit.ErrInvalid) || len(err.Error()) > 2*10_000 {
+						w.Errorf("%s, %s: %v", verb, name, err)
+					}
+				}
+			}
+		}
+		for name, request := range tooMuch {
+			for _, verb := range []string{"consume", "check"} {
+				if err := verbs[verb](ten.Key("bob"), request); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					w.Errorf("%s, %s: %v", verb, name, err)
+				}
+			}
+		}
+		if rows := w.rows(); rows != "" {
+			w.Errorf("something was written:\n%s", rows)
+		}
+		w.stillUsable()
+	})
+}
+
+func TestANilDatabaseIsAnError(t *testing.T) {
+	t.Parallel()
+	var tx pgx.Tx
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("l", 1, time.Minute)
+	for _, db := range []ratelimit.DB{nil, tx} {
+		if _, err := limiter.Consume(t.Context(), db, limit.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	}
+	var pool interface {
+		BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			t.Errorf("InTx: panic: %v", r)
+		}
+	}()
+	err := limiter.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { return nil })
+	if !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("InTx: %v", err)
+	}
+}
+
+func TestClocksFarInThePastAndFuture(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
+		window := ratelimit.FixedWindow("window", 10, time.Hour)
+		start := ratelimit.FixedWindow("start", 10, time.Hour, ratelimit.Start(time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)))
+		huge := ratelimit.FixedWindow("huge", 10, 292*365*24*time.Hour)
+		for _, year := range []int{-5000, -1, 0, 1, 999, 10000, 10001, 300_000, 300_000_000} {
+			w.clock.now = time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC)
+			w.refuse(ratelimit.ErrInvalid, bucket.Key("ann"))
+			w.refuse(ratelimit.ErrInvalid, window.Key("ann"), bucket.Key("ann"))
+			w.clock.now = noon
+			if _, err := w.limiter.Refund(w.Context(), w.db, time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC), window.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Errorf("refund of the year %d: %v", year, err)
+			}
+		}
+		w.clock.now = time.Time{}
+		w.refuse(ratelimit.ErrInvalid, bucket.Key("ann"))
+		w.clock.now = time.Unix(math.MaxInt64, 0)
+		w.refuse(ratelimit.ErrInvalid, bucket.Key("ann"))
+		w.clock.now = noon
+		w.stillUsable()
+
+		for i, now := range []time.Time{
+			time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(1582, 10, 10, 12, 0, 0, 0, time.UTC), time.Date(1969, 12, 31, 23, 59, 59, 999_999_000, time.UTC),
+			time.Date(2038, 1, 19, 3, 14, 8, 0, time.UTC), time.Date(9000, 2, 28, 23, 59, 59, 999_999_999, time.UTC),
+		} {
+			for _, limit := range []ratelimit.Limit{bucket, window, start, huge} {
+				w.clock.now = now
+				key := limit.Key(fmt.Sprint("user", i))
+				w.grant(key.Count(10))
+				result := w.deny(key)
+				if !result.RetryAt.After(now) || limit != huge && result.RetryAt.Sub(now) > time.Hour {
+					w.Errorf("%v, %s: retry at %v", now, limit.Name(), result.RetryAt)
+				}
+				if result.RetryAt.Year() < 9999 {
+					w.clock.now = result.RetryAt
+					w.grant(key)
+				}
+			}
+		}
+		// The clock's end: nothing overflows, and a denial is still one.
+		w.clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
+		for _, limit := range []ratelimit.Limit{bucket, window, start, huge} {
+			w.grant(limit.Key("last").Count(10))
+			result := w.deny(limit.Key("last"))
+			if result.RetryAt.Year() != 9999 {
+				w.Errorf("%s: retry at %v", limit.Name(), result.RetryAt)
+			}
+		}
+		// From one end to the other and back.
+		key := bucket.Key("traveller")
+		w.grant(key.Count(10).Reserve())
+		w.clock.now = time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
+		w.deny(key)
+		w.holds(key, 0)
+		w.clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
+		w.holds(key, 0)
+		w.stillUsable()
+	})
+}
+
+func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
+	behaviour(t, func(w world) {
+		const most = ratelimit.MaxTokens
+		longest := time.Duration(math.MaxInt64).Truncate(time.Microsecond)
+		smallest := math.SmallestNonzeroFloat64
+		i := 0
+		for _, rate := range []float64{smallest, 1e-15, most} {
+			for _, period := range []time.Duration{time.Microsecond, longest} {
+				for _, shards := range []int{1, 3} {
+					for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
+						i++
+						limit, err := ratelimit.New(ratelimit.Config{
+							Name: fmt.Sprint("limit", i), Kind: kind, Rate: rate, Period: ratelimit.Duration(period), Shards: shards,
+						})
+						if errors.Is(err, ratelimit.ErrInvalid) {
+							continue
+						}
+						// A savepoint, so that one failure does not hide the others.
+						tx := w.begin()
+						if err := w.extremes(tx, limit); err != nil {
+							w.Errorf("%s, rate %v per %v, %d shards: %v", kind, rate, period, shards, err)
+						}
+						w.do(tx.Rollback(w.Context()))
+						w.clock.now = noon
+					}
+				}
+			}
+		}
+		w.stillUsable()
+	})
+}
+
+// extremes does everything to a limit with extreme counts; refusals are fine, SQL errors are not.
+func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
+	key, ctx := limit.Key("ann"), w.Context()
+	smallest := math.SmallestNonzeroFloat64
+	for _, advance := range []time.Duration{0, 400 * time.Millisecond, 200 * 365 * 24 * time.Hour} {
+		w.clock.Advance(advance)
+		for _, count := range []float64{smallest, limit.Capacity(), ratelimit.MaxTokens} {
+			for verb, call := range map[string]func() (ratelimit.Result, error){
+				"consume": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count)) },
+				"reserve": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count).Reserve()) },
+				"check":   func() (ratelimit.Result, error) { return w.limiter.Check(ctx, db, key.Count(count)) },
+				"charge":  func() (ratelimit.Result, error) { return w.limiter.Charge(ctx, db, key.Count(count)) },
+				"refund":  func() (ratelimit.Result, error) { return w.limiter.Refund(ctx, db, w.clock.now, key.Count(count)) },
+			} {
+				result, err := call()
+				var pgErr *pgconn.PgError
+				if errors.As(err, &pgErr) {
+					return fmt.Errorf("%s %v, %v after noon: %w", verb, count, w.clock.now.Sub(noon), err)
+				}
+				if err != nil && !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.ExceededError)) {
+					return fmt.Errorf("%s %v: %w", verb, count, err)
+				}
+				s := result.Requests[0]
+				if err == nil && (math.IsNaN(s.Remaining) || math.IsInf(s.Remaining, 0) || s.Remaining > limit.Capacity()+1e-9 || result.RetryAfter < 0 || result.RetryAt.Year() > 9999) {
+					return fmt.Errorf("%s %v: %+v", verb, count, result)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func TestTheMostShardsWork(t *testing.T) {
+	behaviour(t, func(w world) {
+		key := sharded("wide", ratelimit.MaxShards).Key("ann")
+		w.grant(key.Count(9.5))
+		w.deny(key)
+	})
+}
+
+func TestADebtThatTakesForEverIsAnswered(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("slow", 1, 24*time.Hour)
+		for range 10 {
+			w.charge(limit.Key("ann").Count(1e15))
+		}
+		result := w.deny(limit.Key("ann"))
+		if result.RetryAt.Year() != 9999 || result.RetryAfter <= 0 {
+			w.Fatalf("%+v", result)
+		}
+		w.stillUsable()
+	})
+}
+
+func TestTheLongestNamesAndKeysFitTheIndex(t *testing.T) {
+	behaviour(t, func(w world) {
+		random := newRand(w.T)
+		text := func(bytes int) string { // does not compress, and is not ASCII
+			var b strings.Builder
+			for b.Len() < bytes {
+				if r := rune(0x4e00 + random.IntN(0x5000)); b.Len()+3 <= bytes {
+					b.WriteRune(r)
+				} else {
+					b.WriteByte('x')
+				}
+			}
+			return b.String()
+		}
+		for range 5 {
+			limit := ratelimit.TokenBucket(text(ratelimit.MaxNameLen), 1, time.Minute)
+			key := limit.Key(text(ratelimit.MaxKeyLen))
+			w.grant(key)
+			w.deny(key)
+		}
+	})
+}
+
+func TestOddTextRoundTripsAsData(t *testing.T) {
+	behaviour(t, func(w world) {
+		odd := []string{
+			"'; DROP TABLE rate_limits; --", `'' OR 1=1`, `$1`, `$$`, `$body$`, `@extschema@`, `%s%d%n`, `\`, `\\`, `\x00`, `E'\n'`, `"quoted"`,
+			"{a,b}", "{}", "NULL", "null", "(,)", `{"a":1}`, "a,b", " ", "  leading", "trailing ", "\t", "\n", "\r\n", "\x01", "\x7f",
+			"é", "e\u0301", "É", "ı", "İ", "ß", "SS", "ẞ", "ǆ", "Å", "\u212b", // what folding and normalization would join
+			"\u200b", "\ufeff", "\ufffd", "\ufffe", "\uffff", "\u202e\u0041", "\u2028", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0010ffff", "\u0000a"[1:], "ﷺ", "漢字",
+			"١٢٣", "🏳️‍🌈",
+		}
+		var requests []ratelimit.Request
+		for _, text := range odd {
+			requests = append(requests, ratelimit.TokenBucket("keys", 1, time.Minute).Key(text), ratelimit.TokenBucket(text, 1, time.Minute).Key(text))
+		}
+		random := newRand(w.T)
+		random.Shuffle(len(requests), func(i, j int) { requests[i], requests[j] = requests[j], requests[i] })
+		for _, request := range requests[:len(requests)/2] {
+			w.grant(request)
+		}
+		w.grant(requests[len(requests)/2:]...)
+		for _, request := range requests {
+			w.deny(request)
+		}
+		if result := w.deny(requests...); len((&ratelimit.ExceededError{Result: result}).Denied()) != len(requests) {
+			w.Fatalf("%+v", result)
+		}
+		rows, err := w.db.Query(w.Context(), "SELECT name FROM rate_limits WHERE name <> 'keys'")
+		w.do(err)
+		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		w.do(err)
+		stored := map[string]bool{}
+		for _, name := range names {
+			stored[name] = true
+		}
+		for _, text := range odd {
+			if !stored[text] {
+				w.Errorf("%q is not stored as it is", text)
+			}
+		}
+		if len(stored) != len(odd) {
+			w.Errorf("%d names stored, want %d", len(stored), len(odd))
+		}
+		for _, request := range requests {
+			w.do(w.limiter.Reset(w.Context(), w.db, request))
+		}
+		if rows := w.rows(); rows != "" {
+			w.Errorf("rows after reset:\n%s", rows)
+		}
+	})
+}
+
+// Any language may call the functions, so they check their arguments themselves.
+func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.grant(ratelimit.TokenBucket("l", 10, time.Minute).Key("k").Count(10))
+		before := w.rows()
+		arguments := []string{"name", "key", "rate", "period", "capacity", "start", "count", "floor"}
+		valid := map[string]string{
+			"name": "'l'", "key": "'k'", "rate": "10", "period": "'1 min'", "capacity": "10", "start": "NULL", "count": "1", "floor": "0",
+			"shards": "1", "shard_a": "0", "shard_b": "0",
+		}
+		numbers := []string{"NULL", "'NaN'", "-1", "'-Infinity'", "'Infinity'", "1e16", "1e300", "-1e-300"}
+		hostile := map[string][]string{
+			"name": {"NULL", "''"}, "key": {"NULL"}, "rate": append(numbers, "0"), "period": {"NULL", "'0'", "'-1 s'", "'-1 month'"},
+			"capacity": numbers, "count": append(numbers, "11"), "floor": {"NULL", "'NaN'", "'Infinity'", "1", "1e-300"},
+			"shards": {"NULL", "0", "-1", "1001"}, "shard_a": {"NULL", "-1", "1"}, "shard_b": {"NULL", "-1", "1"},
+		}
+		for argument, values := range hostile {
+			for _, value := range values {
+				with := func(name string) string {
+					if name == argument {
+						return value
+					}
+					return valid[name]
+				}
+				if !strings.HasPrefix(argument, "shard") {
+					var list []string
+					for _, name := range arguments {
+						list = append(list, with(name))
+					}
+					w.sqlFails("22023", "SELECT ratelimit_consume("+strings.Join(list, ", ")+")")
+				}
+				for _, op := range []string{"consume", "check", "refund"} {
+					if op == "refund" && value == "11" {
+						continue // a refund may be more than the capacity
+					}
+					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
+						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], now())`,
+						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b")))
+				}
+			}
+		}
+		for _, instant := range []string{"'infinity'", "'-infinity'"} {
+			for _, key := range []string{"k", "fresh"} {
+				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
+				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, %s, 1, 0)", key, instant))
+			}
+		}
+		apply := func(op, names, keys, rest string) string {
+			return fmt.Sprintf(`SELECT ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
+		}
+		for _, sql := range []string{
+			apply("NULL", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'grant'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'CONSUME'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "NULL", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'{a}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'{a,b,c}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'{a,b}'", "'{a}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'{a,b}'", "'{a,b}'", "'{NULL}'"),
+			apply("'consume'", "'{a,b}'", "'{a,b}'", "NULL"),
+			apply("'consume'", "'{a,a}'", "'{b,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'{{a,b}}'", "'{a,b}'", "'{NULL,NULL}'"),
+			apply("'consume'", "'[0:1]={a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			`SELECT ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+			// A refund to a fixed window that does not say of when: it might belong to one that is over.
+			`SELECT ratelimit_apply('refund', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{0001-01-01}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		} {
+			w.sqlFails("22023", sql)
+		}
+		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 'NaN', now())")
+		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 'Infinity', now())")
+		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 1, 'infinity')")
+		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('', 'y', 0, 1, 1, now())")
+		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 1, 1, 1, now())")
+		if after := w.rows(); strings.Split(after, " (")[1] != strings.Split(before, " (")[1] {
+			w.Errorf("rows:\n%s\nbecame\n%s", before, after)
+		}
+		w.stillUsable()
+	})
+}
+
+// Random bytes as names and keys, random bits as numbers: an error or a decision, and a usable transaction.
+func TestRandomGarbagePoisonsNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		random := newRand(w.T)
+		text := func() string {
+			if random.IntN(4) > 0 {
+				return oneOf(random, "a", "b", "é|", `\`)
+			}
+			b := make([]byte, random.IntN(12))
+			for i := range b {
+				b[i] = byte(random.Uint32())
+				if random.IntN(3) > 0 {
+					b[i] &= 0x7f
+				}
+			}
+			return string(b)
+		}
+		number := func() float64 {
+			switch random.IntN(6) {
+			case 0:
+				return math.Float64frombits(random.Uint64())
+			case 1, 2:
+				return random.ExpFloat64() * math.Pow(10, float64(random.IntN(20)-5))
+			default:
+				return float64(random.IntN(5))
+			}
+		}
+		instant := func() time.Time {
+			return time.UnixMicro(random.Int64N(math.MaxInt64) >> random.IntN(30) * int64(1-2*random.IntN(2)))
+		}
+		outcomes := map[string]int{}
+		for call := range 300 {
+			var requests []ratelimit.Request
+			var shown []string
+			for range 1 + random.IntN(2) {
+				c := ratelimit.Config{Name: text(), Kind: oneOf(random, ratelimit.KindFixedWindow, ratelimit.KindTokenBucket), Rate: number(),
+					Period: ratelimit.Duration(random.Int64()>>random.IntN(60)) / 1000 * 1000, Shards: random.IntN(4)}
+				if random.IntN(2) == 0 {
+					capacity := number()
+					c.Capacity = &capacity
+				}
+				if random.IntN(4) == 0 {
+					start := instant()
+					c.Start = &start
+				}
+				limit, err := ratelimit.New(c)
+				if err != nil && random.IntN(10) > 0 {
+					continue
+				}
+				request := limit.Key(text()).Count(number())
+				if random.IntN(2) == 0 {
+					request = request.Reserve()
+				}
+				requests = append(requests, request)
+				shown = append(shown, fmt.Sprintf("%+v", request))
+			}
+			w.clock.now = instant()
+			if random.IntN(4) > 0 {
+				w.clock.now = noon.Add(time.Duration(random.Int64()))
+			}
+			verb := oneOf(random, w.limiter.Consume, w.limiter.Check, w.limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
+				return w.limiter.Refund(ctx, db, w.clock.now, r...)
+			})
+			_, err := verb(w.Context(), w.db, requests...)
+			switch {
+			case err == nil:
+				outcomes["granted"]++
+			case errors.As(err, new(*ratelimit.ExceededError)):
+				outcomes["denied"]++
+			case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity):
+				outcomes["refused"]++
+			default:
+				w.Fatalf("call %d at %v: %v\n%s", call, w.clock.now, err, strings.Join(shown, "\n"))
+			}
+		}
+		if outcomes["granted"] < 10 || outcomes["refused"] < 10 {
+			w.Errorf("%v: this tested too little", outcomes)
+		}
+		w.clock.now = noon
+		w.stillUsable()
+	})
+}
