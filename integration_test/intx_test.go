@@ -1,0 +1,465 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// newJobs is a pool with a table of business rows.
+func newJobs(t *testing.T, conns int) *pgxpool.Pool {
+	t.Helper()
+	pool := newPool(t, conns)
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE jobs (n int PRIMARY KEY, done int NOT NULL DEFAULT 0); INSERT INTO jobs VALUES (1), (2)"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := pool.Stat().AcquiredConns(); n != 0 {
+			t.Errorf("%d connections leaked", n)
+		}
+	})
+	return pool
+}
+
+func jobs(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT "+sql+" FROM jobs").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestInTxRetriesA40001OfAStatement(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
+	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.RepeatableRead} {
+		attempts := 0
+		var states []string
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			attempts++
+			if _, err := tx.Exec(ctx, "SELECT * FROM jobs"); err != nil { // takes the snapshot
+				return err
+			}
+			if attempts <= 2 { // somebody else consumes
+				if _, err := limiter.Consume(ctx, pool, limit.Key(string(level))); err != nil {
+					return err
+				}
+			}
+			_, err := limiter.Consume(ctx, tx, limit.Key(string(level)))
+			if err != nil {
+				states = append(states, sqlState(err))
+				return fmt.Errorf("wrapped: %w", err)
+			}
+			_, err = tx.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1")
+			return err
+		}, ratelimit.Isolation(level))
+		if err != nil || attempts < 2 || states[0] != "40001" {
+			t.Errorf("%s: %d attempts, %v: %v", level, attempts, states, err)
+		}
+		result, err := limiter.Check(t.Context(), pool, limit.Key(string(level)).Count(0))
+		if taken := 10 - result.Requests[0].Remaining; err != nil || taken < 2 || taken > 3 {
+			t.Errorf("%s: %v tokens taken, %v", level, taken, err)
+		}
+	}
+	if n := jobs(t, pool, "sum(done)"); n != 2 {
+		t.Errorf("%d jobs done, want each once", n)
+	}
+}
+
+func TestInTxRetriesA40001OfCommit(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
+	attempts, committed := 0, 0
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		attempts++
+		// Write skew: each reads what the other writes. The other commits first, but only after this one's last
+		// statement, so that it is COMMIT that fails.
+		if _, err := tx.Exec(ctx, "SELECT done FROM jobs WHERE n = 1"); err != nil {
+			return err
+		}
+		other, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+		if err != nil {
+			return err
+		}
+		defer other.Rollback(context.WithoutCancel(ctx))
+		if attempts == 1 {
+			if _, err := other.Exec(ctx, "SELECT done FROM jobs WHERE n = 2"); err != nil {
+				return err
+			}
+			if _, err := other.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 2"); err != nil {
+			return err
+		}
+		if _, err := limiter.Consume(ctx, tx, limit.Key("ann")); err != nil {
+			return err
+		}
+		committed++ // all statements went through
+		return other.Commit(ctx)
+	})
+	if err != nil || attempts != 2 || committed != 2 {
+		t.Fatalf("%d attempts, %d up to COMMIT: %v; want 2 and 2", attempts, committed, err)
+	}
+	if n := jobs(t, pool, "sum(done)"); n != 2 {
+		t.Errorf("done %d times, want 2", n)
+	}
+	result, err := limiter.Check(t.Context(), pool, limit.Key("ann").Count(0))
+	if taken := 100 - result.Requests[0].Remaining; err != nil || taken < 0.9 || taken > 1 {
+		t.Errorf("%v tokens taken, want 1: %v", taken, err)
+	}
+}
+
+func TestInTxRetriesADeadlock(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+		for _, key := range []string{"a", "b"} {
+			if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level), key)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var attempts, deadlocks atomic.Int64
+		var ready, wg sync.WaitGroup
+		ready.Add(2)
+		for _, order := range [][2]string{{"a", "b"}, {"b", "a"}} { // in two calls, so that nobody can sort them
+			wg.Go(func() {
+				first := true
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					attempts.Add(1)
+					if _, err := limiter.Consume(ctx, tx, limit.Key(string(level), order[0])); err != nil {
+						return err
+					}
+					if first {
+						first = false
+						ready.Done()
+						ready.Wait()
+					}
+					_, err := limiter.Consume(ctx, tx, limit.Key(string(level), order[1]))
+					if err != nil && sqlState(err) == "40P01" {
+						deadlocks.Add(1)
+					}
+					return err
+				}, ratelimit.Isolation(level))
+				if err != nil {
+					t.Errorf("%s: %v", level, err)
+				}
+			})
+		}
+		wg.Wait()
+		if deadlocks.Load() != 1 || attempts.Load() < 3 {
+			t.Errorf("%s: %d deadlocks, %d attempts", level, deadlocks.Load(), attempts.Load())
+		}
+		for _, key := range []string{"a", "b"} {
+			result, err := limiter.Check(t.Context(), pool, limit.Key(string(level), key).Count(0))
+			if taken := 100 - result.Requests[0].Remaining; err != nil || taken < 2.9 || taken > 3 {
+				t.Errorf("%s, %s: %v tokens taken, want 3: %v", level, key, taken, err)
+			}
+		}
+	}
+}
+
+// conflict is a function for InTx that loses every time.
+func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Limit, attempts *int) func(ctx context.Context, tx pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		*attempts++
+		if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
+			return err
+		}
+		if _, err := limiter.Charge(ctx, pool, limit.Global()); err != nil {
+			return err
+		}
+		_, err := limiter.Charge(ctx, tx, limit.Global())
+		return err
+	}
+}
+
+func TestInTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
+	for bound, want := range map[int]int{-1: 1, 0: 1, 1: 1, 4: 4} {
+		attempts := 0
+		err := limiter.InTx(t.Context(), pool, conflict(&limiter, pool, limit, &attempts), ratelimit.Attempts(bound))
+		var retryErr *ratelimit.RetryError
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &retryErr) || retryErr.Attempts != want || attempts != want {
+			t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
+		}
+		if !errors.As(err, &pgErr) || pgErr.Code != "40001" {
+			t.Errorf("the database's error is not to be found in %v", err)
+		}
+		if err != nil && !strings.Contains(err.Error(), fmt.Sprint(want, " attempt")) {
+			t.Errorf("%q does not say %d", err, want)
+		}
+	}
+	if n := jobs(t, pool, "count(*)"); n != 2 {
+		t.Errorf("%d rows: something was committed", n)
+	}
+}
+
+func TestInTxEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
+
+	t.Run("during a pause", func(t *testing.T) {
+		reason := errors.New("the caller went home")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		attempts := 0
+		lose := conflict(&limiter, pool, limit, &attempts)
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			err := lose(ctx, tx)
+			if attempts == 2 {
+				cancel(reason)
+			}
+			return err
+		})
+		var retryErr *ratelimit.RetryError
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &retryErr) || retryErr.Attempts != 2 || !errors.Is(err, reason) || !errors.As(err, &pgErr) {
+			t.Errorf("%d attempts, %v", attempts, err)
+		}
+	})
+	t.Run("before it begins", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		err := limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("in the function", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (4)"); err != nil {
+				return err
+			}
+			cancel()
+			_, err := tx.Exec(ctx, "SELECT 1")
+			return err
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("before COMMIT", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (5)")
+			cancel()
+			return err
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	})
+	if n := jobs(t, pool, "count(*)"); n != 2 {
+		t.Errorf("%d rows: something was committed", n)
+	}
+}
+
+func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 2)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 1, time.Hour)
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("denied")); err != nil {
+		t.Fatal(err)
+	}
+	mine := errors.New("mine")
+	for name, row := range map[string]struct {
+		then  func(ctx context.Context, tx pgx.Tx) error
+		check func(err error) bool
+	}{
+		"an error of its own": {
+			func(context.Context, pgx.Tx) error { return mine },
+			func(err error) bool { return err == mine },
+		},
+		"a wrapped error": {
+			func(context.Context, pgx.Tx) error { return fmt.Errorf("what I did: %w", mine) },
+			func(err error) bool { return errors.Is(err, mine) && err.Error() == "what I did: mine" },
+		},
+		"a denial": {
+			func(ctx context.Context, tx pgx.Tx) error {
+				_, err := limiter.Consume(ctx, tx, limit.Key("denied"))
+				return err
+			},
+			func(err error) bool { return errors.As(err, new(*ratelimit.ExceededError)) },
+		},
+		"a unique violation": {
+			func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (1)")
+				return err
+			},
+			func(err error) bool { return sqlState(err) == "23505" },
+		},
+		"a conflict that it hid": {
+			func(context.Context, pgx.Tx) error { return fmt.Errorf("%v", &pgconn.PgError{Code: "40001"}) },
+			func(err error) bool { return err != nil && !errors.As(err, new(*ratelimit.RetryError)) },
+		},
+	} {
+		attempts := 0
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			attempts++
+			if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
+				return err
+			}
+			if _, err := limiter.Consume(ctx, tx, limit.Key("rolled back")); err != nil {
+				return err
+			}
+			return row.then(ctx, tx)
+		})
+		if !row.check(err) || attempts != 1 {
+			t.Errorf("%s: %d attempts, %v", name, attempts, err)
+		}
+		if n := jobs(t, pool, "count(*)"); n != 2 {
+			t.Errorf("%s: %d rows, want it rolled back", name, n)
+		}
+		if result, err := limiter.Check(t.Context(), pool, limit.Key("rolled back")); err != nil || !result.OK {
+			t.Errorf("%s: the tokens did not come back: %+v, %v", name, result, err)
+		}
+	}
+}
+
+func TestInTxRollsBackOnPanicAndGoexit(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(){
+		"panic":  func() { panic("a bug") },
+		"Goexit": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newJobs(t, 1)
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("messages", 1, time.Hour)
+			var recovered any
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() { recovered = recover() }()
+				_ = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
+						return err
+					}
+					if _, err := limiter.Consume(ctx, tx, limit.Key("ann")); err != nil {
+						return err
+					}
+					end()
+					return nil
+				})
+			}()
+			<-done
+			if name == "panic" && recovered != "a bug" {
+				t.Errorf("recovered %v", recovered)
+			}
+			if n := pool.Stat().AcquiredConns(); n != 0 {
+				t.Errorf("%d connections are still taken", n)
+			}
+			if n := jobs(t, pool, "count(*)"); n != 2 {
+				t.Errorf("%d rows, want it rolled back", n)
+			}
+			if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann")); err != nil {
+				t.Errorf("the token did not come back: %v", err)
+			}
+		})
+	}
+}
+
+func TestInTxWorksOnAPoolAndAConnectionAtEveryLevel(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 2)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
+	for _, db := range []ratelimit.Beginner{pool, conn.Conn(), conn} {
+		for _, row := range []struct {
+			options []ratelimit.TxOption
+			want    string
+		}{
+			{nil, "serializable"},
+			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.ReadCommitted)}, "read committed"},
+			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Attempts(2)}, "repeatable read"},
+			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.Serializable)}, "serializable"},
+		} {
+			var level string
+			err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+				if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil {
+					return err
+				}
+				_, err := limiter.Consume(ctx, tx, limit.Global())
+				return err
+			}, row.options...)
+			if err != nil || level != row.want {
+				t.Errorf("%T: level %q, %v, want %q", db, level, err, row.want)
+			}
+		}
+	}
+	result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0))
+	if taken := 100 - result.Requests[0].Remaining; err != nil || taken < 11.9 || taken > 12 {
+		t.Errorf("%v tokens taken, want 12: %v", taken, err)
+	}
+}
+
+// Two limits and a business row, many at once on few connections: all there or nothing, and none lost.
+func TestInTxUnderContentionKeepsEverythingTogether(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	limit := ratelimit.TokenBucket("jobs", 20, time.Hour)
+	var granted, denied atomic.Int64
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 5 {
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES ($1)", 100+g*10+i); err != nil {
+						return err
+					}
+					_, err := limiter.Consume(ctx, tx, limit.Global())
+					return err
+				}, ratelimit.Attempts(1000))
+				switch {
+				case err == nil:
+					granted.Add(1)
+				case errors.As(err, new(*ratelimit.ExceededError)):
+					denied.Add(1)
+				default:
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if granted.Load() != 20 || denied.Load() != 20 {
+		t.Errorf("%d granted, %d denied, want 20 each", granted.Load(), denied.Load())
+	}
+	if n := jobs(t, pool, "count(*)"); n != 22 {
+		t.Errorf("%d rows, want 22", n)
+	}
+}
