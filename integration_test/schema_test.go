@@ -1,0 +1,441 @@
+package integration_test
+
+import (
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// catalog is what a schema holds of ours, as text, without the schema's name.
+func catalog(t *testing.T, db ratelimit.DB, schema string) string {
+	t.Helper()
+	rows, err := db.Query(t.Context(), `
+		WITH n AS (SELECT oid FROM pg_namespace WHERE nspname = $1)
+		SELECT concat_ws(' ', 'relation', relname, relkind, relpersistence, reloptions, relrowsecurity, obj_description(c.oid, 'pg_class'))
+		  FROM pg_class c, n WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%'
+		UNION ALL
+		SELECT concat_ws(' ', 'column', relname, attnum, attname, format_type(atttypid, atttypmod), attnotnull, collname, attstorage,
+		                 pg_get_expr(adbin, adrelid), col_description(c.oid, attnum))
+		  FROM n, pg_class c JOIN pg_attribute a ON attrelid = c.oid LEFT JOIN pg_collation l ON l.oid = attcollation LEFT JOIN pg_attrdef d ON adrelid = c.oid AND adnum = attnum
+		 WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%' AND attnum > 0 AND NOT attisdropped
+		UNION ALL
+		SELECT concat_ws(' ', 'constraint', conname, contype, pg_get_constraintdef(o.oid))
+		  FROM n, pg_constraint o JOIN pg_class c ON c.oid = conrelid WHERE connamespace = n.oid AND relname NOT LIKE '%goose%'
+		UNION ALL
+		SELECT concat_ws(' ', 'index', pg_get_indexdef(c.oid)) FROM pg_class c, n WHERE relnamespace = n.oid AND relkind = 'i' AND relname NOT LIKE '%goose%'
+		UNION ALL
+		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
+		UNION ALL
+		SELECT concat_ws(' ', 'type', typname) FROM pg_type, n WHERE typnamespace = n.oid AND typname NOT LIKE '%goose%'
+		ORDER BY 1`, schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(lines, "\n")
+	return strings.NewReplacer(pgx.Identifier{schema}.Sanitize()+".", "", schema+".", "").Replace(text)
+}
+
+// schemaOf is the schema that a URL of newSchema leads to.
+func schemaOf(t *testing.T, db ratelimit.DB) (name string) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), "SELECT current_schema()").Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func openSQL(t *testing.T, url string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// works tries the limiter.
+func works(t *testing.T, db ratelimit.DB) {
+	t.Helper()
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("works", 2, time.Hour)
+	wide := ratelimit.FixedWindow("wide", 2, time.Hour, ratelimit.Shards(2))
+	if _, err := limiter.Consume(t.Context(), db, limit.Key("ann").Count(2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), db, limit.Key("ann"), wide.Key("ann")); !errors.As(err, new(*ratelimit.ExceededError)) {
+		t.Fatal(err)
+	}
+	if err := limiter.Reset(t.Context(), db, limit.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMigrationsGoUpDownAndUpAgain(t *testing.T) {
+	t.Parallel()
+	for _, withRows := range []bool{false, true} {
+		t.Run(fmt.Sprint("with rows ", withRows), func(t *testing.T) {
+			t.Parallel()
+			url := newSchema(t)
+			pool := connect(t, url, 1)
+			provider := newGoose(t, openSQL(t, url), migrations.FS, migrations.VersionTable)
+			empty := catalog(t, pool, schemaOf(t, pool))
+			var first string
+			for round := range 2 {
+				if _, err := provider.Up(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if round == 0 {
+					first = catalog(t, pool, schemaOf(t, pool))
+				} else if again := catalog(t, pool, schemaOf(t, pool)); again != first {
+					t.Fatalf("up again made\n%s\nnot\n%s", again, first)
+				}
+				works(t, pool)
+				if withRows {
+					if _, err := new(ratelimit.Limiter).Consume(t.Context(), pool, ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Shards(3)).Key("ann")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := provider.Up(t.Context()); err != nil { // nothing to do
+					t.Fatal(err)
+				}
+				if _, err := provider.DownTo(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+				if left := catalog(t, pool, schemaOf(t, pool)); left != empty {
+					t.Fatalf("down left\n%s", left)
+				}
+			}
+			// One step at a time.
+			for _, step := range []func() (int, error){
+				func() (int, error) { r, err := provider.Up(t.Context()); return len(r), err },
+				func() (int, error) { _, err := provider.Down(t.Context()); return 1, err },
+				func() (int, error) { r, err := provider.Up(t.Context()); return len(r), err },
+			} {
+				if n, err := step(); err != nil || n == 0 {
+					t.Fatalf("%d steps, %v", n, err)
+				}
+			}
+			if again := catalog(t, pool, schemaOf(t, pool)); again != first {
+				t.Fatalf("step by step made\n%s\nnot\n%s", again, first)
+			}
+		})
+	}
+}
+
+func TestMigrationsLiveBesideTheApplications(t *testing.T) {
+	t.Parallel()
+	app := fstest.MapFS{
+		"00001_app.sql": {Data: []byte("-- +goose Up\nCREATE TABLE app (n int);\n-- +goose Down\nDROP TABLE app;\n")},
+		"00002_app.sql": {Data: []byte("-- +goose Up\nINSERT INTO app VALUES (1);\n-- +goose Down\nDELETE FROM app;\n")},
+		"00003_app.sql": {Data: []byte("-- +goose Up\nINSERT INTO app VALUES (1);\n-- +goose Down\nDELETE FROM app;\n")},
+	}
+	for _, oursFirst := range []bool{true, false} {
+		t.Run(fmt.Sprint("ours first ", oursFirst), func(t *testing.T) {
+			t.Parallel()
+			url := newSchema(t)
+			pool := connect(t, url, 1)
+			db := openSQL(t, url)
+			theirs := newGoose(t, db, app, goose.DefaultTablename)
+			ours := newGoose(t, db, migrations.FS, migrations.VersionTable)
+			providers := []*goose.Provider{ours, theirs}
+			if !oursFirst {
+				slices.Reverse(providers)
+			}
+			for _, provider := range providers {
+				if results, err := provider.Up(t.Context()); err != nil || len(results) != len(provider.ListSources()) {
+					t.Fatalf("%d migrations ran, %v", len(results), err)
+				}
+			}
+			works(t, pool)
+			if _, err := providers[0].DownTo(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			var app, limits bool
+			if err := pool.QueryRow(t.Context(), "SELECT to_regclass('app') IS NOT NULL, to_regclass('rate_limits') IS NOT NULL").Scan(&app, &limits); err != nil || app != oursFirst || limits == oursFirst {
+				t.Fatalf("after the first went down: app %v, limits %v, %v", app, limits, err)
+			}
+			if _, err := providers[0].Up(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			works(t, pool)
+		})
+	}
+}
+
+func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
+	t.Parallel()
+	migrated := newPool(t, 1)
+	want := catalog(t, migrated, schemaOf(t, migrated))
+	if strings.Count(want, "function ratelimit_") < 4 || !strings.Contains(want, "enable_seqscan=off") || !strings.Contains(want, "fillfactor=90") {
+		t.Fatalf("the catalog says too little:\n%s", want)
+	}
+	text, err := os.ReadFile("../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ways := map[string]func(t *testing.T, url string){
+		"one Exec": func(t *testing.T, url string) {
+			conn := acquire(t, connect(t, url, 1))
+			if _, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil { // one implicit transaction
+				t.Fatal(err)
+			}
+		},
+	}
+	if psql, err := exec.LookPath("psql"); err == nil {
+		ways["psql"] = func(t *testing.T, url string) {
+			out, err := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", url).CombinedOutput()
+			if err != nil || len(out) > 0 {
+				t.Fatalf("psql: %v\n%s", err, out)
+			}
+		}
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := newSchema(t)
+			way(t, url)
+			pool := connect(t, url, 1)
+			if got := catalog(t, pool, schemaOf(t, pool)); got != want {
+				t.Errorf("schema.sql made\n%s\nthe migrations make\n%s", got, want)
+			}
+			works(t, pool)
+		})
+	}
+}
+
+func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
+	t.Parallel()
+	migrated := newPool(t, 1)
+	want := catalog(t, migrated, schemaOf(t, migrated))
+	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "ünïcode", "100%"} {
+		t.Run(schema, func(t *testing.T) {
+			t.Parallel()
+			conn := acquire(t, connect(t, newSchema(t), 1))
+			random := schema + " " + rand.Text()[:8]
+			quoted := pgx.Identifier{random}.Sanitize()
+			for _, sql := range []string{"CREATE SCHEMA " + quoted, "SET search_path = " + quoted} {
+				if _, err := conn.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			defer conn.Exec(t.Context(), "DROP SCHEMA "+quoted+" CASCADE")
+			text, err := os.ReadFile("../migrations/schema.sql")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil {
+				t.Fatal(err)
+			}
+			works(t, conn)
+			if got := catalog(t, conn, random); got != want {
+				t.Errorf("made\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	conn := acquire(t, pool)
+	schema := pgx.Identifier{schemaOf(t, conn)}.Sanitize()
+	for _, path := range []string{"pg_catalog", "''", "public", "nowhere"} {
+		if _, err := conn.Exec(t.Context(), "SET search_path = "+path); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []bool{true, false} {
+			var consumed, applied bool
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+".ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
+				t.Errorf("search_path %s, call %d: %v, %v", path, i, consumed, err)
+			}
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`.ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
+				t.Errorf("search_path %s, call %d: %v, %v", path, i, applied, err)
+			}
+		}
+		var deleted int
+		if err := conn.QueryRow(t.Context(), "SELECT "+schema+".ratelimit_reset('{l,m}', ARRAY[$1,$1])", path).Scan(&deleted); err != nil || deleted != 4 {
+			t.Errorf("search_path %s: %d deleted, %v", path, deleted, err)
+		}
+	}
+	// A table of that name which comes first in somebody's search_path is not used.
+	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE rate_limits (LIKE "+schema+".rate_limits); SET search_path = pg_temp, "+schema); err != nil {
+		t.Fatal(err)
+	}
+	works(t, conn)
+	var n int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_temp.rate_limits").Scan(&n); err != nil || n != 0 {
+		t.Errorf("%d rows in the wrong table, %v", n, err)
+	}
+}
+
+// newRole makes a role with these privileges in the pool's schema, and a connection that acts as it.
+func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string) *pgx.Conn {
+	t.Helper()
+	schema, role := schemaOf(t, pool), "txlimit_test_"+strings.ToLower(rand.Text())
+	conn := acquire(t, pool)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("CREATE ROLE " + role)
+	t.Cleanup(func() {
+		// The connection's own context is over by now.
+		db, err := sql.Open("pgx", pool.Config().ConnString())
+		if err == nil {
+			defer db.Close()
+			_, err = db.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	exec("GRANT " + role + " TO CURRENT_USER") // a no-op for a superuser
+	if usage {
+		exec("GRANT USAGE ON SCHEMA " + schema + " TO " + role)
+	}
+	if len(privileges) > 0 {
+		exec("GRANT " + strings.Join(privileges, ", ") + " ON rate_limits TO " + role)
+	}
+	exec("SET ROLE " + role)
+	return conn
+}
+
+// everyVerb uses every path of the limiter once, each in a savepoint, and says how each went. The rows exist if seeded.
+func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
+	t.Helper()
+	limiter, clock := newLimiter()
+	bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
+	window := ratelimit.FixedWindow("window", 10, time.Minute)
+	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
+	ctx := t.Context()
+	only := func(_ ratelimit.Result, err error) error { return err }
+	return map[string]error{
+		"check":                only(limiter.Check(ctx, db, bucket.Key("seeded"), window.Key("fresh"), wide.Key("seeded"))),
+		"consume, fresh":       only(limiter.Consume(ctx, db, bucket.Key(rand.Text()))),
+		"consume, seeded":      only(limiter.Consume(ctx, db, bucket.Key("seeded"))),
+		"consume sharded":      only(limiter.Consume(ctx, db, wide.Key("seeded"))),
+		"consume many":         only(limiter.Consume(ctx, db, bucket.Key("seeded"), window.Key("seeded"))),
+		"consume many, fresh":  only(limiter.Consume(ctx, db, bucket.Key(rand.Text()), wide.Key(rand.Text()))),
+		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
+		"refund":               only(limiter.Refund(ctx, db, clock.now, bucket.Key("seeded"))),
+		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
+		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
+	}
+}
+
+func seed(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	limiter, _ := newLimiter()
+	if _, err := limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded"),
+		ratelimit.FixedWindow("window", 10, time.Minute).Key("seeded"), ratelimit.FixedWindow("window", 10, time.Minute).Key("reset"),
+		ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheDocumentedGrantsAreEnough(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	seed(t, pool)
+	for verb, err := range everyVerb(t, newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")) {
+		if err != nil {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
+func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
+	for missing, mustFail := range map[string][]string{
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
+		"DELETE": {"consume many, fresh", "reset", "another shard number"},
+	} {
+		t.Run(missing, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			seed(t, pool)
+			privileges := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return p == missing })
+			outcome := everyVerb(t, newRole(t, pool, missing != "USAGE", privileges...))
+			for _, verb := range mustFail {
+				var pgErr *pgconn.PgError
+				if err := outcome[verb]; !errors.As(err, &pgErr) {
+					t.Errorf("without %s, %s: %v, want an error of the database", missing, verb, err)
+				} else if missing != "USAGE" && pgErr.Code != "42501" {
+					t.Errorf("without %s, %s: %v, want 42501", missing, verb, err)
+				}
+			}
+			for verb, err := range outcome {
+				if err != nil && !slices.Contains(mustFail, verb) {
+					t.Errorf("without %s, %s: %v, want it to work", missing, verb, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAReadOnlyRoleCanCheckAndNothingElse(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	seed(t, pool)
+	for verb, err := range everyVerb(t, newRole(t, pool, true, "SELECT")) {
+		if verb == "check" {
+			if err != nil {
+				t.Errorf("check: %v", err)
+			}
+		} else if sqlState(err) != "42501" {
+			t.Errorf("%s: %v, want 42501", verb, err)
+		}
+	}
+}
+
+func TestCheckWorksInAReadOnlyTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	seed(t, pool)
+	for _, level := range levels {
+		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			limiter, clock := newLimiter()
+			w := world{t, tx, limiter, clock}
+			bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
+			w.holds(bucket.Key("seeded"), 9)
+			w.holds(bucket.Key("fresh"), 10)
+			w.holds(ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded"), 9)
+			w.holds(ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(5)).Key("seeded"), 9)
+			savepoint := w.begin()
+			if _, err := limiter.Consume(t.Context(), savepoint, bucket.Key("seeded")); sqlState(err) != "25006" {
+				t.Errorf("%s: consume: %v, want 25006", level, err)
+			}
+			return savepoint.Rollback(t.Context())
+		})
+		if err != nil {
+			t.Errorf("%s: %v", level, err)
+		}
+	}
+}
