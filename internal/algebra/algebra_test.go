@@ -1,0 +1,210 @@
+package algebra
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+var noon = At(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
+
+const second, minute, hour = Micros(1e6), Micros(60e6), Micros(3600e6)
+
+func TestAvailable(t *testing.T) {
+	bucket := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
+	window := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min}
+	offset := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min + 30*minute}
+	none := Limit{Rate: 10, Period: time.Minute, Capacity: 0}
+	for _, row := range []struct {
+		name  string
+		limit Limit
+		value float64
+		ts    Micros
+		n     int
+		now   Micros
+		want  float64
+	}{
+		{"nothing elapsed", bucket, 5, noon, 1, noon, 5},
+		{"a token's time", bucket, 5, noon, 1, noon + 6*second, 6},
+		{"a fraction", bucket, 5, noon, 1, noon + 3*second, 5.5},
+		{"up to the capacity", bucket, 5, noon, 1, noon + hour, 20},
+		{"above a lowered capacity", bucket, 30, noon, 1, noon, 20},
+		{"out of debt", bucket, -5, noon, 1, noon + minute, 5},
+		{"time runs backwards", bucket, 5, noon, 1, noon - hour, 5},
+		{"from the first to the last instant", bucket, -1e9, Min, 1, Max, 20},
+		{"of two shards", bucket, 5, noon, 2, noon + 12*second, 6},
+		{"of two shards, full", bucket, 5, noon, 2, noon + hour, 10},
+		{"no capacity", none, -5, noon, 1, noon + 6*second, -4},
+		{"no capacity, no debt", none, -5, noon, 1, noon + hour, 0},
+
+		{"the same window", window, 5, noon, 1, noon + hour - 1, 5},
+		{"the next window", window, 5, noon, 1, noon + hour, 15},
+		{"the next but one", window, 5, noon, 1, noon + 2*hour, 25},
+		{"many windows", window, -1000, noon, 1, noon + 90*hour, -100},
+		{"up to the capacity, windows", window, 5, noon, 1, noon + 100*hour, 25},
+		{"ts within a window", window, 5, noon + 59*minute, 1, noon + hour, 15},
+		{"the window before", window, 5, noon, 1, noon - 1, 5},
+		{"time runs backwards, windows", window, 5, noon, 1, noon - 100*hour, 5},
+		{"another grid", offset, 5, noon, 1, noon + 30*minute - 1, 5},
+		{"another grid's boundary", offset, 5, noon, 1, noon + 30*minute, 15},
+		{"of five shards", window, 1, noon, 5, noon + hour, 3},
+	} {
+		if got := row.limit.Available(Row{row.value, row.ts}, row.n, row.now); got != row.want {
+			t.Errorf("%s: %v, want %v", row.name, got, row.want)
+		}
+	}
+}
+
+func TestUpTo(t *testing.T) {
+	window := Limit{Period: time.Hour, Window: true, Start: noon}
+	for _, row := range []struct{ now, want Micros }{
+		{noon, noon}, {noon + hour - 1, noon}, {noon + hour, noon + hour}, {noon - 1, noon - hour}, {noon - hour, noon - hour}, {noon - hour - 1, noon - 2*hour},
+	} {
+		if got := window.UpTo(row.now); got != row.want {
+			t.Errorf("%v: %v, want %v", row.now.Time(), got.Time(), row.want.Time())
+		}
+	}
+	if got := (Limit{Period: time.Hour}).UpTo(noon + 7); got != noon+7 {
+		t.Errorf("a token bucket's: %v", got)
+	}
+}
+
+func TestAtTruncatesToMicroseconds(t *testing.T) {
+	for _, at := range []Micros{Min, 0, -1, noon, Max} {
+		if got := At(at.Time()); got != at {
+			t.Errorf("%v became %v", at, got)
+		}
+		if got := At(at.Time().Add(999)); got != at {
+			t.Errorf("%v and 999 ns became %v", at, got)
+		}
+	}
+}
+
+func TestALimitWithoutRowsIsFull(t *testing.T) {
+	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
+	if !limit.Enough(nil, 1, 20, 0, noon) || limit.Enough(nil, 1, 20.001, 0, noon) || !limit.Enough(nil, 1, 25, -5, noon) || !limit.Enough(nil, 1, 1e9, math.Inf(-1), noon) {
+		t.Error("a full limit grants its capacity, and what may be owed")
+	}
+}
+
+func TestTakeSpreadsWhatIsLeft(t *testing.T) {
+	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
+	rows := limit.Take([]Row{{4, noon}, {9, noon + second}}, 2, 5, noon)
+	if len(rows) != 2 || rows[0] != (Row{4, noon}) || rows[1] != (Row{4, noon + second}) {
+		t.Errorf("took: %v", rows)
+	}
+	rows = limit.Take(rows, 4, -100, noon) // given back, to more shards
+	if len(rows) != 4 || rows[3] != (Row{5, noon + second}) {
+		t.Errorf("gave back: %v", rows)
+	}
+}
+
+// world is a random limit, its rows and a request.
+type world struct {
+	limit        Limit
+	rows         []Row
+	shards       int
+	count, floor float64
+	now          Micros
+}
+
+// sane makes a case that the library could meet out of any numbers, or says that it cannot.
+func sane(rate, capacity, value, count, owed float64, period, ts, now, start int64, window bool, rows, shards uint8) (w world, ok bool) {
+	for _, f := range []*float64{&rate, &capacity, &count, &owed} {
+		if !(*f >= 0 && *f <= 1e15) {
+			return w, false
+		}
+	}
+	if rate < 1e-12 || !(math.Abs(value) <= 1e16) || period < 1 || period > math.MaxInt64/1000 {
+		return w, false
+	}
+	first, span := At(time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)), int64(Max-At(time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)))
+	in := func(i int64) Micros { return first + Micros((i%span+span)%span) }
+	w = world{
+		limit:  Limit{Rate: rate, Period: time.Duration(period) * time.Microsecond, Capacity: capacity, Window: window, Start: Min + Micros((start%period+period)%period)},
+		shards: int(shards%5) + 1, count: count, floor: -owed, now: in(now),
+	}
+	for i := range int(rows % 6) {
+		w.rows = append(w.rows, Row{value - float64(i), in(ts + int64(i))})
+	}
+	return w, true
+}
+
+// holds is what must be true of any case.
+func (w world) holds(t *testing.T) {
+	t.Helper()
+	if total := w.limit.Total(w.rows, w.now); total > w.limit.Capacity*(1+1e-12) {
+		t.Fatalf("%+v: %v available, above the capacity", w, total)
+	}
+	before := math.Inf(-1)
+	for _, d := range []Micros{-hour, -1, 0, 1, second, hour, 1000 * hour} {
+		now := w.now + d
+		total := w.limit.Total(w.rows, now)
+		if total < before {
+			t.Fatalf("%+v: %v available, and less later: %v", w, before, total)
+		}
+		before = total
+		for _, row := range w.rows {
+			got := w.limit.Available(row, 1, now)
+			if now <= row.TS && got != min(row.Value, w.limit.Capacity) {
+				t.Fatalf("%+v: %v was refilled before %v", w, got, row)
+			}
+			if got > w.limit.Capacity {
+				t.Fatalf("%+v: %v above the capacity", w, got)
+			}
+		}
+	}
+	at := w.limit.When(w.rows, w.shards, w.count, w.floor, w.now)
+	switch {
+	case at < w.now || at > Max:
+		t.Fatalf("%+v: when %v", w, at)
+	case at < Max && !w.limit.Enough(w.rows, w.shards, w.count, w.floor, at):
+		t.Fatalf("%+v: not enough at %v", w, at.Time())
+	case at > w.now && w.limit.Enough(w.rows, w.shards, w.count, w.floor, at-1):
+		t.Fatalf("%+v: enough a microsecond before %v", w, at.Time())
+	}
+	// Taking and giving back neither mint nor, but for the cap, take.
+	total := w.limit.Total(w.rows, w.now)
+	left := w.limit.Total(w.limit.Take(w.rows, w.shards, w.count, w.now), w.now)
+	if tolerance := 1e-9 + 1e-12*(math.Abs(total)+w.count); left > total-w.count+tolerance || left < total-w.count-tolerance {
+		t.Fatalf("%+v: %v less %v is not %v", w, total, w.count, left)
+	}
+}
+
+func TestWhenIsExact(t *testing.T) {
+	seed := rand.Uint64()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+	r := rand.New(rand.NewPCG(seed, 0))
+	number := func() float64 {
+		return []float64{0, 1, 10, 1.0 / 3, float64(r.IntN(1000)), r.Float64() * 100, r.ExpFloat64() * math.Pow(10, float64(r.IntN(15)-6))}[r.IntN(7)]
+	}
+	tested := 0
+	for range 20_000 {
+		ts := int64(noon) + r.Int64N(1e15)
+		period := []int64{1, 1e6, 60e6, 3600e6, 7e6, 86400e6, 1 + r.Int64N(1e12)}[r.IntN(7)]
+		w, ok := sane(number(), number(), number()-number(), number(), number(), period, ts, ts+r.Int64N(1e12)-1e11, r.Int64(), r.IntN(2) == 0, uint8(r.Uint32()), uint8(r.Uint32()))
+		if ok {
+			tested++
+			w.holds(t)
+		}
+	}
+	if tested < 5_000 {
+		t.Errorf("%d cases: this tested too little", tested)
+	}
+}
+
+func FuzzWhen(f *testing.F) {
+	f.Add(10.0, 20.0, 5.0, 3.0, 0.0, int64(60e6), int64(noon), int64(noon+second), int64(0), false, uint8(1), uint8(0))
+	f.Add(1.0/3, 1.0, -7.0, 0.1, 2.5, int64(1e6), int64(noon), int64(noon-second), int64(17), true, uint8(3), uint8(4))
+	f.Add(1e15, 0.0, -1e16, 1e15, 1e15, int64(1), int64(0), int64(math.MaxInt64), int64(-1), true, uint8(0), uint8(1))
+	f.Fuzz(func(t *testing.T, rate, capacity, value, count, owed float64, period, ts, now, start int64, window bool, rows, shards uint8) {
+		if w, ok := sane(rate, capacity, value, count, owed, period, ts, now, start, window, rows, shards); ok {
+			w.holds(t)
+		}
+	})
+}

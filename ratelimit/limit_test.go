@@ -1,0 +1,176 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func TestDefinitions(t *testing.T) {
+	start := time.Date(2026, 7, 1, 14, 0, 0, 0, time.FixedZone("", 7200))
+	limit := FixedWindow("signUps", 100, time.Hour, Capacity(0), MaxReserved(7), Start(start), Shards(3))
+	c := limit.Config()
+	if err := limit.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if limit.Name() != "signUps" || limit.Capacity() != 0 || c.Kind != KindFixedWindow || c.Rate != 100 || time.Duration(c.Period) != time.Hour ||
+		*c.Capacity != 0 || *c.MaxReserved != 7 || !c.Start.Equal(start) || c.Shards != 3 {
+		t.Errorf("%+v", c)
+	}
+	c = TokenBucket("messages", 10, time.Minute).Config()
+	if c.Kind != KindTokenBucket || *c.Capacity != 10 || c.MaxReserved != nil || c.Start != nil || c.Shards != 1 {
+		t.Errorf("defaults: %+v", c)
+	}
+	if limit := TokenBucket("messages", -1, time.Minute); limit.Name() != "messages" || !errors.Is(limit.Validate(), ErrInvalid) ||
+		!strings.Contains(limit.Validate().Error(), `"messages"`) {
+		t.Errorf("a wrong one says: %v", limit.Validate())
+	}
+	if err := (Limit{}).Validate(); !errors.Is(err, ErrInvalid) {
+		t.Errorf("the zero limit: %v", err)
+	}
+}
+
+func TestTheLaterOptionWins(t *testing.T) {
+	if c := TokenBucket("l", 10, time.Minute, Capacity(5), Capacity(6), Shards(2), Shards(0)).Config(); *c.Capacity != 6 || c.Shards != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestAConfigTellsUnsetFromZero(t *testing.T) {
+	for _, row := range []struct {
+		json            string
+		capacity        float64
+		maxReserved     float64
+		hasStart        bool
+		configHasReserv bool
+	}{
+		{`{"name":"l","kind":"token bucket","rate":10,"period":"1m"}`, 10, math.Inf(1), false, false},
+		{`{"name":"l","kind":"token bucket","rate":10,"period":"1m","capacity":null,"maxReserved":null}`, 10, math.Inf(1), false, false},
+		{`{"name":"l","kind":"token bucket","rate":10,"period":"1m","capacity":0,"maxReserved":0}`, 0, 0, false, true},
+		{`{"name":"l","kind":"token bucket","rate":10,"period":"1m","capacity":20.5,"maxReserved":3}`, 20.5, 3, false, true},
+		{`{"name":"l","kind":"fixed window","rate":0.5,"period":"36h","start":"2026-07-01T00:00:00+02:00","shards":4}`, 0.5, math.Inf(1), true, false},
+	} {
+		var c Config
+		if err := json.Unmarshal([]byte(row.json), &c); err != nil {
+			t.Fatal(err)
+		}
+		limit, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if limit.Capacity() != row.capacity || limit.maxReserved != row.maxReserved || limit.hasStart != row.hasStart || (limit.Config().MaxReserved != nil) != row.configHasReserv {
+			t.Errorf("%s: %+v", row.json, limit)
+		}
+		// And back.
+		text, err := json.Marshal(limit.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again Config
+		if err := json.Unmarshal(text, &again); err != nil {
+			t.Fatal(err)
+		}
+		same, err := New(again)
+		if err != nil || same != limit {
+			t.Errorf("%s became %s: %+v, want %+v, %v", row.json, text, same, limit, err)
+		}
+		if !reflect.DeepEqual(same.Config(), limit.Config()) {
+			t.Errorf("%s: configs differ", row.json)
+		}
+	}
+	var c Config
+	if err := json.Unmarshal([]byte(`{"period":"soon"}`), &c); err == nil {
+		t.Error("a period that is none was read")
+	}
+	if _, err := New(Config{Name: "l", Rate: 1, Period: Duration(time.Second)}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("without a kind: %v", err)
+	}
+}
+
+// One definition must be one definition, however its start came about: a call with both is an error otherwise.
+func TestAStartIsTheInstantAlone(t *testing.T) {
+	now := time.Now() // has a monotonic reading
+	limit := FixedWindow("l", 1, time.Hour, Start(now))
+	text, err := json.Marshal(limit.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Config
+	if err := json.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := New(c); err != nil || same != limit {
+		t.Errorf("%+v, want %+v, %v", same, limit, err)
+	}
+	if FixedWindow("l", 1, time.Hour, Start(now.In(time.FixedZone("", 3600)))) != limit {
+		t.Error("a time zone makes another definition")
+	}
+}
+
+func FuzzNew(f *testing.F) {
+	f.Add("l", true, 10.0, int64(60e9), 10.0, true, 5.0, true, int64(0), false, 1)
+	f.Add("", false, math.NaN(), int64(0), math.Inf(1), true, -1.0, true, int64(-1<<62), true, -1)
+	f.Add("a\x00\xff", true, 1e15, int64(999), 1e16, true, 0.0, false, int64(253402300800), true, 1001)
+	f.Add("tiny", true, math.SmallestNonzeroFloat64, int64(time.Second), 1.0, false, 0.0, false, int64(0), false, 3)
+	f.Fuzz(func(t *testing.T, name string, bucket bool, rate float64, period int64, capacity float64, hasCapacity bool, reserved float64, hasReserved bool, start int64, hasStart bool, shards int) {
+		c := Config{Name: name, Kind: KindFixedWindow, Rate: rate, Period: Duration(period), Shards: shards}
+		if bucket {
+			c.Kind = KindTokenBucket
+		}
+		if hasCapacity {
+			c.Capacity = &capacity
+		}
+		if hasReserved {
+			c.MaxReserved = &reserved
+		}
+		if hasStart {
+			at := time.Unix(start, 0)
+			c.Start = &at
+		}
+		limit, err := New(c)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) || !errors.Is(limit.Validate(), ErrInvalid) || !errors.Is(limit.Key("k").err, ErrInvalid) {
+				t.Fatalf("%v, and the limit says %v", err, limit.Validate())
+			}
+			return
+		}
+		n := limit.numbers
+		between := func(x, low, high float64) bool { return x >= low && x <= high }
+		if !acceptable(limit.name, MaxNameLen) || !(n.Rate > 0) || n.Rate > MaxTokens || n.Period < time.Microsecond || n.Period%time.Microsecond != 0 ||
+			!between(n.Capacity, 0, MaxTokens) || !between(limit.maxReserved, 0, MaxTokens) && hasReserved || limit.shards < 1 || limit.shards > MaxShards {
+			t.Fatalf("accepted: %+v", limit)
+		}
+		// Postgres raises 22003 where a product or a quotient underflows to zero: a microsecond's refill of one shard.
+		if s := float64(limit.shards); n.Rate/s*1e-6/n.Period.Seconds() == 0 || n.Capacity > 0 && n.Capacity/s == 0 {
+			t.Fatalf("accepted, but it underflows in the database: %+v", limit)
+		}
+		if n.Window {
+			for _, key := range []string{"", "k"} {
+				if first := limit.forKey(key).Start.Time(); first.Year() < 1 || first.Year() > 293 {
+					t.Fatalf("the grid begins at %v", first)
+				}
+			}
+		}
+		text, err := json.Marshal(limit.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again Config
+		if err := json.Unmarshal(text, &again); err != nil {
+			t.Fatal(err)
+		}
+		if same, err := New(again); err != nil || same != limit {
+			t.Fatalf("%s: %+v, want %+v, %v", text, same, limit, err)
+		}
+	})
+}
+
+// acceptable says whether Postgres takes a text and an index entry has room for it.
+func acceptable(s string, maxLen int) bool {
+	return s != "" && len(s) <= maxLen && utf8.ValidString(s) && !strings.ContainsRune(s, 0)
+}

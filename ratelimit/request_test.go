@@ -1,0 +1,179 @@
+package ratelimit
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// splitKey is the inverse of joinKey: that there is one proves that no two keys collide.
+func splitKey(key string) []string {
+	parts := []string{""}
+	for i := 0; i < len(key); i++ {
+		last := &parts[len(parts)-1]
+		switch key[i] {
+		case '|':
+			parts = append(parts, "")
+		case '\\':
+			i++
+			*last += key[i : i+1]
+		default:
+			*last += key[i : i+1]
+		}
+	}
+	return parts
+}
+
+func TestKeysOfSeveralParts(t *testing.T) {
+	limit := TokenBucket("l", 1, time.Minute)
+	for _, row := range []struct {
+		parts []string
+		want  string
+	}{
+		{[]string{"ann"}, "ann"}, {[]string{"eu", "ann"}, "eu|ann"}, {[]string{"eu|ann"}, `eu\|ann`}, {[]string{`eu\`, "ann"}, `eu\\|ann`},
+		{[]string{"a", "b", "c"}, "a|b|c"}, {[]string{"é", "|"}, `é|\|`},
+	} {
+		if r := limit.Key(row.parts...); r.key != row.want || r.err != nil {
+			t.Errorf("%q: %q, %v, want %q", row.parts, r.key, r.err, row.want)
+		}
+	}
+	for _, parts := range [][]string{nil, {""}, {"a", ""}, {"", "a"}, {"a", "", "b"}} {
+		if err := limit.Key(parts...).err; !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "Global") {
+			t.Errorf("%q: %v", parts, err)
+		}
+	}
+}
+
+func FuzzKey(f *testing.F) {
+	for _, s := range []string{"a", "a,b", "a|b", `a\,b`, `a\|,b`, `\`, "|", "|,|", "", ",", `\\,|\`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		parts := strings.Split(s, ",")
+		if back := splitKey(joinKey(parts)); !slices.Equal(back, parts) {
+			t.Fatalf("%q became %q, which is %q", parts, joinKey(parts), back)
+		}
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	f.Add("ann", "", 1.0, false)
+	f.Add("a\x00", "\xff", math.NaN(), true)
+	f.Add(strings.Repeat("|", 600), "b", 1e15, true)
+	f.Add("\xe2\x82", "\xac", -0.0, false)
+	f.Fuzz(func(t *testing.T, a, b string, count float64, reserve bool) {
+		limit := TokenBucket("l", 10, time.Minute, MaxReserved(5))
+		parts := []string{a}
+		if b != "" {
+			parts = append(parts, b)
+		}
+		request := limit.Key(parts...).Count(count)
+		if reserve {
+			request = request.Reserve()
+		}
+		for _, v := range []verb{verbConsume, verbCheck, verbCharge, verbRefund, verbReset} {
+			ds, err := demands(v, []Request{request})
+			if err != nil {
+				if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrExceedsCapacity) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			d := ds[0]
+			if !acceptable(d.key, MaxKeyLen) || !(d.count >= 0 && d.count <= MaxTokens) || !(d.floor <= 0) {
+				t.Fatalf("%s: accepted %+v", v, d)
+			}
+			if (v == verbConsume || v == verbCheck) && 10-d.count < d.floor {
+				t.Fatalf("%s: accepted what can never be granted: %+v", v, d)
+			}
+		}
+	})
+}
+
+func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	eighths := func(n int) float64 { return float64(r.IntN(n)) / 8 } // whose sums are exact
+	granted, denied, never := 0, 0, 0
+	for n := range 20_000 {
+		maxReserved := math.Inf(1)
+		limit := TokenBucket("l", 10, time.Minute)
+		if r.IntN(4) > 0 {
+			maxReserved = eighths(64)
+			limit = TokenBucket("l", 10, time.Minute, MaxReserved(maxReserved))
+		}
+		var requests []Request
+		for range 1 + r.IntN(5) {
+			request := limit.Key("ann").Count(eighths(32))
+			if r.IntN(2) == 0 {
+				request = request.Reserve()
+			}
+			requests = append(requests, request)
+		}
+		inTurn := func(balance float64) bool {
+			for _, request := range requests {
+				floor := 0.0
+				if request.reserve {
+					floor = -maxReserved
+				}
+				if balance -= request.tokens; balance < floor {
+					return false
+				}
+			}
+			return true
+		}
+		ds, err := demands(verbConsume, requests)
+		if errors.Is(err, ErrExceedsCapacity) == inTurn(10) || err != nil && !errors.Is(err, ErrExceedsCapacity) {
+			t.Fatalf("seed %d, case %d: %+v: %v, but granted in turn from full: %v", seed, n, requests, err, inTurn(10))
+		}
+		if err != nil {
+			never++
+			continue
+		}
+		balance := 10 - eighths(160)
+		if together := balance-ds[0].count >= ds[0].floor; together != inTurn(balance) {
+			t.Fatalf("seed %d, case %d: %+v at %v: together %v, in turn %v", seed, n, requests, balance, together, inTurn(balance))
+		} else if together {
+			granted++
+		} else {
+			denied++
+		}
+	}
+	if min(granted, denied, never) < 500 {
+		t.Errorf("seed %d: %d granted, %d denied, %d never: this tested too little", seed, granted, denied, never)
+	}
+}
+
+func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
+	var requests []Request
+	for _, name := range []string{"b", "a", "é", "B", "ab"} {
+		for _, key := range []string{"z", "Z", "é", "a|", "a"} {
+			requests = append(requests, TokenBucket(name, 10, time.Minute).Key(key))
+		}
+	}
+	ds, err := demands(verbConsume, requests)
+	if err != nil || len(ds) != len(requests) {
+		t.Fatal(len(ds), err)
+	}
+	for i := range ds[1:] {
+		a, b := ds[i], ds[i+1]
+		if a.limit.name > b.limit.name || a.limit.name == b.limit.name && a.key >= b.key {
+			t.Errorf("%q %q comes before %q %q", a.limit.name, a.key, b.limit.name, b.key)
+		}
+	}
+}
+
+func TestRequestsAreValues(t *testing.T) {
+	one := TokenBucket("l", 10, time.Minute).Key("ann")
+	_, _ = one.Count(5), one.Reserve()
+	if one.tokens != 1 || one.reserve {
+		t.Errorf("%+v was changed", one)
+	}
+	if zero := one.Count(0); zero.tokens != 0 {
+		t.Errorf("a count of 0 is %v", zero.tokens)
+	}
+}
