@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -279,8 +278,7 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 				"refund":  func() (ratelimit.Result, error) { return w.limiter.Refund(ctx, db, w.clock.now, key.Count(count)) },
 			} {
 				result, err := call()
-				var pgErr *pgconn.PgError
-				if errors.As(err, &pgErr) {
+				if sqlState(err) != "" {
 					return fmt.Errorf("%s %v, %v after noon: %w", verb, count, w.clock.now.Sub(noon), err)
 				}
 				if err != nil && !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.ExceededError)) {

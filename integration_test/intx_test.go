@@ -295,7 +295,7 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 	}{
 		"an error of its own": {
 			func(context.Context, pgx.Tx) error { return mine },
-			func(err error) bool { return err == mine },
+			func(err error) bool { return err == mine }, //nolint:errorlint // as it is: not wrapped
 		},
 		"a wrapped error": {
 			func(context.Context, pgx.Tx) error { return fmt.Errorf("what I did: %w", mine) },
@@ -316,7 +316,7 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 			func(err error) bool { return sqlState(err) == "23505" },
 		},
 		"a conflict that it hid": {
-			func(context.Context, pgx.Tx) error { return fmt.Errorf("%v", &pgconn.PgError{Code: "40001"}) },
+			func(context.Context, pgx.Tx) error { return errors.New((&pgconn.PgError{Code: "40001"}).Error()) },
 			func(err error) bool { return err != nil && !errors.As(err, new(*ratelimit.RetryError)) },
 		},
 	} {

@@ -239,7 +239,11 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			defer conn.Exec(t.Context(), "DROP SCHEMA "+quoted+" CASCADE")
+			defer func() {
+				if _, err := conn.Exec(t.Context(), "DROP SCHEMA "+quoted+" CASCADE"); err != nil {
+					t.Error(err)
+				}
+			}()
 			text, err := os.ReadFile("../migrations/schema.sql")
 			if err != nil {
 				t.Fatal(err)

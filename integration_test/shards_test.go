@@ -45,13 +45,12 @@ func (w world) grantFrom(a, b int, requests ...ratelimit.Request) ratelimit.Resu
 	return result
 }
 
-func (w world) charge(requests ...ratelimit.Request) ratelimit.Result {
+func (w world) charge(requests ...ratelimit.Request) {
 	w.Helper()
 	result, err := w.limiter.Charge(w.Context(), w.db, requests...)
 	if err != nil || !result.OK {
 		w.Fatalf("charge: %+v, %v", result, err)
 	}
-	return result
 }
 
 func sharded(name string, n int, options ...ratelimit.Option) ratelimit.Limit {
@@ -337,8 +336,7 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 					for {
 						count := float64(1 + g%3)
 						_, err := limiter.Consume(t.Context(), pool, limit.Global().Count(count))
-						var exceeded *ratelimit.ExceededError
-						if errors.As(err, &exceeded) {
+						if errors.As(err, new(*ratelimit.ExceededError)) {
 							return
 						}
 						if err != nil {
@@ -369,8 +367,7 @@ func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 		wg.Go(func() {
 			for {
 				_, err := limiter.Consume(t.Context(), pool, limit.Global())
-				var exceeded *ratelimit.ExceededError
-				if errors.As(err, &exceeded) {
+				if errors.As(err, new(*ratelimit.ExceededError)) {
 					return
 				}
 				if err != nil {
