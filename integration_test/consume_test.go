@@ -35,7 +35,7 @@ func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 		}
 		result, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
 		var exceeded *ratelimit.ExceededError
-		if !errors.As(err, &exceeded) || result.OK || exceeded.Result.RetryAfter != 6*time.Second {
+		if !errors.As(err, &exceeded) || result.OK || exceeded.RetryAfter != 6*time.Second {
 			t.Fatalf("call 21: %+v, %v; want a denial for 6 s", result, err)
 		}
 		clock.Advance(6*time.Second - time.Microsecond)

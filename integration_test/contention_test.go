@@ -19,8 +19,7 @@ import (
 
 // sqlState is the SQLSTATE of an error, or empty.
 func sqlState(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pgErr.Code
 	}
 	return ""

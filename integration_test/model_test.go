@@ -306,7 +306,7 @@ func playModel(t *testing.T, calls int) {
 			denied++
 		}
 		if verb == "consume" && got {
-			consumptions = append(consumptions, result.RetryAt)
+			consumptions = append(consumptions, result.At)
 		}
 		if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
 			t.Fatalf("%s\nthe table:  %v\nthe model: %v", story, table, m)
@@ -414,7 +414,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 						err = errRollback
 					}
 					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.RetryAt, requests...)
+						_, err = limiter.Refund(ctx, tx, result.At, requests...)
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
@@ -425,7 +425,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 				case err != nil && !errors.Is(err, errRollback) && !errors.Is(err, ratelimit.ErrExceedsCapacity):
 					t.Errorf("%+v: %v", asks, err)
 				case err == nil:
-					at := result.RetryAt.Add(-result.RetryAfter)
+					at := result.At
 					mu.Lock()
 					for _, a := range asks {
 						id := rowsOf{a.limit.Name(), a.key}

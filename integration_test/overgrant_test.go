@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -43,7 +42,7 @@ func (g *grants) bound() int {
 }
 
 // hammer lets 64 goroutines ask for one token of one key for 3 s.
-func hammer(t *testing.T, pool *pgxpool.Pool, consume func(ctx context.Context) (at time.Time, granted bool, err error)) *grants {
+func hammer(t *testing.T, consume func(ctx context.Context) (at time.Time, granted bool, err error)) *grants {
 	t.Helper()
 	var g grants
 	var wg sync.WaitGroup
@@ -90,10 +89,10 @@ func TestOverGrant(t *testing.T) {
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			pool := newPool(t, 64)
-			exact(t, hammer(t, pool, func(ctx context.Context) (at time.Time, granted bool, err error) {
+			exact(t, hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
 				err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 					result, err := limiter.Consume(ctx, tx, limit.Key("k"))
-					at = result.RetryAt
+					at = result.At
 					return err
 				}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 				if denied(err) {
@@ -105,12 +104,12 @@ func TestOverGrant(t *testing.T) {
 	}
 	t.Run("autocommit", func(t *testing.T) {
 		pool := newPool(t, 64)
-		exact(t, hammer(t, pool, func(ctx context.Context) (time.Time, bool, error) {
+		exact(t, hammer(t, func(ctx context.Context) (time.Time, bool, error) {
 			result, err := limiter.Consume(ctx, pool, limit.Key("k"))
 			if denied(err) {
 				return time.Time{}, false, nil
 			}
-			return result.RetryAt, err == nil, err
+			return result.At, err == nil, err
 		}))
 	})
 
@@ -120,7 +119,7 @@ func TestOverGrant(t *testing.T) {
 		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
 			t.Fatal(err)
 		}
-		g := hammer(t, pool, func(ctx context.Context) (at time.Time, granted bool, err error) {
+		g := hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
 			err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 				var value float64
 				var ts time.Time

@@ -7,6 +7,8 @@
 //	...
 //	_, err = provider.Up(ctx)
 //
+// If several processes may migrate at once, give goose a session locker (goose.WithSessionLocker).
+//
 // Everything is made in the schema that comes first in the search_path of the connection, and belongs to the role that
 // runs the migration. Other tools can run schema.sql, which is the Up part of every migration, in order.
 package migrations

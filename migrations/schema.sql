@@ -77,8 +77,9 @@ DECLARE
     upto timestamptz;
     one  boolean;
 BEGIN
-    IF (name <> '' AND rate > 0 AND rate <= 1e15 AND period > '0' AND capacity >= 0 AND capacity <= 1e15
-        AND count >= 0 AND count <= 1e15 AND floor <= 0 AND capacity - count >= floor) IS NOT TRUE THEN
+    IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
+        AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
+        AND floor <= 0 AND capacity - count >= floor) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s can never be granted',
             quote_nullable(name), count, rate, period, capacity, floor);
     END IF;
@@ -180,17 +181,17 @@ DECLARE
     n      double precision;
     take   double precision;
 BEGIN
-    IF (op IN ('consume', 'check', 'refund') AND cardinality(names) > 0
+    IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
         AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
             cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
             cardinality(shard_b)])) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund';
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
     END IF;
     FOR i IN 1..cardinality(names) LOOP
-        IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] > 0 AND rates[i] <= 1e15 AND periods[i] > '0'
-            AND capacities[i] >= 0 AND capacities[i] <= 1e15 AND shards[i] BETWEEN 1 AND 1000
+        IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
+            AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
             AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
-            AND counts[i] >= 0 AND counts[i] <= 1e15 AND floors[i] <= 0
+            AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
             AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s can never be granted',
                 quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);

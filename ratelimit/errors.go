@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 )
@@ -17,11 +18,12 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // ExceededError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
 // nothing was consumed.
 type ExceededError struct {
-	// Result tells of every request of the call: those that are not OK were denied.
-	Result Result
+	// Result tells when to try again, and of every request of the call: those that are not OK were denied.
+	Result
 }
 
-// Error names every limit that denied, but not the keys, which may be personal data; they are in the Result.
+// Error names every limit that denied, but not the keys, which may be personal data; they are in the Result. What remains
+// is rounded down, the wait up.
 func (e *ExceededError) Error() string {
 	var b strings.Builder
 	b.WriteString("ratelimit: exceeded: ")
@@ -29,16 +31,16 @@ func (e *ExceededError) Error() string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		fmt.Fprintf(&b, "%s (%.6g asked, %.6g of %.6g remaining)", s.Limit.Name(), s.Count, s.Remaining, s.Limit.Capacity())
+		fmt.Fprintf(&b, "%s (%v asked, %v of %v remaining)", s.Limit.Name(), s.Count, math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity())
 	}
-	fmt.Fprintf(&b, "; retry in %v", e.Result.RetryAfter.Round(time.Millisecond))
+	fmt.Fprintf(&b, "; retry in %v", (e.RetryAfter + time.Millisecond - 1).Truncate(time.Millisecond))
 	return b.String()
 }
 
 // Denied lists the requests that were denied.
 func (e *ExceededError) Denied() []Status {
 	var denied []Status
-	for _, s := range e.Result.Requests {
+	for _, s := range e.Requests {
 		if !s.OK {
 			denied = append(denied, s)
 		}

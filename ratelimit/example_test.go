@@ -35,8 +35,9 @@ func ExampleLimiter_Consume() {
 		return err
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx) })
-	if exceeded, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
-		time.Sleep(exceeded.Result.RetryAfter)
+	var exceeded *ratelimit.ExceededError
+	if errors.As(err, &exceeded) {
+		time.Sleep(exceeded.RetryAfter)
 	}
 }
 

@@ -13,10 +13,11 @@ import (
 
 // Bounds of what a limit or a request may hold. Tokens are doubles, exact for whole numbers far beyond MaxTokens.
 const (
-	MaxTokens  = 1e15 // rate, capacity, maxReserved, count
-	MaxNameLen = 255  // bytes
-	MaxKeyLen  = 1024 // bytes, after several parts have been joined
-	MaxShards  = 1000
+	MinTokens  = 1e-15 // rate; and capacity, maxReserved and count where they are not 0
+	MaxTokens  = 1e15  // the same
+	MaxNameLen = 255   // bytes
+	MaxKeyLen  = 1024  // bytes, after several parts have been joined
+	MaxShards  = 100
 )
 
 // Kind is how a limit refills.
@@ -97,9 +98,9 @@ func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 // New makes a limit from its definition as data. It returns an error that matches [ErrInvalid] unless
 //
 //   - the name is valid UTF-8 without NUL, 1 to [MaxNameLen] bytes long,
-//   - 0 < rate <= [MaxTokens], with the fraction that you like,
+//   - [MinTokens] <= rate <= [MaxTokens],
 //   - the period is a whole number of microseconds, at least one,
-//   - 0 <= capacity, maxReserved <= MaxTokens,
+//   - capacity and maxReserved are 0 or within the same bounds,
 //   - start is between the years 1 and 9999, and only there for a fixed window,
 //   - 0 <= shards <= [MaxShards] (0 is 1).
 func New(c Config) (Limit, error) {
@@ -131,14 +132,14 @@ func New(c Config) (Limit, error) {
 	switch {
 	case c.Kind != KindTokenBucket && c.Kind != KindFixedWindow:
 		return wrong("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
-	case !(c.Rate > 0 && c.Rate <= MaxTokens): // written so that NaN is refused
-		return wrong("rate %v is not above 0 and at most %v", c.Rate, float64(MaxTokens))
+	case c.Rate == 0 || !countable(c.Rate):
+		return wrong("rate %v is not between %v and %v", c.Rate, MinTokens, MaxTokens)
 	case c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0:
 		return wrong("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
-	case !(l.numbers.Capacity >= 0 && l.numbers.Capacity <= MaxTokens):
-		return wrong("capacity %v is not between 0 and %v", l.numbers.Capacity, float64(MaxTokens))
-	case c.MaxReserved != nil && !(l.maxReserved >= 0 && l.maxReserved <= MaxTokens):
-		return wrong("maxReserved %v is not between 0 and %v", l.maxReserved, float64(MaxTokens))
+	case !countable(l.numbers.Capacity):
+		return wrong("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, MinTokens, MaxTokens)
+	case c.MaxReserved != nil && !countable(l.maxReserved):
+		return wrong("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, MinTokens, MaxTokens)
 	case c.Start != nil && c.Kind != KindFixedWindow:
 		return wrong("a token bucket has no start")
 	case c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999):
@@ -158,6 +159,15 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("%w: the zero Limit is none; use TokenBucket, FixedWindow or New", ErrInvalid)
 	}
 	return l.err
+}
+
+// String describes the limit for logs.
+func (l Limit) String() string {
+	kind := KindTokenBucket
+	if l.numbers.Window {
+		kind = KindFixedWindow
+	}
+	return fmt.Sprintf("%s: %s, %v per %v, capacity %v", l.name, kind, l.numbers.Rate, l.numbers.Period, l.numbers.Capacity)
 }
 
 // Name is the name under which the limit's rows live.
@@ -200,6 +210,11 @@ func (l Limit) forKey(key string) algebra.Limit {
 // gridStart is the first instant, from the year 1 on, of the grid with that offset.
 func (l Limit) gridStart(offset algebra.Micros) algebra.Micros {
 	return algebra.Min + offset%algebra.Micros(l.numbers.Period.Microseconds())
+}
+
+// countable says whether tokens is a number of them. NaN is none.
+func countable(tokens float64) bool {
+	return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens
 }
 
 // checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty.

@@ -66,10 +66,9 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 	return l.do(ctx, db, verbCharge, time.Time{}, requests)
 }
 
-// Refund gives tokens back: all or part of what was consumed at that instant, which is the RetryAt of the result that
-// Consume returned (the instant of the decision, or for a reservation when its work was to run). It never fills a limit
-// above its capacity, and it never gives back to a fixed window what was consumed in one that is over: that would break
-// the present window's cap, so such a refund does nothing.
+// Refund gives tokens back: all or part of what was consumed at that instant, [Result.At] of the consumption. It never
+// fills a limit above its capacity, and it gives nothing back to a fixed window once the window of the consumption is over:
+// that would break the present window's cap.
 //
 // A rollback refunds by itself. To refund exactly once, do it in the transaction that marks the work as undone.
 func (l *Limiter) Refund(ctx context.Context, db DB, consumedAt time.Time, requests ...Request) (Result, error) {

@@ -110,8 +110,8 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		if !(r.tokens >= 0 && r.tokens <= MaxTokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is not between 0 and %v", ErrInvalid, r.limit.name, r.tokens, float64(MaxTokens))
+		if !countable(r.tokens) {
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -132,7 +132,7 @@ func demands(v verb, requests []Request) ([]demand, error) {
 	}
 	for _, d := range ds {
 		if d.count > MaxTokens {
-			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, float64(MaxTokens))
+			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
 		}
 		if v != verbRefund && v != verbReset && d.limit.numbers.Capacity-d.count < d.floor {
 			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",

@@ -12,12 +12,15 @@ type Result struct {
 	// OK says whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
+	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption.
+	At time.Time
+
 	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
 	// been refilled. If it was denied, it is the first instant at which the very same call would be granted if nobody else
 	// consumed in between. For several requests it is the latest of theirs. It is never later than the year 9999.
 	RetryAt time.Time
 
-	// RetryAfter is the time from the decision to RetryAt, measured on the clock that decided: a timer needs no agreement
+	// RetryAfter is the time from At to RetryAt, measured on the clock that decided: a timer needs no agreement
 	// on what time it is.
 	RetryAfter time.Duration
 
@@ -68,7 +71,7 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 			Remaining: numbers.Total(rows, now),
 		}
 		if numbers.Window {
-			s.ResetAt = (numbers.UpTo(now) + algebra.Micros(numbers.Period.Microseconds())).Time()
+			s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
 		} else {
 			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
 		}
@@ -93,6 +96,7 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 		}
 	}
 	result.OK = granted
+	result.At = now.Time()
 	result.RetryAt = retryAt.Time()
-	result.RetryAfter = result.RetryAt.Sub(now.Time()) // saturates at 292 years
+	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
 }

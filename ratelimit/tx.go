@@ -54,6 +54,9 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Con
 	for _, option := range options {
 		option(&o)
 	}
+	if db == nil || fn == nil {
+		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
+	}
 	for attempt := 1; ; attempt++ {
 		err := once(ctx, db, o.isolation, fn)
 		if err == nil || !retryable(err) {

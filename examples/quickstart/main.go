@@ -176,16 +176,16 @@ func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error
 	if !denied {
 		return err
 	}
-	retryAt := denial.Result.RetryAt
+	retryAt := denial.RetryAt
 	fmt.Fprintf(out, "   %d messages sent, then: %v\n", sent, denial)
-	fmt.Fprintf(out, "   RetryAt %s, RetryAfter %v\n", clock(retryAt), denial.Result.RetryAfter)
+	fmt.Fprintf(out, "   RetryAt %s, RetryAfter %v\n", clock(retryAt), denial.RetryAfter)
 	if sent < 5 {
 		return fmt.Errorf("a burst of %d messages, want 5", sent)
 	}
 
 	for {
 		// RetryAfter was measured by the database, so that it does not matter what time this machine thinks it is.
-		if err := wait(ctx, denial.Result.RetryAfter); err != nil {
+		if err := wait(ctx, denial.RetryAfter); err != nil {
 			return err
 		}
 		sentAt, err := send(ctx, pool, "ann", "hello again")

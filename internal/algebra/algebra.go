@@ -19,7 +19,7 @@ type Micros int64
 // The instants that the arithmetic is defined for.
 var (
 	Min = At(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC))
-	Max = At(time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC))
+	Max = At(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)) - 1
 )
 
 // At truncates t to microseconds.

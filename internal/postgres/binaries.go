@@ -45,8 +45,8 @@ func findBinaries(patterns []string) (string, error) {
 
 	if initdb, err := exec.LookPath("initdb"); err == nil {
 		// What PATH holds may be a link into a directory with all of them.
-		if real, err := filepath.EvalSymlinks(initdb); err == nil {
-			if bin, err := filepath.Abs(filepath.Dir(real)); err == nil && holdsServer(bin) {
+		if target, err := filepath.EvalSymlinks(initdb); err == nil {
+			if bin, err := filepath.Abs(filepath.Dir(target)); err == nil && holdsServer(bin) {
 				return bin, nil
 			}
 		}

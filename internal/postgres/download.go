@@ -64,7 +64,7 @@ func downloadBinaries() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	port, err := freePort()
 	if err != nil {
 		return "", err

@@ -25,6 +25,7 @@ const envChild = "TXLIMIT_TEST_CHILD"
 func TestMain(m *testing.M) {
 	switch os.Getenv(envChild) {
 	case "":
+		_ = os.Unsetenv(envLadder) // that a developer has set: each test says which rungs it means
 		os.Exit(m.Run())
 	case "serve": // prints the URL of a server, and ends when told how
 		s, err := Start(context.Background())
@@ -178,7 +179,7 @@ func TestServersAtOnceAreSeparate(t *testing.T) {
 			t.Error(errs[i])
 			continue
 		}
-		defer s.Close()
+		defer func() { _ = s.Close() }()
 		dirs[clusterDir(t, s.URL())] = true
 	}
 	if len(dirs) != n {
@@ -315,7 +316,7 @@ func TestURLThatCannotBeUsedIsAnErrorAtOnce(t *testing.T) {
 		t.Setenv(envURL, url)
 		s, err := Start(t.Context())
 		if err == nil {
-			s.Close()
+			_ = s.Close()
 			t.Fatalf("%s: fell through to %v", url, s)
 		}
 		t.Log(err)
@@ -333,7 +334,7 @@ func TestNamedBinariesThatAreNoneAreAnErrorAtOnce(t *testing.T) {
 	t.Setenv(envBin, t.TempDir())
 	s, err := Start(t.Context())
 	if err == nil {
-		s.Close()
+		_ = s.Close()
 		t.Fatalf("fell through to %v", s)
 	}
 	if !strings.Contains(err.Error(), envBin) || strings.Contains(err.Error(), "docker") {
