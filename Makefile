@@ -37,7 +37,7 @@ lint:
 
 generated:
 	@echo "migrations/schema.sql as its generator prints it"
-	@cd migrations && go run schema.go | diff -u schema.sql - || { echo "schema.sql is out of date, run make generate"; exit 1; }
+	@cd migrations && go run generate.go | diff -u schema.sql - || { echo "schema.sql is out of date, run make generate"; exit 1; }
 	$(SQLC) diff
 
 tidied:
@@ -47,7 +47,7 @@ tidied:
 	done
 
 generate: ## write migrations/schema.sql and internal/dbsqlc from the migrations and queries
-	cd migrations && go run schema.go > schema.sql.new && mv schema.sql.new schema.sql
+	cd migrations && go run generate.go > schema.sql.new && mv schema.sql.new schema.sql
 	$(SQLC) generate
 
 bench: ## run the benchmarks

@@ -80,7 +80,7 @@ BEGIN
     IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
         AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
         AND floor <= 0 AND capacity - count >= floor) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s can never be granted',
+        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
             quote_nullable(name), count, rate, period, capacity, floor);
     END IF;
     FOR attempt IN 1..100 LOOP
@@ -144,7 +144,7 @@ $ddl$, '@extschema@', quote_ident(current_schema()));
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
 -- shards to choose between. A sharded limit has rate/shards, capacity/shards and floor/shards in each row.
 --
--- Answers one row. granted, at, and the states: for each place (ord) that was looked at its rows, as they are now when
+-- Answers one row. granted, at, and the states: the rows of each place (ord), in the order of their shards, as they are now when
 -- granted, as they were when the denial was decided. A limit without rows is full and has none. A sharded limit that
 -- took from one shard answers that shard alone.
 --
@@ -157,7 +157,7 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
     OUT granted boolean, OUT at timestamptz,
-    OUT ord integer[], OUT shard smallint[], OUT value double precision[], OUT ts timestamptz[]
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -178,7 +178,6 @@ DECLARE
     rec    record;
     i      integer;
     m      integer;
-    n      double precision;
     take   double precision;
 BEGIN
     IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
@@ -193,7 +192,7 @@ BEGIN
             AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
             AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
             AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s can never be granted',
+            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                 quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
         END IF;
     END LOOP;
@@ -232,22 +231,21 @@ BEGIN
         -- 2. If there is one for each, take from them. Each UPDATE locks its row, and evaluates the WHERE again on what it
         -- waited for (or raises 40001). If one fails, the subtransaction gives everything back, locks included.
         IF cardinality(picks) = cardinality(names) THEN
-            ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+            ord := '{}'; value := '{}'; ts := '{}';
             BEGIN
                 FOREACH i IN ARRAY places LOOP
-                    n := shards[i];
                     UPDATE @extschema@.rate_limits AS r
-                       SET value = @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / n, periods[i],
-                               capacities[i] / n, starts[i]) - counts[i],
+                       SET value = @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
+                               capacities[i] / shards[i], starts[i]) - counts[i],
                            ts = greatest(r.ts, upto[i])
-                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard = picks[i] AND r.shards = n
-                       AND @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / n, periods[i],
-                               capacities[i] / n, starts[i]) - counts[i] >= CASE WHEN n = 1 THEN floors[i] ELSE 0 END
-                    RETURNING r.shard, r.value, r.ts INTO rec;
+                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard = picks[i] AND r.shards = shards[i]
+                       AND @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
+                               capacities[i] / shards[i], starts[i]) - counts[i] >= CASE WHEN shards[i] = 1 THEN floors[i] ELSE 0 END
+                    RETURNING r.value, r.ts INTO rec;
                     IF NOT FOUND THEN
                         RAISE SQLSTATE 'RL001';
                     END IF;
-                    ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                    ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
                 END LOOP;
                 granted := true;
                 RETURN;
@@ -274,12 +272,12 @@ BEGIN
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
                 granted := true;
-                ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+                ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
                     rows[i] := 0; totals[i] := capacities[i]; alike[i] := false; latest[i] := upto[i];
                     FOR rec IN
-                        SELECT r.shard, r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
+                        SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
@@ -287,7 +285,7 @@ BEGIN
                         totals[i] := CASE WHEN rows[i] = 0 THEN 0 ELSE totals[i] END + @extschema@.ratelimit_available(rec.value, rec.ts,
                             upto[i], rates[i] / rec.m, periods[i], capacities[i] / rec.m, starts[i]);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
-                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
                     END LOOP;
                     granted := granted AND totals[i] - counts[i] >= floors[i]
                         - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
@@ -302,37 +300,36 @@ BEGIN
 
             -- 4. Take or give, and spread what is left evenly.
             granted := true;
-            ord := '{}'; shard := '{}'; value := '{}'; ts := '{}';
+            ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                n := shards[i];
                 take := counts[i];
                 IF op = 'refund' THEN
                     CONTINUE WHEN rows[i] = 0; -- full
                     take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i]) < upto[i] THEN 0 ELSE -counts[i] END;
                 END IF;
-                IF rows[i] = n AND alike[i] THEN
+                IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE @extschema@.rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / n, ts = greatest(r.ts, upto[i])
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, upto[i])
                          WHERE r.name = names[i] AND r.key = keys[i]
-                        RETURNING r.shard, r.value, r.ts
+                        RETURNING r.value, r.ts
                     LOOP
-                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
                     END LOOP;
                 ELSE -- first use, or another number of shards
                     DELETE FROM @extschema@.rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
                         INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, n, least(totals[i] - take, capacities[i]) / n, latest[i]
+                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i], latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
-                        RETURNING r.shard, r.value, r.ts
+                        RETURNING r.value, r.ts
                     LOOP
                         m := m + 1;
-                        ord := ord || i; shard := shard || rec.shard; value := value || rec.value; ts := ts || rec.ts;
+                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
                     END LOOP;
-                    IF m <> n THEN
+                    IF m <> shards[i] THEN
                         RAISE SQLSTATE 'RL001';
                     END IF;
                 END IF;

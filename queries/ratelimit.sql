@@ -6,7 +6,7 @@ SELECT r.granted, r.at, r.value, r.ts
       @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r;
 
 -- name: Apply :one
-SELECT r.granted, r.at, r.ord, r.shard, r.value, r.ts
+SELECT r.granted, r.at, r.ord, r.value, r.ts
   FROM ratelimit_apply(
       @op::text, @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],

@@ -8,11 +8,13 @@ import (
 	"time"
 )
 
-// ErrInvalid is matched by the errors for a limit or a request that is wrong in itself. Nothing was sent to the server.
+// ErrInvalid is matched by the errors for a limit or a request that is wrong in itself: from [New], [Limit.Validate], every
+// verb and [Limiter.InTx]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
-// above capacity + maxReserved. Waiting does not help. Nothing was sent to the server.
+// above capacity + maxReserved. [Limiter.Consume] and [Limiter.Check] return it. Waiting does not help. Nothing was sent to
+// the server.
 var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
 // ExceededError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
@@ -25,16 +27,22 @@ type ExceededError struct {
 // Error names every limit that denied, but not the keys, which may be personal data; they are in the Result. What remains
 // is rounded down, the wait up.
 func (e *ExceededError) Error() string {
-	var b strings.Builder
-	b.WriteString("ratelimit: exceeded: ")
-	for i, s := range e.Denied() {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%s (%v asked, %v of %v remaining)", s.Limit.Name(), s.Count, math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity())
+	type bucket struct{ name, key string }
+	asked := map[bucket]float64{}
+	for _, s := range e.Denied() {
+		asked[bucket{s.Limit.name, s.Key}] += s.Count
 	}
-	fmt.Fprintf(&b, "; retry in %v", (e.RetryAfter + time.Millisecond - 1).Truncate(time.Millisecond))
-	return b.String()
+	var denied []string
+	for _, s := range e.Denied() {
+		id := bucket{s.Limit.name, s.Key}
+		if count, first := asked[id]; first {
+			delete(asked, id)
+			denied = append(denied, fmt.Sprintf("%s (%v asked, %v of %v remaining%s)", s.Limit.name, count,
+				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
+		}
+	}
+	wait := (e.RetryAfter + time.Millisecond - 1).Truncate(time.Millisecond)
+	return fmt.Sprintf("ratelimit: exceeded: %s; retry in %v", strings.Join(denied, ", "), wait)
 }
 
 // Denied lists the requests that were denied.

@@ -41,22 +41,25 @@ func ExampleLimiter_Consume() {
 	}
 }
 
-// Failed logins: consume first, on the pool, so that it outlives the rollback of the login; reset on success.
+// Failed logins: consume first, on the pool and before the login's transaction begins, so that it outlives its rollback and
+// needs no second connection; reset on success.
 func ExampleLimiter_Reset() {
-	login := func(ctx context.Context, tx pgx.Tx) error {
+	login := func(ctx context.Context) error {
 		if _, err := limits.Consume(ctx, pool, failedLogins.Key(userID)); err != nil {
 			return err
 		}
-		ok, err := passwordOK(ctx, tx, userID)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return errWrongPassword
-		}
-		return limits.Reset(ctx, tx, failedLogins.Key(userID))
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			ok, err := passwordOK(ctx, tx, userID)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return errWrongPassword
+			}
+			return limits.Reset(ctx, tx, failedLogins.Key(userID))
+		})
 	}
-	_ = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return login(ctx, tx) })
+	_ = login(ctx)
 }
 
 // Reserve and schedule in one commit. With River it would be

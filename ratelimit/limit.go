@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -67,8 +68,7 @@ func define(kind Kind, name string, rate float64, period time.Duration, options 
 	for _, option := range options {
 		option(&c)
 	}
-	l, err := New(c)
-	l.name, l.err = name, err
+	l, _ := New(c) // which the limit remembers
 	return l
 }
 
@@ -95,64 +95,6 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 // so a sharded limit grants no more than an unsharded one, and at times a little less.
 func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 
-// New makes a limit from its definition as data. It returns an error that matches [ErrInvalid] unless
-//
-//   - the name is valid UTF-8 without NUL, 1 to [MaxNameLen] bytes long,
-//   - [MinTokens] <= rate <= [MaxTokens],
-//   - the period is a whole number of microseconds, at least one,
-//   - capacity and maxReserved are 0 or within the same bounds,
-//   - start is between the years 1 and 9999, and only there for a fixed window,
-//   - 0 <= shards <= [MaxShards] (0 is 1).
-func New(c Config) (Limit, error) {
-	if err := checkText("name", c.Name, MaxNameLen); err != nil {
-		return Limit{err: err}, err
-	}
-	l := Limit{
-		name:        c.Name,
-		maxReserved: math.Inf(1),
-		shards:      max(c.Shards, 1),
-		numbers: algebra.Limit{
-			Rate: c.Rate, Period: time.Duration(c.Period), Capacity: c.Rate, Window: c.Kind == KindFixedWindow,
-		},
-	}
-	if c.Capacity != nil {
-		l.numbers.Capacity = *c.Capacity
-	}
-	if c.MaxReserved != nil {
-		l.maxReserved = *c.MaxReserved
-	}
-	if c.Start != nil {
-		l.hasStart, l.start = true, c.Start.UTC()
-	}
-
-	wrong := func(format string, args ...any) (Limit, error) {
-		l.err = fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, fmt.Sprintf(format, args...))
-		return l, l.err
-	}
-	switch {
-	case c.Kind != KindTokenBucket && c.Kind != KindFixedWindow:
-		return wrong("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
-	case c.Rate == 0 || !countable(c.Rate):
-		return wrong("rate %v is not between %v and %v", c.Rate, MinTokens, MaxTokens)
-	case c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0:
-		return wrong("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
-	case !countable(l.numbers.Capacity):
-		return wrong("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, MinTokens, MaxTokens)
-	case c.MaxReserved != nil && !countable(l.maxReserved):
-		return wrong("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, MinTokens, MaxTokens)
-	case c.Start != nil && c.Kind != KindFixedWindow:
-		return wrong("a token bucket has no start")
-	case c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999):
-		return wrong("start %v is not between the years 1 and 9999", c.Start)
-	case c.Shards < 0 || c.Shards > MaxShards:
-		return wrong("%d shards are not between 1 and %d", c.Shards, MaxShards)
-	}
-	if l.hasStart {
-		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
-	}
-	return l, nil
-}
-
 // Validate says what is wrong with the definition: an error that matches [ErrInvalid], or nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
@@ -163,11 +105,23 @@ func (l Limit) Validate() error {
 
 // String describes the limit for logs.
 func (l Limit) String() string {
-	kind := KindTokenBucket
-	if l.numbers.Window {
-		kind = KindFixedWindow
+	c := l.Config()
+	text := fmt.Sprintf("%s: %s, %v per %v, capacity %v%s", c.Name, c.Kind, c.Rate, time.Duration(c.Period), l.Capacity(), l.reservable())
+	if c.Start != nil {
+		text += fmt.Sprintf(", start %v", c.Start.Format(time.RFC3339))
 	}
-	return fmt.Sprintf("%s: %s, %v per %v, capacity %v", l.name, kind, l.numbers.Rate, l.numbers.Period, l.numbers.Capacity)
+	if c.Shards > 1 {
+		text += fmt.Sprintf(", %d shards", c.Shards)
+	}
+	return text
+}
+
+// reservable says, for texts, what may be reserved, if there is a bound.
+func (l Limit) reservable() string {
+	if math.IsInf(l.maxReserved, 1) {
+		return ""
+	}
+	return fmt.Sprintf(", at most %v reserved", l.maxReserved)
 }
 
 // Name is the name under which the limit's rows live.
@@ -226,11 +180,8 @@ func checkText(what, s string, maxLen int) error {
 		return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxLen)
 	case !utf8.ValidString(s):
 		return fmt.Errorf("%w: %s %q is not valid UTF-8", ErrInvalid, what, s)
-	}
-	for i := range len(s) {
-		if s[i] == 0 {
-			return fmt.Errorf("%w: %s %q has a NUL byte", ErrInvalid, what, s)
-		}
+	case strings.IndexByte(s, 0) >= 0:
+		return fmt.Errorf("%w: %s %q has a NUL byte", ErrInvalid, what, s)
 	}
 	return nil
 }

@@ -15,7 +15,9 @@ import (
 )
 
 // DB is where a limiter works: the three methods that pgx.Tx, *pgx.Conn and *pgxpool.Pool have in common. On a transaction,
-// a call is part of it. On a connection or a pool, a call is a transaction of its own.
+// a call is part of it. On a connection or a pool, a call is a transaction of its own: make it before another transaction of
+// the same goroutine begins, since inside it would need a second connection of the pool, and would wait for ever for a row
+// that the transaction itself has locked.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -28,21 +30,27 @@ type DB interface {
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one round trip.
 type Limiter struct {
-	// Clock tells the time, for tests and replays. nil is the database's clock_timestamp(), the one clock that all
-	// processes share. It must stay between the years 1000 and 9999.
+	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's
+	// clock_timestamp(), the one clock that all processes share. It must stay between the years 1000 and 9999.
 	Clock func() time.Time
 
 	// Observer is called after every call of a verb, before it returns, with what came of it: for metrics, logs, alarms. A
-	// denial leaves no trace in the database. In a transaction the decision holds only if that commits.
+	// denial leaves no row behind that one could look up later. In a transaction the decision holds only if that commits.
+	//
+	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
+	// be quick, and must not use the transaction.
 	Observer func(ctx context.Context, d Decision)
 }
 
 // Decision is what an observer is told.
 type Decision struct {
-	Verb   string // consume, check, charge, refund or reset
-	Result Result // if Err is none of a denial, only the Limit, Key and Count of its requests are set
-	Err    error  // what the caller gets: nil, an *ExceededError, or another error
-	Took   time.Duration
+	Verb string // consume, check, charge, refund or reset
+
+	// Result is the caller's. If Err is set and no *ExceededError, and for reset, its requests hold only Limit, Key and
+	// Count. A check that says no has OK false and no Err.
+	Result Result
+	Err    error         // the caller's
+	Took   time.Duration // of the call, with the wait for other transactions that hold the row
 }
 
 // Consume takes the tokens of all requests, or of none. A denial is an [*ExceededError], and the result beside it says the
@@ -61,14 +69,14 @@ func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result
 }
 
 // Charge takes the tokens unconditionally, below -maxReserved if need be: a cost that has already been incurred, such as
-// what an estimate fell short of. RetryAt is when the debt will have been refilled.
+// what an estimate fell short of. It is always OK; RetryAt is when what is owed will have been refilled.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbCharge, time.Time{}, requests)
 }
 
 // Refund gives tokens back: all or part of what was consumed at that instant, [Result.At] of the consumption. It never
 // fills a limit above its capacity, and it gives nothing back to a fixed window once the window of the consumption is over:
-// that would break the present window's cap.
+// that would break the present window's cap. It is always OK; RetryAt is when what is still owed will have been refilled.
 //
 // A rollback refunds by itself. To refund exactly once, do it in the transaction that marks the work as undone.
 func (l *Limiter) Refund(ctx context.Context, db DB, consumedAt time.Time, requests ...Request) (Result, error) {
@@ -122,10 +130,14 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Tim
 	switch {
 	case v == verbReset:
 		err = reset(ctx, q, ds)
+		result.OK = err == nil
 	case (v == verbConsume || v == verbCharge) && len(ds) == 1 && ds[0].limit.shards == 1:
 		err = consume(ctx, q, ds[0], now, result)
 	default:
 		err = apply(ctx, q, v, ds, consumed, now, result)
+	}
+	if sqlState(err) == "42883" { // undefined_function, which has several causes
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
 	}
 	if err != nil {
 		return fmt.Errorf("ratelimit: %s: %w", v, err)

@@ -17,7 +17,8 @@ type Request struct {
 }
 
 // Key makes a request for one token of a key's share of the limit: a user, a team, an address. A key of several parts
-// ("eu", userID) is joined so that no other parts make the same key.
+// ("eu", userID) is stored as "eu|userID", with a backslash before each "|" and backslash of the parts, so that no other
+// parts make the same key.
 //
 // No part may be empty: an empty user id must not be everybody's bucket. A limit without keys is asked for with
 // [Limit.Global]. The key is stored in the clear; hash what should not be (an address, an e-mail).
@@ -40,7 +41,7 @@ func (l Limit) Key(parts ...string) Request {
 	return r
 }
 
-// Global makes a request for one token of a limit that has no keys.
+// Global makes a request for one token of a limit that has no keys. It is stored with an empty key.
 func (l Limit) Global() Request {
 	return Request{limit: l, tokens: 1, err: l.Validate()}
 }
@@ -58,21 +59,16 @@ func (r Request) Reserve() Request {
 	return r
 }
 
-// joinKey joins with "|", which is escaped in the parts with a backslash, as is the backslash.
+// escape keeps the parts of a key apart.
+var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)
+
+// joinKey joins the parts with "|".
 func joinKey(parts []string) string {
-	var b strings.Builder
+	escaped := make([]string, len(parts))
 	for i, part := range parts {
-		if i > 0 {
-			b.WriteByte('|')
-		}
-		for j := range len(part) {
-			if part[j] == '|' || part[j] == '\\' {
-				b.WriteByte('\\')
-			}
-			b.WriteByte(part[j])
-		}
+		escaped[i] = escape.Replace(part)
 	}
-	return b.String()
+	return strings.Join(escaped, "|")
 }
 
 // verb is what is done with requests.

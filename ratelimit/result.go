@@ -32,7 +32,7 @@ type Result struct {
 // their numbers.
 type Status struct {
 	Limit Limit
-	Key   string  // as stored; empty for a limit without keys
+	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for
 
 	// OK says whether this request was granted or, in a call that was denied, would have been without the others.
@@ -75,17 +75,14 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 		} else {
 			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
 		}
-		var at algebra.Micros
+		at := now
 		switch {
 		case states[i].taken:
 			at = numbers.When(rows, d.limit.shards, 0, 0, now)
-		case s.OK: // would be granted: when the work may run then
-			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
-			if !granted {
-				at = now
-			}
-		default:
+		case !s.OK:
 			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
+		case granted: // by a check: when the work might run
+			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
 		}
 		s.RetryAt = at.Time()
 		retryAt = max(retryAt, at)

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Beginner begins transactions: a *pgxpool.Pool or a *pgx.Conn.
-type Beginner interface {
+// TxBeginner begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
+type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
@@ -41,7 +41,8 @@ const rollbackTimeout = 5 * time.Second
 
 // InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
 // (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
-// so fn must not do anything that a rollback does not undo. When attempts or ctx run out, the error is a [*RetryError].
+// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx during a pause between two, the
+// error is a [*RetryError].
 //
 // fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
@@ -49,7 +50,7 @@ const rollbackTimeout = 5 * time.Second
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed; it is returned as it is.
-func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
+func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
 	o := txOptions{isolation: pgx.Serializable, attempts: 30}
 	for _, option := range options {
 		option(&o)
@@ -69,13 +70,13 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Con
 		select {
 		case <-time.After(rand.N(bound)):
 		case <-ctx.Done():
-			return &RetryError{Attempts: attempt, Err: errors.Join(context.Cause(ctx), err)}
+			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
 		}
 	}
 }
 
 // once runs fn in one transaction.
-func once(ctx context.Context, db Beginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) error {
+func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
 		return fmt.Errorf("ratelimit: begin: %w", err)
@@ -98,17 +99,25 @@ func once(ctx context.Context, db Beginner, isolation pgx.TxIsoLevel, fn func(ct
 	return nil
 }
 
-// retryable says whether the whole transaction should be run again. Every driver's error has the method.
+// retryable says whether the whole transaction should be run again.
 func retryable(err error) bool {
-	var sqlErr interface{ SQLState() string }
-	return errors.As(err, &sqlErr) && (sqlErr.SQLState() == "40001" || sqlErr.SQLState() == "40P01")
+	state := sqlState(err)
+	return state == "40001" || state == "40P01"
+}
+
+// sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
+func sqlState(err error) string {
+	if sqlErr := (interface{ SQLState() string })(nil); errors.As(err, &sqlErr) {
+		return sqlErr.SQLState()
+	}
+	return ""
 }
 
 // RetryError is what [Limiter.InTx] returns when it gives up on a transaction that could not be serialized. Nothing was
 // committed.
 type RetryError struct {
 	Attempts int
-	Err      error // of the last attempt; joined with the context's if that was over
+	Err      error // of the last attempt, with the context's before it if that was over
 }
 
 func (e *RetryError) Error() string {

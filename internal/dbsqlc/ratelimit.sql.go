@@ -13,7 +13,7 @@ import (
 )
 
 const apply = `-- name: Apply :one
-SELECT r.granted, r.at, r.ord, r.shard, r.value, r.ts
+SELECT r.granted, r.at, r.ord, r.value, r.ts
   FROM ratelimit_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
@@ -43,7 +43,6 @@ type ApplyRow struct {
 	Granted pgtype.Bool
 	At      pgtype.Timestamptz
 	Ord     []int32
-	Shard   []int16
 	Value   []float64
 	Ts      []pgtype.Timestamptz
 }
@@ -70,7 +69,6 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) (ApplyRow, error) 
 		&i.Granted,
 		&i.At,
 		&i.Ord,
-		&i.Shard,
 		&i.Value,
 		&i.Ts,
 	)
