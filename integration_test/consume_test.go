@@ -8,20 +8,6 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// clock is a clock that stands still until it is set.
-type clock struct{ now time.Time }
-
-func (c *clock) Now() time.Time          { return c.now }
-func (c *clock) Advance(d time.Duration) { c.now = c.now.Add(d) }
-
-// noon is an ordinary instant.
-var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-
-func newLimiter() (*ratelimit.Limiter, *clock) {
-	c := &clock{now: noon}
-	return &ratelimit.Limiter{Clock: c.Now}, c
-}
-
 func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(20))

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,19 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// sqlState is the SQLSTATE of an error, or empty.
-func sqlState(err error) string {
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return pgErr.Code
-	}
-	return ""
-}
 
 // serializable lets 16 goroutines run transactions for so long, and counts commits and serialization failures.
 func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(ctx context.Context, tx pgx.Tx, goroutine int) error) (commits, failures int64) {

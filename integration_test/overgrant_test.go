@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -66,11 +65,6 @@ func hammer(t *testing.T, consume func(ctx context.Context) (at time.Time, grant
 	wg.Wait()
 	t.Logf("%d grants in %v; the bound is %d", g.n, g.last.Sub(g.first).Round(time.Millisecond), g.bound())
 	return &g
-}
-
-func denied(err error) bool {
-	var exceeded *ratelimit.ExceededError
-	return errors.As(err, &exceeded)
 }
 
 // TestOverGrant is not parallel: it wants the machine for itself.

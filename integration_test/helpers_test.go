@@ -1,9 +1,12 @@
 package integration_test
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -45,4 +48,32 @@ func acquire(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 	}
 	t.Cleanup(conn.Release)
 	return conn.Conn()
+}
+
+// clock is a clock that stands still until it is set.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time          { return c.now }
+func (c *clock) Advance(d time.Duration) { c.now = c.now.Add(d) }
+
+// noon is an ordinary instant.
+var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+func newLimiter() (*ratelimit.Limiter, *clock) {
+	c := &clock{now: noon}
+	return &ratelimit.Limiter{Clock: c.Now}, c
+}
+
+// denied says whether an error is a denial.
+func denied(err error) bool {
+	var exceeded *ratelimit.ExceededError
+	return errors.As(err, &exceeded)
+}
+
+// sqlState is the SQLSTATE of an error, or empty.
+func sqlState(err error) string {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return pgErr.Code
+	}
+	return ""
 }
