@@ -72,6 +72,7 @@ type sum struct {
 	numbers      algebra.Limit
 	shards       int
 	count, floor float64
+	need         float64 // count + floor, without rounding floor
 }
 
 func sums(verb string, asks []ask) []sum {
@@ -89,10 +90,16 @@ func sums(verb string, asks []ask) []sum {
 		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == id })
 		if i < 0 {
 			i = len(ds)
-			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1)})
+			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
 		ds[i].count += a.count
+		ds[i].need = max(ds[i].need, ds[i].count+floor)
 		ds[i].floor = max(ds[i].floor-a.count, floor)
+	}
+	for i, d := range ds {
+		if left := d.numbers.Capacity - d.count; left < d.floor && d.need <= d.numbers.Capacity {
+			ds[i].floor = left
+		}
 	}
 	slices.SortFunc(ds, func(a, b sum) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key)) })
 	return ds
@@ -103,34 +110,35 @@ func possible(ds []sum) bool {
 	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
 }
 
-// do carries out a call at now and says whether it is granted. pick is the two shards to look at.
-func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now algebra.Micros) bool {
+// do carries out a call at now and says whether it is granted, and whether by one shard of each limit. pick is the two shards
+// to look at.
+func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now algebra.Micros) (granted, byOneShard bool) {
 	switch verb {
 	case "reset":
 		for _, d := range ds {
 			delete(m, d.rowsOf)
 		}
-		return true
+		return true, false
 	case "refund":
 		for _, d := range ds {
-			if d.numbers.Window && d.numbers.UpTo(consumedAt) < d.numbers.UpTo(now) {
+			if d.numbers.Window && d.numbers.UpTo(consumedAt) < d.numbers.UpTo(m.latest(d.rowsOf, now)) {
 				d.count = 0
 			}
 			if len(m[d.rowsOf]) > 0 {
 				m.spread(d, -d.count, now)
 			}
 		}
-		return true
+		return true, false
 	}
 	if d := ds[0]; verb != "check" && len(ds) == 1 && d.shards == 1 && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
 		m.spread(d, 0, now) // the short way makes the rows one first, whatever it decides
 	}
 	if verb != "check" && m.takeFromOneShardEach(ds, pick, now) {
-		return true
+		return true, true
 	}
 	for _, d := range ds {
 		if !d.numbers.Enough(m.rows(d.rowsOf), d.shards, d.count, d.floor, now) {
-			return false
+			return false, false
 		}
 	}
 	if verb != "check" {
@@ -138,7 +146,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now al
 			m.spread(d, d.count, now)
 		}
 	}
-	return true
+	return true, false
 }
 
 // takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself.
@@ -174,12 +182,21 @@ func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.M
 	return true
 }
 
+// latest is now, or the latest ts of the rows if that is later.
+func (m model) latest(id rowsOf, now algebra.Micros) algebra.Micros {
+	for _, row := range m[id] {
+		now = max(now, row.TS)
+	}
+	return now
+}
+
 // retryAt is what the call should say after it was carried out.
-func (m model) retryAt(verb string, ds []sum, granted bool, now algebra.Micros) algebra.Micros {
+func (m model) retryAt(verb string, ds []sum, granted, byOneShard bool, now algebra.Micros) algebra.Micros {
 	at := now
 	for _, d := range ds {
 		rows := m.rows(d.rowsOf)
 		switch {
+		case byOneShard && d.shards > 1: // which had enough, whatever the others owe since the clock stepped back
 		case !granted: // and nothing has changed
 			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
 		case verb == "check":
@@ -291,13 +308,13 @@ func playModel(t *testing.T, calls int) {
 			}
 			continue
 		}
-		want := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
+		want, byOneShard := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
 		var exceeded *ratelimit.ExceededError
 		got := err == nil && (result.OK || verb == "reset")
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
 		}
-		if retryAt := m.retryAt(verb, ds, want, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
+		if retryAt := m.retryAt(verb, ds, want, byOneShard, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
 		}
 		if got {

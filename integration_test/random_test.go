@@ -34,7 +34,7 @@ func randomTokens(r *rand.Rand, limit float64) float64 {
 }
 
 func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
-	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e9*r.Float64())
+	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e7, 1e9*r.Float64())
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 7*time.Second, 24*time.Hour, 100*24*time.Hour,
 		time.Duration(1+r.IntN(1e9))*time.Microsecond, time.Microsecond)
 	c := ratelimit.Config{Kind: ratelimit.KindTokenBucket, Name: name, Rate: rate, Period: ratelimit.Duration(period), Shards: shards}

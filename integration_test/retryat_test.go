@@ -27,7 +27,7 @@ func TestRetryAtIsExact(t *testing.T) {
 			limiter, clock := newLimiter()
 			denials, debts := 0, 0
 			for n := range 4000 {
-				shards := oneOf(r, 1, 1, 1, 1+r.IntN(5))
+				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11, 38)
 				limit := randomLimit(r, "limit", shards)
 				a := ask{limit: limit, key: fmt.Sprint(n), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(2) == 0}
 				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
@@ -66,6 +66,10 @@ func TestRetryAtIsExact(t *testing.T) {
 				result, granted := at(now)
 				if !granted {
 					if result.RetryAt.Year() == 9999 {
+						c := limit.Config()
+						if seconds := (a.count + 11*limit.Capacity()) / c.Rate * time.Duration(c.Period).Seconds(); seconds < 1e11 {
+							t.Fatalf("case %d: %+v denied at %v for ever, though %v s refill all that could be missing", n, a, now, seconds)
+						}
 						continue // it would take longer than time goes
 					}
 					denials++

@@ -119,7 +119,7 @@ $ddl$, '@extschema@', quote_ident(current_schema()));
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
 -- shards to choose between. A sharded limit has rate/shards, capacity/shards and floor/shards in each row.
 --
--- Answers one row. granted, at, and the states: the rows of each place (ord), in the order of their shards, as they are now when
+-- Answers one row. granted, at, and the states: the rows of each place (ord), as they are now when
 -- granted, as they were when the denial was decided. A limit without rows is full and has none. A sharded limit that
 -- took from one shard answers that shard alone.
 --
@@ -150,10 +150,13 @@ DECLARE
     totals double precision[] := '{}'; -- what they hold together
     latest timestamptz[] := '{}';      -- the latest ts among them
 
-    rec    record;
-    i      integer;
-    m      integer;
-    take   double precision;
+    rec       record;
+    i         integer;
+    m         integer;
+    picked    integer;
+    available double precision;
+    is_full   boolean;
+    take      double precision;
 BEGIN
     IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
         AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
@@ -186,7 +189,7 @@ BEGIN
 
         -- 1. A row of each limit that has enough by itself, by a plain read: of a sharded limit the better of the two.
         -- A shard takes only what it has; debts are shared by all shards (step 3).
-        picks := '{}';
+        picked := 0;
         IF op = 'consume' THEN
             FOREACH i IN ARRAY places LOOP
                 SELECT s.shard INTO m FROM (
@@ -200,12 +203,13 @@ BEGIN
                 ORDER BY s.available DESC, s.shard LIMIT 1;
                 EXIT WHEN NOT FOUND;
                 picks[i] := m;
+                picked := picked + 1;
             END LOOP;
         END IF;
 
         -- 2. If there is one for each, take from them. Each UPDATE locks its row, and evaluates the WHERE again on what it
         -- waited for (or raises 40001). If one fails, the subtransaction gives everything back, locks included.
-        IF cardinality(picks) = cardinality(names) THEN
+        IF picked = cardinality(names) THEN
             ord := '{}'; value := '{}'; ts := '{}';
             BEGIN
                 FOREACH i IN ARRAY places LOOP
@@ -242,6 +246,17 @@ BEGIN
                         PERFORM 1 FROM @extschema@.rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
+                        IF m = 0 AND op = 'consume' AND cardinality(names) > 1 THEN
+                            -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
+                            INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], upto[i]
+                              FROM generate_series(0, shards[i] - 1) AS s
+                            ON CONFLICT DO NOTHING;
+                            GET DIAGNOSTICS m = ROW_COUNT;
+                            IF m <> shards[i] THEN
+                                RAISE SQLSTATE 'RL001';
+                            END IF;
+                        END IF;
                         locked[i] := m;
                     END LOOP;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
@@ -250,18 +265,23 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := capacities[i]; alike[i] := false; latest[i] := upto[i];
+                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := upto[i];
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        totals[i] := CASE WHEN rows[i] = 0 THEN 0 ELSE totals[i] END + @extschema@.ratelimit_available(rec.value, rec.ts,
-                            upto[i], rates[i] / rec.m, periods[i], capacities[i] / rec.m, starts[i]);
+                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m, periods[i],
+                            capacities[i] / rec.m, starts[i]);
+                        totals[i] := totals[i] + available;
+                        is_full := is_full AND available = capacities[i] / rec.m;
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
                         ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
                     END LOOP;
+                    IF is_full THEN -- as it is without rows; the sum of many shares may come out a little different
+                        totals[i] := capacities[i];
+                    END IF;
                     granted := granted AND totals[i] - counts[i] >= floors[i]
                         - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                 END LOOP;
@@ -280,7 +300,8 @@ BEGIN
                 take := counts[i];
                 IF op = 'refund' THEN
                     CONTINUE WHEN rows[i] = 0; -- full
-                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i]) < upto[i] THEN 0 ELSE -counts[i] END;
+                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i])
+                            < date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;
                 END IF;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN

@@ -41,7 +41,10 @@ func (e *ExceededError) Error() string {
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
 		}
 	}
-	wait := (e.RetryAfter + time.Millisecond - 1).Truncate(time.Millisecond)
+	wait := e.RetryAfter
+	if rest := wait % time.Millisecond; rest > 0 && wait < math.MaxInt64-time.Millisecond {
+		wait += time.Millisecond - rest
+	}
 	return fmt.Sprintf("ratelimit: exceeded: %s; retry in %v", strings.Join(denied, ", "), wait)
 }
 

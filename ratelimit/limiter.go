@@ -78,12 +78,17 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 // fills a limit above its capacity, and it gives nothing back to a fixed window once the window of the consumption is over:
 // that would break the present window's cap. It is always OK; RetryAt is when what is still owed will have been refilled.
 //
+// Like every statement, it does not see what was committed after the snapshot of a REPEATABLE READ or SERIALIZABLE
+// transaction: if the very first use of the key was, there is nothing to give back to, and nothing is.
+//
 // A rollback refunds by itself. To refund exactly once, do it in the transaction that marks the work as undone.
 func (l *Limiter) Refund(ctx context.Context, db DB, consumedAt time.Time, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbRefund, consumedAt, requests)
 }
 
-// Reset makes the limits full again for these keys, debts included. The count of a request does not matter.
+// Reset makes the limits full again for these keys, debts included. The count of a request does not matter. Rows that were
+// committed after the snapshot of a REPEATABLE READ or SERIALIZABLE transaction are not seen, and stay: what it is to forget
+// must have been consumed before it began.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, time.Time{}, requests)
 	return err

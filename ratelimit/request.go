@@ -88,6 +88,7 @@ type demand struct {
 	key      string
 	count    float64
 	floor    float64 // the lowest balance that may be left
+	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
 	requests []int
 }
 
@@ -106,7 +107,7 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		if !countable(r.tokens) {
+		if v != verbReset && !countable(r.tokens) {
 			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
@@ -114,7 +115,7 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		if !found {
 			at = len(ds)
 			index[id] = at
-			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1)})
+			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
@@ -123,14 +124,23 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
 		// after it leave less than it did.
 		d.count += r.tokens
+		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
 		d.requests = append(d.requests, i)
 	}
-	for _, d := range ds {
-		if d.count > MaxTokens {
+	for i := range ds {
+		d := &ds[i]
+		if d.count > MaxTokens && v != verbReset {
 			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
 		}
-		if v != verbRefund && v != verbReset && d.limit.numbers.Capacity-d.count < d.floor {
+		if v == verbRefund || v == verbReset {
+			continue
+		}
+		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+				d.floor = left
+				continue
+			}
 			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
 				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
 		}

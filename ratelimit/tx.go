@@ -41,8 +41,8 @@ const rollbackTimeout = 5 * time.Second
 
 // InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
 // (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
-// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx during a pause between two, the
-// error is a [*RetryError].
+// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error is a
+// [*RetryError].
 //
 // fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
@@ -58,9 +58,15 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if db == nil || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
+	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
-		err := once(ctx, db, o.isolation, fn)
-		if err == nil || !retryable(err) {
+		committing, err := once(ctx, db, o.isolation, fn)
+		switch {
+		case err != nil && retryable(err):
+			conflict = err
+		case conflict != nil && !committing && ctx.Err() != nil && errors.Is(err, ctx.Err()):
+			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the attempt before: %w", err, conflict)}
+		default:
 			return err
 		}
 		if attempt == o.attempts {
@@ -75,28 +81,27 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	}
 }
 
-// once runs fn in one transaction.
-func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) error {
+// once runs fn in one transaction. committing says that its error is that of COMMIT.
+func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
-		return fmt.Errorf("ratelimit: begin: %w", err)
+		return false, fmt.Errorf("ratelimit: begin: %w", err)
 	}
-	done := false
 	defer func() {
-		if !done {
+		if !committing {
 			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 			defer cancel()
 			_ = tx.Rollback(rollbackCtx) // pgx closes a connection that it cannot roll back: either way it is undone
 		}
 	}()
 	if err := fn(ctx, tx); err != nil {
-		return err
+		return false, err
 	}
-	done = true // pgx ends the transaction, whatever Commit returns
+	committing = true // pgx ends the transaction, whatever Commit returns
 	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("ratelimit: commit: %w", err)
+		return true, fmt.Errorf("ratelimit: commit: %w", err)
 	}
-	return nil
+	return true, nil
 }
 
 // retryable says whether the whole transaction should be run again.
@@ -117,7 +122,7 @@ func sqlState(err error) string {
 // committed.
 type RetryError struct {
 	Attempts int
-	Err      error // of the last attempt, with the context's before it if that was over
+	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
 }
 
 func (e *RetryError) Error() string {

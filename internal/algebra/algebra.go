@@ -76,14 +76,20 @@ func (l Limit) Available(row Row, n int, now Micros) float64 {
 	return min(capacity, row.Value+refill)
 }
 
-// Total is what all rows of a limit hold together at now. A limit without rows is full.
+// Total is what all rows of a limit hold together at now. A limit without rows is full; and one whose rows are all full holds
+// its capacity, though the sum of many shares may come out a little different.
 func (l Limit) Total(rows []Row, now Micros) float64 {
 	if len(rows) == 0 {
 		return l.Capacity
 	}
-	var total float64
+	total, full := 0.0, true
 	for _, row := range rows {
-		total += l.Available(row, len(rows), now)
+		available := l.Available(row, len(rows), now)
+		total += available
+		full = full && available == l.Capacity/float64(len(rows))
+	}
+	if full {
+		return l.Capacity
 	}
 	return total
 }
