@@ -215,3 +215,91 @@ func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstUsesDoNotDeadlock lets calls meet on limits that have no rows yet: those, too, must be taken in everybody's order.
+func TestFirstUsesDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	a, b, c := ratelimit.TokenBucket("a", 10, time.Hour), ratelimit.TokenBucket("b", 10, time.Hour), ratelimit.TokenBucket("c", 10, time.Hour)
+	var limiter ratelimit.Limiter
+	// begin makes a pool, uses c, and begins a transaction that uses a for the first time.
+	begin := func(t *testing.T) (*pgxpool.Pool, pgx.Tx) {
+		pool := newPool(t, 8)
+		_, err := limiter.Consume(t.Context(), pool, c.Global())
+		var tx pgx.Tx
+		if err == nil {
+			tx, err = pool.Begin(t.Context())
+		}
+		if err == nil {
+			_, err = limiter.Consume(t.Context(), tx, a.Global())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pool, tx
+	}
+	consume := func(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := limiter.Consume(t.Context(), pool, requests...)
+			done <- err
+		}()
+		return done
+	}
+	t.Run("of two calls", func(t *testing.T) {
+		t.Parallel()
+		pool, tx := begin(t)
+		one := consume(t, pool, a.Global(), b.Global(), c.Global())
+		waiting(t, pool, 1) // for a
+		if _, err := limiter.Consume(t.Context(), pool, b.Global()); err != nil {
+			t.Fatal(err)
+		}
+		other := consume(t, pool, b.Global(), c.Global())
+		select { // it need not wait for anything
+		case err := <-other:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("a call waits for locks that another took out of order")
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-one; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("of a call and a transaction that goes in order", func(t *testing.T) {
+		t.Parallel()
+		pool, tx := begin(t)
+		one := consume(t, pool, a.Global(), c.Global())
+		waiting(t, pool, 1) // for a
+		if _, err := limiter.Consume(t.Context(), tx, c.Global()); err != nil {
+			t.Error(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-one; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// waiting waits until so many sessions wait for a lock on a transaction that has written to the test's table.
+func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
+	t.Helper()
+	for range 1000 {
+		var n int
+		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
+			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'rate_limits'::regclass WHERE NOT w.granted`).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= sessions {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%d sessions were to wait for a lock", sessions)
+}

@@ -463,3 +463,27 @@ func TestInTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 		t.Errorf("%d rows, want 22", n)
 	}
 }
+
+func TestInTxSaysHowManyAttemptsItTookWhenTheContextEndsWithinOne(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var limiter ratelimit.Limiter
+	ctx, cancel := context.WithCancel(t.Context())
+	attempts := 0
+	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if attempts++; attempts == 3 {
+			cancel()
+			_, err := tx.Exec(ctx, "SELECT 1")
+			return err
+		}
+		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+		return err
+	})
+	gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
+	if !ok || gaveUp.Attempts != 3 || !errors.Is(err, context.Canceled) || sqlState(err) != "40001" {
+		t.Errorf("%v, want a RetryError of 3 attempts that tells of the cancellation and of the conflict", err)
+	}
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections leaked", n)
+	}
+}

@@ -383,3 +383,18 @@ func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 		t.Errorf("granted %d of 100", granted.Load())
 	}
 }
+
+func TestAFullShardedLimitHoldsItsCapacityHoweverItDivides(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, c := range []struct {
+			capacity float64
+			shards   int
+		}{{1e7, 11}, {5e7, 12}, {1e9, 6}, {10, 3}, {1e15, 100}} {
+			limit := ratelimit.TokenBucket(fmt.Sprint(c), c.capacity, time.Minute, ratelimit.Shards(c.shards))
+			w.grant(limit.Global())
+			w.clock.Advance(24 * time.Hour)
+			w.holds(limit.Global(), c.capacity)
+			w.grant(limit.Global().Count(c.capacity))
+		}
+	})
+}

@@ -439,6 +439,20 @@ func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 	})
 }
 
+func TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon))
+		w.clock.Advance(59 * time.Minute)
+		first := w.grant(limit.Global().Count(5)) // 12:59
+		w.clock.Advance(time.Minute)
+		w.grant(limit.Global().Count(10)) // all of 13:00's
+		w.clock.Advance(-time.Second)
+		w.refund(first.At, limit.Global().Count(5))
+		w.clock.Advance(time.Second)
+		w.deny(limit.Global())
+	})
+}
+
 // ---- Reset
 
 func TestResetMakesLimitsFullAgain(t *testing.T) {

@@ -177,3 +177,23 @@ func TestRequestsAreValues(t *testing.T) {
 		t.Errorf("a count of 0 is %v", zero.tokens)
 	}
 }
+
+func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
+	limit := TokenBucket("limit", 1, time.Hour) // full, and any debt is allowed
+	for i := range 100 {
+		count := float64(i) / 10
+		ds, err := demands(verbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()})
+		if err != nil {
+			t.Errorf("1 and %v reserved: %v", count, err)
+		} else if limit.Capacity()-ds[0].count < ds[0].floor {
+			t.Errorf("1 and %v reserved: the database would refuse a floor of %v", count, ds[0].floor)
+		}
+	}
+}
+
+func TestADenialForCenturiesDoesNotOverflowItsText(t *testing.T) {
+	err := &ExceededError{Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
+	if text := err.Error(); strings.Contains(text, "-") {
+		t.Error(text)
+	}
+}
