@@ -86,7 +86,7 @@ func (l *Limiter) Refund(ctx context.Context, db DB, consumedAt time.Time, reque
 	return l.do(ctx, db, verbRefund, consumedAt, requests)
 }
 
-// Reset makes the limits full again for these keys, debts included. The count of a request does not matter. Rows that were
+// Reset makes the limits full again for these keys, debts included. How much a request asks for does not matter. Rows that were
 // committed after the snapshot of a REPEATABLE READ or SERIALIZABLE transaction are not seen, and stay: what it is to forget
 // must have been consumed before it began.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {

@@ -107,7 +107,7 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		if v != verbReset && !countable(r.tokens) {
+		if !countable(r.tokens) {
 			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
