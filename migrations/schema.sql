@@ -79,7 +79,8 @@ DECLARE
 BEGIN
     IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
         AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
-        AND floor <= 0 AND capacity - count >= floor) IS NOT TRUE THEN
+        AND floor <= 0 AND capacity - count >= floor
+        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
             quote_nullable(name), count, rate, period, capacity, floor);
     END IF;
@@ -184,6 +185,7 @@ DECLARE
     take      double precision;
 BEGIN
     IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
+        AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
         AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
             cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
             cardinality(shard_b)])) IS NOT TRUE THEN
@@ -193,6 +195,7 @@ BEGIN
         IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
             AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
             AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
+            AND isfinite(coalesce(starts[i], 'epoch'))
             AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
             AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',

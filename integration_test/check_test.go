@@ -1,0 +1,121 @@
+package integration_test
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+func TestCheckAnswersAndWritesNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(20), ratelimit.MaxReserved(5))
+		ann := limit.Key("ann")
+
+		result := w.check(ann)
+		if !result.OK || result.Requests[0].Remaining != 20 || w.rows() != "" {
+			w.Fatalf("of a fresh limit: %+v, rows %q", result, w.rows())
+		}
+		w.retries(result, 0)
+		var xid *string
+		w.do(w.db.QueryRow(w.Context(), "SELECT pg_current_xact_id_if_assigned()::text").Scan(&xid))
+		if xid != nil {
+			w.Fatalf("a check took transaction id %s", *xid)
+		}
+
+		w.grant(ann.Count(20))
+		before := w.rows()
+		result = w.check(ann)
+		if result.OK || result.Requests[0].OK || result.Requests[0].Remaining != 0 || !result.Requests[0].ResetAt.Equal(noon.Add(2*time.Minute)) {
+			w.Fatalf("of an empty limit: %+v", result)
+		}
+		w.retries(result, 6*time.Second)
+		result = w.check(ann.Count(5).Reserve())
+		if !result.OK || result.Requests[0].Remaining != 0 {
+			w.Fatalf("of a reservation: %+v", result)
+		}
+		w.retries(result, 30*time.Second) // when the work may run
+		result = w.check(ann.Count(7).Reserve())
+		if result.OK {
+			w.Fatalf("of a reservation beyond maxReserved: %+v", result)
+		}
+		w.retries(result, 12*time.Second) // when it would be granted
+		if after := w.rows(); after != before {
+			w.Fatalf("checks wrote:\n%s\nbecame\n%s", before, after)
+		}
+
+		w.grant(ann.Count(3).Reserve())
+		result = w.check(ann.Count(0))
+		if result.OK || result.Requests[0].Remaining != -3 {
+			w.Fatalf("of a count of 0 in debt: %+v", result)
+		}
+		w.retries(result, 18*time.Second)
+		result = w.check(ann.Count(0).Reserve())
+		if !result.OK {
+			w.Fatalf("of a reserved count of 0 in debt: %+v", result)
+		}
+		w.retries(result, 18*time.Second)
+	})
+}
+
+func TestCheckAnswersLikeConsume(t *testing.T) {
+	behaviour(t, func(w world) {
+		random := newRand(w.T)
+		limits := []ratelimit.Limit{
+			ratelimit.TokenBucket("a", 10, time.Minute, ratelimit.Capacity(20)),
+			ratelimit.TokenBucket("b", 0.7, time.Second, ratelimit.Capacity(12), ratelimit.MaxReserved(3)),
+			ratelimit.FixedWindow("c", 7, time.Minute, ratelimit.MaxReserved(10)),
+			ratelimit.FixedWindow("d", 3.3, time.Minute, ratelimit.Capacity(15), ratelimit.Start(noon)),
+		}
+		granted, denied := 0, 0
+		for step := range 150 {
+			w.clock.Advance(time.Duration(random.Int64N(int64(20 * time.Second))))
+			var requests []ratelimit.Request
+			sum := map[string]float64{}
+			for range 1 + random.IntN(3) {
+				limit := limits[random.IntN(len(limits))]
+				request := limit.Global().Count(math.Round(random.Float64()*60) / 8)
+				if random.IntN(2) == 0 {
+					request = request.Reserve()
+				}
+				requests = append(requests, request)
+			}
+			check, checkErr := w.limiter.Check(w.Context(), w.db, requests...)
+			consumed, err := w.limiter.Consume(w.Context(), w.db, requests...)
+			if errors.Is(err, ratelimit.ErrExceedsCapacity) && errors.Is(checkErr, ratelimit.ErrExceedsCapacity) {
+				continue
+			}
+			if checkErr != nil || consumed.OK != (err == nil) {
+				w.Fatalf("step %d: check %+v, %v, consume %+v, %v", step, check, checkErr, consumed, err)
+			}
+			if consumed.OK {
+				for _, s := range consumed.Requests {
+					sum[s.Limit.Name()] += s.Count
+				}
+			}
+			for i := range consumed.Requests {
+				s := &consumed.Requests[i]
+				if !near(s.Remaining, check.Requests[i].Remaining-sum[s.Limit.Name()]) {
+					w.Fatalf("step %d, request %d: check says %+v, consume %+v", step, i, check, consumed)
+				}
+				if consumed.OK { // what they say after the call differs
+					s.Remaining, s.ResetAt = check.Requests[i].Remaining, check.Requests[i].ResetAt
+				}
+			}
+			if !reflect.DeepEqual(check, consumed) {
+				w.Fatalf("step %d: check says\n%+v, consume\n%+v", step, check, consumed)
+			}
+			if consumed.OK {
+				granted++
+			} else {
+				denied++
+			}
+		}
+		if granted < 10 || denied < 10 {
+			w.Fatalf("%d granted, %d denied: this tested too little", granted, denied)
+		}
+	})
+}

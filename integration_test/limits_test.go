@@ -1,0 +1,380 @@
+package integration_test
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+func TestTheGlobalLimitIsNoKeys(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("signUps", 1, time.Minute)
+		w.grant(limit.Global())
+		w.deny(limit.Global())
+		for _, key := range []string{"ann", "global", "*", " ", "''", "NULL"} {
+			w.grant(limit.Key(key))
+		}
+		w.deny(limit.Global())
+		if s := w.check(limit.Global()).Requests[0]; s.Key != "" {
+			w.Fatalf("the key of the global limit is %q", s.Key)
+		}
+	})
+}
+
+func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("messages", 1, time.Minute)
+		keys := [][]string{
+			{"a", "b"}, {"a|b"}, {`a\`, "b"}, {`a\|b`}, {"a", "|b"}, {"a|", "b"}, {`a\\`, "b"}, {`a\\|b`}, {`a`, `\|b`}, {"a||b"},
+			{"a", "b", "c"}, {"a|b", "c"}, {"a", "b|c"}, {"|"}, {"|", "|"}, {`\`}, {`\`, `\`}, {`\|`}, {"A", "b"}, {"a ", "b"}, {"b", "a"},
+		}
+		for _, parts := range keys {
+			w.grant(limit.Key(parts...))
+		}
+		for _, parts := range keys {
+			w.deny(limit.Key(parts...))
+		}
+	})
+}
+
+func TestAFixedWindowsGridGoesThroughItsStart(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, start := range []time.Time{
+			noon.Add(-30 * time.Minute), noon.Add(30 * time.Minute), noon.Add(-30*time.Minute - 10_000*time.Hour),
+			noon.Add(30*time.Minute + 1_000_000*time.Hour), time.Date(1, 1, 1, 0, 30, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 30, 0, 0, time.UTC),
+			noon.Add(30 * time.Minute).In(time.FixedZone("Kathmandu", 5*3600+45*60)),
+		} {
+			w.clock.now = noon
+			limit := ratelimit.FixedWindow(fmt.Sprint("calls", i), 2, time.Hour, ratelimit.Start(start))
+			result := w.grant(limit.Key("ann").Count(2)) // a start in the future denies nobody
+			if at := result.Requests[0].ResetAt; !at.Equal(noon.Add(30 * time.Minute)) {
+				w.Fatalf("start %v: the next window begins at %v", start, at)
+			}
+			w.retries(w.deny(limit.Key("ann")), 30*time.Minute)
+			w.clock.Advance(30*time.Minute - time.Microsecond)
+			w.deny(limit.Key("ann"))
+			w.clock.Advance(time.Microsecond)
+			w.grant(limit.Key("ann").Count(2))
+			w.retries(w.deny(limit.Key("ann")), time.Hour)
+		}
+	})
+}
+
+func TestAFixedWindowWithoutAStartHasAGridPerKey(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.FixedWindow("calls", 2, time.Hour)
+		offset := func(request ratelimit.Request) time.Duration {
+			w.Helper()
+			at := w.check(request).Requests[0].ResetAt
+			if left := at.Sub(w.clock.now); left <= 0 || left > time.Hour {
+				w.Fatalf("at %v the next window begins at %v", w.clock.now, at)
+			}
+			return time.Duration(at.UnixMicro()*1000) % time.Hour
+		}
+		seen := map[time.Duration]string{}
+		random := newRand(w.T)
+		for i := range 20 {
+			key := fmt.Sprint("user ", i)
+			first := offset(limit.Key(key))
+			if other, there := seen[first]; there {
+				w.Fatalf("%q and %q begin together", key, other)
+			}
+			seen[first] = key
+			for range 5 {
+				w.clock.Advance(time.Duration(random.Int64N(int64(5 * time.Hour))))
+				_, err := w.limiter.Charge(w.Context(), w.db, limit.Key(key))
+				w.do(err)
+				if now := offset(limit.Key(key)); now != first {
+					w.Fatalf("%q began at %v, and now at %v", key, first, now)
+				}
+			}
+		}
+		if offset(limit.Key("user 1")) == offset(ratelimit.FixedWindow("other", 2, time.Hour).Key("user 1")) {
+			w.Error("two limits have one grid for a key")
+		}
+		if offset(limit.Global()) == offset(ratelimit.FixedWindow("other", 2, time.Hour).Global()) {
+			w.Error("two limits have one grid without keys")
+		}
+	})
+}
+
+func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
+	behaviour(t, func(w world) {
+		random := newRand(w.T)
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.FixedWindow("hashed", 3, time.Minute, ratelimit.Capacity(5)),
+			ratelimit.FixedWindow("started", 2, time.Minute, ratelimit.Start(noon.Add(time.Second))),
+			ratelimit.TokenBucket("bucket", 3, time.Minute, ratelimit.Capacity(5)),
+			ratelimit.TokenBucket("sharded", 3, time.Minute, ratelimit.Capacity(5), ratelimit.Shards(3)),
+		} {
+			w.clock.now = noon
+			key, deleted := limit.Key("ann"), 0
+			for step := range 60 {
+				w.clock.Advance(time.Duration(random.Int64N(int64(time.Minute))))
+				count := float64(random.IntN(3))
+				if w.balance(key) == limit.Capacity() {
+					before := []ratelimit.Result{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.check(key.Count(9).Reserve())}
+					if _, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name()); err != nil {
+						w.Fatal(err)
+					}
+					after := []ratelimit.Result{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.check(key.Count(9).Reserve())}
+					if !reflect.DeepEqual(before, after) {
+						w.Fatalf("%s, step %d: was\n%+v, is\n%+v", limit.Name(), step, before, after)
+					}
+					deleted++
+				}
+				_, _ = w.limiter.Consume(w.Context(), w.db, key.Count(count))
+			}
+			if deleted < 3 {
+				w.Fatalf("%s: %d rows deleted: this tested too little", limit.Name(), deleted)
+			}
+		}
+
+		// And what comes after: two keys on one grid, the same requests, one is swept whenever it is idle.
+		limit := ratelimit.FixedWindow("swept", 3, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(5))
+		for step := range 100 {
+			w.clock.Advance(time.Duration(random.Int64N(int64(time.Minute))))
+			if w.balance(limit.Key("swept")) == 5 {
+				_, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = 'swept' AND key = 'swept'")
+				w.do(err)
+			}
+			count := float64(random.IntN(5))
+			kept, _ := w.limiter.Consume(w.Context(), w.db, limit.Key("kept").Count(count))
+			swept, _ := w.limiter.Consume(w.Context(), w.db, limit.Key("swept").Count(count))
+			swept.Requests[0].Key = "kept"
+			if !reflect.DeepEqual(kept, swept) {
+				w.Fatalf("step %d: kept %+v, swept %+v", step, kept, swept)
+			}
+		}
+	})
+}
+
+func TestTheCapacityIsTheRateUnlessSet(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute), ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon)),
+		} {
+			w.clock.now = noon
+			w.grant(limit.Global().Count(10))
+			w.deny(limit.Global().Count(0.001))
+			w.clock.Advance(time.Hour)
+			w.holds(limit.Global(), 10)
+			w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(10.001))
+		}
+	})
+}
+
+func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(0), ratelimit.MaxReserved(15)),
+			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(0), ratelimit.MaxReserved(15), ratelimit.Start(noon)),
+		} {
+			w.clock.now = noon
+			key := limit.Key("ann")
+			w.refuse(ratelimit.ErrExceedsCapacity, key)
+			w.refuse(ratelimit.ErrExceedsCapacity, key.Count(1e-9))
+			w.grant(key.Count(0))
+			w.holds(key, 0)
+			result := w.grant(key.Count(10).Reserve())
+			w.retries(result, time.Minute)
+			w.grant(key.Count(5).Reserve())
+			w.deny(key.Reserve())
+			w.refuse(ratelimit.ErrExceedsCapacity, key.Count(16).Reserve())
+			w.clock.Advance(24 * time.Hour) // nothing is saved up
+			w.holds(key, 0)
+			w.refuse(ratelimit.ErrExceedsCapacity, key)
+			w.retries(w.grant(key.Count(10).Reserve()), time.Minute)
+		}
+	})
+}
+
+func TestACapacityBelowTheRateCapsTheBurst(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(4))
+		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(4), ratelimit.Start(noon))
+		for range 3 {
+			for _, limit := range []ratelimit.Limit{bucket, window} {
+				w.grant(limit.Global().Count(4))
+				w.deny(limit.Global())
+				w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(5))
+			}
+			w.clock.Advance(time.Minute)
+		}
+		w.grant(bucket.Global().Count(4), window.Global().Count(4))
+		w.clock.Advance(24 * time.Second)
+		w.grant(bucket.Global().Count(4))
+		w.deny(window.Global())
+		// A debt is paid at the full rate, up to the capacity.
+		_, err := w.limiter.Charge(w.Context(), w.db, window.Global().Count(17))
+		w.do(err)
+		w.holds(window.Global(), -17)
+		w.clock.Advance(time.Minute)
+		w.holds(window.Global(), -7)
+		w.clock.Advance(time.Minute)
+		w.holds(window.Global(), 3)
+		w.clock.Advance(time.Minute)
+		w.holds(window.Global(), 4)
+	})
+}
+
+func TestACapacityAboveTheRateRollsOver(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(25))
+		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(25), ratelimit.Start(noon))
+		w.grant(bucket.Global().Count(25), window.Global().Count(25))
+		for _, row := range []struct {
+			windows int
+			want    float64
+		}{{1, 10}, {2, 20}, {3, 25}, {7, 25}, {0, 0}} {
+			w.clock.Advance(time.Duration(row.windows) * time.Minute)
+			for _, limit := range []ratelimit.Limit{bucket, window} {
+				w.holds(limit.Global(), row.want)
+				w.grant(limit.Global().Count(row.want))
+				w.deny(limit.Global())
+			}
+		}
+		w.clock.Advance(59 * time.Second)
+		w.holds(window.Global(), 0)
+		w.holds(bucket.Global(), 10*59.0/60)
+		// What is not taken in a window is there in the next.
+		w.clock.Advance(time.Second)
+		w.grant(window.Global().Count(4))
+		w.clock.Advance(time.Minute)
+		w.holds(window.Global(), 16)
+	})
+}
+
+func TestRatesAndCountsMayBeFractional(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("slow", 0.25, time.Second, ratelimit.Capacity(1.5))
+		key := limit.Key("ann")
+		w.grant(key.Count(1.25))
+		w.holds(key, 0.25)
+		w.retries(w.deny(key.Count(0.5)), time.Second)
+		w.retries(w.deny(key.Count(1.5)), 5*time.Second)
+		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(1.75))
+		w.grant(key.Count(0.125))
+		w.grant(key.Count(0.125))
+		w.retries(w.deny(key.Count(0.0625)), 250*time.Millisecond)
+		w.clock.Advance(250 * time.Millisecond)
+		w.grant(key.Count(0.0625))
+
+		monthly := ratelimit.FixedWindow("monthly", 0.5, time.Hour, ratelimit.Capacity(2), ratelimit.Start(noon))
+		w.grant(monthly.Key("ann").Count(2))
+		w.retries(w.deny(monthly.Key("ann")), 2*time.Hour-250*time.Millisecond)
+		w.clock.now = noon.Add(2*time.Hour - time.Microsecond)
+		w.deny(monthly.Key("ann"))
+		w.clock.now = noon.Add(2 * time.Hour)
+		w.grant(monthly.Key("ann"))
+	})
+}
+
+func TestACountOfZeroIsGrantedUnlessInDebt(t *testing.T) {
+	behaviour(t, func(w world) {
+		key := ratelimit.TokenBucket("messages", 10, time.Minute).Key("ann")
+		w.grant(key.Count(0))
+		w.grant(key.Count(10))
+		w.grant(key.Count(0))
+		w.grant(key.Count(1).Reserve())
+		w.retries(w.deny(key.Count(0)), 6*time.Second)
+		w.retries(w.grant(key.Count(0).Reserve()), 6*time.Second)
+		w.holds(key, -1)
+	})
+}
+
+func TestMaxReservedUnsetZeroAndPositiveAreThreeThings(t *testing.T) {
+	behaviour(t, func(w world) {
+		unset := ratelimit.TokenBucket("unset", 10, time.Minute).Key("ann")
+		zero := ratelimit.TokenBucket("zero", 10, time.Minute, ratelimit.MaxReserved(0)).Key("ann")
+		five := ratelimit.TokenBucket("five", 10, time.Minute, ratelimit.MaxReserved(5)).Key("ann")
+
+		w.retries(w.grant(unset.Count(1e6).Reserve()), 99_999*time.Minute)
+		w.grant(unset.Count(1e6).Reserve())
+
+		w.grant(zero.Count(10).Reserve())
+		w.retries(w.deny(zero.Reserve()), 6*time.Second)
+		w.refuse(ratelimit.ErrExceedsCapacity, zero.Count(11).Reserve())
+
+		w.retries(w.grant(five.Count(9).Reserve()), 0)
+		w.deny(five.Count(2)) // plain requests see nothing of it
+		w.retries(w.grant(five.Count(4).Reserve()), 18*time.Second)
+		w.retries(w.deny(five.Count(3).Reserve()), 6*time.Second) // only what is beyond maxReserved counts
+		w.retries(w.deny(five), 24*time.Second)
+		w.grant(five.Count(2).Reserve())
+		w.refuse(ratelimit.ErrExceedsCapacity, five.Count(15.5).Reserve())
+		w.clock.Advance(time.Hour)
+		// Above the capacity, within capacity + maxReserved.
+		w.refuse(ratelimit.ErrExceedsCapacity, five.Count(15))
+		w.retries(w.grant(five.Count(15).Reserve()), 30*time.Second)
+		w.retries(w.deny(five.Count(15).Reserve()), 90*time.Second)
+		w.clock.Advance(90 * time.Second)
+		w.retries(w.grant(five.Count(15).Reserve()), 30*time.Second)
+	})
+}
+
+func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
+	behaviour(t, func(w world) {
+		window := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon)).Key("ann")
+		w.clock.Advance(20 * time.Minute)
+		w.retries(w.grant(window.Count(10).Reserve()), 0)
+		w.retries(w.grant(window.Count(1).Reserve()), 40*time.Minute)
+		w.retries(w.grant(window.Count(9).Reserve()), 40*time.Minute)
+		w.retries(w.grant(window.Count(11).Reserve()), 160*time.Minute)
+		w.holds(window, -21)
+	})
+}
+
+func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := func(rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Request {
+			return ratelimit.TokenBucket("limit", rate, period, options...).Key("ann")
+		}
+		window := func(rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Request {
+			return ratelimit.FixedWindow("limit", rate, period, append(options, ratelimit.Start(noon))...).Key("ann")
+		}
+
+		// The capacity: raised, it adds nothing; lowered, it clamps.
+		w.grant(bucket(10, time.Minute).Count(4))
+		w.holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 6)
+		w.holds(bucket(10, time.Minute, ratelimit.Capacity(2)), 2)
+		w.grant(bucket(10, time.Minute, ratelimit.Capacity(2)).Count(1))
+		w.holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 1)
+		w.refuse(ratelimit.ErrExceedsCapacity, bucket(10, time.Minute, ratelimit.Capacity(2)).Count(3)) // though the row exists
+		w.holds(bucket(10, time.Minute, ratelimit.Capacity(0)), 0)
+
+		// The rate and the period.
+		w.clock.Advance(6 * time.Second)
+		w.holds(bucket(10, time.Minute), 2)
+		w.holds(bucket(20, time.Minute), 3)
+		w.holds(bucket(10, 30*time.Second), 3)
+		w.grant(bucket(10, time.Minute).Count(2))
+		w.holds(bucket(1e6, time.Minute), 0)
+
+		// The kind, at the same instant: nothing is added either way.
+		w.holds(window(10, time.Minute), 0)
+		w.grant(window(10, time.Minute).Count(0))
+		w.holds(bucket(10, time.Minute), 0)
+		w.clock.now = noon.Add(time.Minute)
+		w.holds(window(10, time.Minute), 10)
+		w.grant(window(10, time.Minute).Count(10))
+		w.holds(bucket(10, time.Minute), 0)
+		w.holds(window(10, time.Second), 0)
+		w.holds(window(10, time.Hour), 0)
+		w.holds(window(1000, time.Minute), 0)
+
+		// A debt stays owed, whatever the numbers are.
+		w.grant(bucket(10, time.Minute).Count(20).Reserve())
+		for _, request := range []ratelimit.Request{
+			bucket(100, time.Minute), bucket(10, time.Hour), bucket(10, time.Minute, ratelimit.Capacity(0)), bucket(10, time.Minute, ratelimit.MaxReserved(0)),
+			window(10, time.Minute), window(10, time.Minute, ratelimit.Capacity(100)), window(10, time.Hour, ratelimit.MaxReserved(3)),
+		} {
+			w.holds(request, -20)
+			w.deny(request.Count(0))
+		}
+		w.deny(bucket(10, time.Minute, ratelimit.MaxReserved(5)).Reserve())
+	})
+}

@@ -1,0 +1,155 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+func TestTheObserverSeesEveryDecision(t *testing.T) {
+	behaviour(t, func(w world) {
+		var seen []ratelimit.Decision
+		w.limiter.Observer = func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }
+		limit := ratelimit.TokenBucket("messages", 10, time.Minute)
+		ann := limit.Key("ann").Count(10)
+		ctx := w.Context()
+
+		type outcome struct {
+			verb   string
+			result ratelimit.Result
+			err    error
+		}
+		var want []outcome
+		note := func(verb string, result ratelimit.Result, err error) { want = append(want, outcome{verb, result, err}) }
+		result, err := w.limiter.Consume(ctx, w.db, ann)
+		note("consume", result, err)
+		result, err = w.limiter.Consume(ctx, w.db, ann, limit.Global())
+		note("consume", result, err)
+		result, err = w.limiter.Check(ctx, w.db, ann)
+		note("check", result, err)
+		result, err = w.limiter.Charge(ctx, w.db, ann)
+		note("charge", result, err)
+		result, err = w.limiter.Refund(ctx, w.db, noon, ann)
+		note("refund", result, err)
+		err = w.limiter.Reset(ctx, w.db, ann)
+		want = append(want, outcome{"reset", ratelimit.Result{}, err})
+		result, err = w.limiter.Consume(ctx, w.db, ann.Count(11))
+		note("consume", result, err)
+		result, err = w.limiter.Check(ctx, w.db)
+		note("check", result, err)
+		result, err = w.limiter.Consume(ctx, nil, ann)
+		note("consume", result, err)
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, isTx := w.db.(pgx.Tx); !isTx {
+			result, err = w.limiter.Consume(cancelled, pooledElsewhere(w), ann)
+			note("consume", result, err)
+			if !errors.Is(err, context.Canceled) {
+				w.Errorf("cancelled: %v", err)
+			}
+		}
+
+		if len(seen) != len(want) {
+			w.Fatalf("seen %d decisions, want %d: %+v", len(seen), len(want), seen)
+		}
+		for i, d := range seen {
+			if d.Verb != want[i].verb || !reflect.DeepEqual(d.Err, want[i].err) || d.Took < 0 || d.Verb != "reset" && !reflect.DeepEqual(d.Result, want[i].result) {
+				w.Errorf("decision %d: seen %+v, want %+v", i, d, want[i])
+			}
+		}
+		var exceeded *ratelimit.ExceededError
+		if !errors.As(seen[1].Err, &exceeded) || seen[2].Err != nil || seen[2].Result.OK {
+			w.Errorf("denials: %+v, %+v", seen[1], seen[2])
+		}
+		if s := seen[6].Result.Requests[0]; s.Limit.Name() != "messages" || s.Key != "ann" || s.Count != 11 || s.OK {
+			w.Errorf("what was refused: %+v", s)
+		}
+	})
+}
+
+// pooledElsewhere is a pool of its own, for what would break the handle under test.
+func pooledElsewhere(w world) *pgxpool.Pool { return newPool(w.T, 1) }
+
+func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
+	behaviour(t, func(w world) {
+		var limiter ratelimit.Limiter // the zero value is ready
+		limit := ratelimit.TokenBucket("messages", 1, 100*time.Millisecond)
+		var before, after time.Time
+		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&before))
+		result, err := limiter.Consume(w.Context(), w.db, limit.Key("ann"))
+		if err != nil {
+			w.Fatal(err)
+		}
+		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&after))
+		if result.RetryAt.Before(before) || result.RetryAt.After(after) {
+			w.Fatalf("decided at %v, not between %v and %v", result.RetryAt, before, after)
+		}
+		// Inside a transaction, time goes on.
+		denied, err := limiter.Consume(w.Context(), w.db, limit.Key("ann"))
+		for deadline := time.Now().Add(10 * time.Second); err != nil; denied, err = limiter.Consume(w.Context(), w.db, limit.Key("ann")) {
+			if denied.RetryAfter <= 0 || denied.RetryAfter > 100*time.Millisecond || time.Now().After(deadline) {
+				w.Fatalf("denied: %+v", denied)
+			}
+			time.Sleep(denied.RetryAfter)
+		}
+	})
+}
+
+func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			config := newPool(t, 1).Config()
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			limiter, clock := newLimiter()
+			w := world{t, pool, limiter, clock}
+			bucket := ratelimit.TokenBucket("o'bucket", 10, time.Minute, ratelimit.MaxReserved(1.5)).Key(`a\'n"n`)
+			window := ratelimit.FixedWindow("window", 0.1, 90*time.Microsecond).Global()
+			sharded := ratelimit.TokenBucket("sharded", 1e15, 290*365*24*time.Hour, ratelimit.Shards(2)).Key("ann")
+			w.grant(bucket.Count(9.5))
+			w.retries(w.deny(bucket), 3*time.Second)
+			w.retries(w.grant(bucket.Count(2).Reserve()), 9*time.Second)
+			w.grant(window.Count(0.1), sharded.Count(1e15))
+			w.deny(window.Count(0.05), sharded)
+			_, err = limiter.Charge(t.Context(), pool, bucket)
+			w.do(err)
+			_, err = limiter.Charge(t.Context(), pool, bucket, window, sharded)
+			w.do(err)
+			w.holds(bucket, -3.5)
+			w.refund(noon, bucket.Count(0.5), sharded)
+			w.holds(bucket, -3)
+			w.holds(sharded, 0)
+			w.do(limiter.Reset(t.Context(), pool, bucket, window))
+			w.holds(bucket, 10)
+		})
+	}
+}
+
+func TestALimitFromAConfigFileWorksLikeOneInGo(t *testing.T) {
+	behaviour(t, func(w world) {
+		var config ratelimit.Config
+		w.do(json.Unmarshal([]byte(`{"name": "messages", "kind": "fixed window", "rate": 2, "period": "1h30m",
+			"capacity": 3, "maxReserved": 0, "start": "2026-07-01T12:00:00Z", "shards": 1}`), &config))
+		limit, err := ratelimit.New(config)
+		w.do(err)
+		same := ratelimit.FixedWindow("messages", 2, 90*time.Minute, ratelimit.Capacity(3), ratelimit.MaxReserved(0), ratelimit.Start(noon))
+		w.grant(limit.Key("ann"), same.Key("ann").Count(2)) // one definition, by two ways
+		w.retries(w.deny(limit.Key("ann").Reserve()), 90*time.Minute)
+	})
+}

@@ -1,0 +1,63 @@
+package integration_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+func TestResetMakesLimitsFullAgain(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
+		window := ratelimit.FixedWindow("window", 10, time.Minute)
+		sharded := ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(4))
+		reset := func(requests ...ratelimit.Request) {
+			w.Helper()
+			if err := w.limiter.Reset(w.Context(), w.db, requests...); err != nil {
+				w.Fatalf("reset: %v", err)
+			}
+		}
+		reset(bucket.Key("nobody"), window.Global(), sharded.Key("nobody")) // missing rows
+
+		all := []ratelimit.Request{bucket.Key("ann"), bucket.Key("bob"), bucket.Global(), window.Key("ann"), sharded.Key("ann"), sharded.Global()}
+		for _, request := range all {
+			if _, err := w.limiter.Charge(w.Context(), w.db, request.Count(30)); err != nil {
+				w.Fatal(err)
+			}
+		}
+		reset(bucket.Key("ann"))
+		w.holds(bucket.Key("ann"), 10)
+		for _, request := range all[1:] {
+			w.holds(request, -20)
+		}
+		reset(bucket.Global(), sharded.Key("ann"), bucket.Key("ann"))
+		w.holds(bucket.Global(), 10)
+		w.holds(sharded.Key("ann"), 10)
+		w.holds(bucket.Key("bob"), -20)
+		w.holds(sharded.Global(), -20)
+		w.holds(window.Key("ann"), -20)
+		reset(all...)
+		reset(all[0], all[0]) // twice the same
+		if rows := w.rows(); rows != "" {
+			w.Fatalf("rows after all were reset:\n%s", rows)
+		}
+	})
+}
+
+func TestResetDoesNotLookAtTheCount(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, request := range []ratelimit.Request{
+			ratelimit.TokenBucket("none saved", 10, time.Minute, ratelimit.Capacity(0)).Key("ann"),
+			ratelimit.TokenBucket("half", 0.5, time.Minute).Key("ann"),
+			ratelimit.TokenBucket("ten", 10, time.Minute).Key("ann").Count(11),
+		} {
+			if _, err := w.limiter.Charge(w.Context(), w.db, request.Count(20)); err != nil {
+				w.Fatal(err)
+			}
+			if err := w.limiter.Reset(w.Context(), w.db, request); err != nil {
+				w.Errorf("reset: %v", err)
+			}
+		}
+	})
+}

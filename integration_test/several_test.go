@@ -1,0 +1,169 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		perUser := ratelimit.TokenBucket("per user", 10, time.Minute)
+		perTeam := ratelimit.FixedWindow("per team", 100, time.Hour, ratelimit.Start(noon))
+		global := ratelimit.TokenBucket("everybody", 20, time.Second)
+
+		result := w.grant(perUser.Key("ann").Count(4), perTeam.Key("red").Count(50), global.Global().Count(5))
+		if r := result.Requests; r[0].Remaining != 6 || r[1].Remaining != 50 || r[2].Remaining != 15 {
+			w.Fatalf("granted: %+v", result)
+		}
+		before := w.rows()
+		result = w.deny(perUser.Key("ann").Count(9), perTeam.Key("red").Count(1), global.Global().Count(16))
+		if after := w.rows(); before != after {
+			w.Fatalf("a denial wrote:\n%s\nbecame\n%s", before, after)
+		}
+		r := result.Requests
+		if r[0].OK || !r[1].OK || r[2].OK {
+			w.Fatalf("violated are the first and the third: %+v", result)
+		}
+		if r[0].Remaining != 6 || r[1].Remaining != 50 || r[2].Remaining != 15 {
+			w.Fatalf("denied: %+v", result)
+		}
+		if !r[0].RetryAt.Equal(noon.Add(18*time.Second)) || !r[1].RetryAt.Equal(noon) || !r[2].RetryAt.Equal(noon.Add(50*time.Millisecond)) {
+			w.Fatalf("denied: %+v", result)
+		}
+		w.retries(result, 18*time.Second) // the largest
+		exceeded := ratelimit.ExceededError{Result: result}
+		if denied := exceeded.Denied(); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
+			w.Fatalf("denied: %+v", denied)
+		}
+		for _, part := range []string{"per user", "everybody", "18s"} {
+			if !strings.Contains(exceeded.Error(), part) {
+				w.Errorf("%q does not say %q", exceeded.Error(), part)
+			}
+		}
+		if strings.Contains(exceeded.Error(), "ann") || strings.Contains(exceeded.Error(), "per team") {
+			w.Errorf("%q says too much", exceeded.Error())
+		}
+
+		w.clock.Advance(18*time.Second - time.Microsecond)
+		w.deny(perUser.Key("ann").Count(9), perTeam.Key("red").Count(1), global.Global().Count(16))
+		w.clock.Advance(time.Microsecond)
+		w.grant(perUser.Key("ann").Count(9), perTeam.Key("red").Count(1), global.Global().Count(16))
+	})
+}
+
+func TestRequestsKeepTheirOrderInTheResult(t *testing.T) {
+	behaviour(t, func(w world) {
+		var requests []ratelimit.Request
+		var want []string
+		for i, name := range []string{"z", "a", "M", "é", "b", "a"} { // not the order in which rows are locked
+			requests = append(requests, ratelimit.TokenBucket(name, 100, time.Minute).Key(fmt.Sprint("key ", -i)).Count(float64(i)))
+			want = append(want, fmt.Sprint(name, " key ", -i, " ", i))
+		}
+		for _, verb := range []func(context.Context, ratelimit.DB, ...ratelimit.Request) (ratelimit.Result, error){
+			w.limiter.Consume, w.limiter.Check, w.limiter.Charge,
+		} {
+			result, err := verb(w.Context(), w.db, requests...)
+			if err != nil {
+				w.Fatal(err)
+			}
+			for i, s := range result.Requests {
+				if got := fmt.Sprint(s.Limit.Name(), " ", s.Key, " ", s.Count); got != want[i] {
+					w.Errorf("request %d: %q, want %q", i, got, want[i])
+				}
+			}
+		}
+	})
+}
+
+func TestALimitNamedTwiceInOneCallCountsTwice(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("messages", 10, time.Minute)
+		ann := limit.Key("ann")
+		result := w.grant(ann.Count(3), limit.Key("bob"), ann.Count(4))
+		if r := result.Requests; r[0].Remaining != 3 || r[1].Remaining != 9 || r[2].Remaining != 3 || r[0].Count != 3 || r[2].Count != 4 {
+			w.Fatalf("granted: %+v", result)
+		}
+		result = w.deny(ann.Count(2), ann.Count(2))
+		w.retries(result, 6*time.Second)
+		w.refuse(ratelimit.ErrExceedsCapacity, ann.Count(6), ann.Count(5))
+		w.grant(ann.Count(2), ann.Count(1))
+	})
+}
+
+func TestPlainAndReservingRequestsForOneKeyMix(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.MaxReserved(6))
+		key := limit.Key("ann")
+		// One after another: the plain one needs tokens that are there, the reservation may go below zero after it.
+		result := w.grant(key.Count(8), key.Count(6).Reserve())
+		if result.Requests[0].Remaining != -4 {
+			w.Fatalf("granted: %+v", result)
+		}
+		w.retries(result, 24*time.Second)
+		w.do(w.limiter.Reset(w.Context(), w.db, key))
+		// The other way round the plain one would find a debt.
+		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(6).Reserve(), key.Count(8))
+		w.grant(key.Count(4).Reserve(), key.Count(6))
+		result = w.deny(key.Count(6).Reserve(), key.Count(0))
+		w.retries(result, 36*time.Second)
+		w.clock.Advance(36*time.Second - time.Microsecond)
+		w.deny(key.Count(6).Reserve(), key.Count(0))
+		w.clock.Advance(time.Microsecond)
+		w.grant(key.Count(6).Reserve(), key.Count(0))
+	})
+}
+
+func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
+	behaviour(t, func(w world) {
+		one := ratelimit.TokenBucket("messages", 10, time.Minute)
+		for _, other := range []ratelimit.Limit{
+			ratelimit.TokenBucket("messages", 11, time.Minute),
+			ratelimit.TokenBucket("messages", 10, time.Hour),
+			ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(11)),
+			ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.MaxReserved(0)),
+			ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Shards(2)),
+			ratelimit.FixedWindow("messages", 10, time.Minute),
+			ratelimit.FixedWindow("messages", 10, time.Minute, ratelimit.Start(noon)),
+		} {
+			w.refuse(ratelimit.ErrInvalid, one.Key("ann"), other.Key("ann"))
+		}
+		same := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(1))
+		w.grant(one.Key("ann"), same.Key("ann"))
+	})
+}
+
+func TestReservationsWorkWithSeveralLimits(t *testing.T) {
+	behaviour(t, func(w world) {
+		tokens := ratelimit.TokenBucket("tokens", 60, time.Minute, ratelimit.MaxReserved(120))
+		calls := ratelimit.FixedWindow("calls", 2, time.Minute, ratelimit.Start(noon), ratelimit.MaxReserved(2))
+		request := func(n float64) []ratelimit.Request {
+			return []ratelimit.Request{tokens.Key("red").Count(n).Reserve(), calls.Key("red").Reserve()}
+		}
+		w.retries(w.grant(request(60)...), 0)
+		w.retries(w.grant(request(30)...), 30*time.Second)
+		w.retries(w.grant(request(10)...), time.Minute) // the calls come later than the tokens
+		w.retries(w.grant(request(50)...), 90*time.Second)
+		// Balances are now -90 and -2.
+		result := w.deny(request(31)...)
+		if r := result.Requests; r[0].OK || r[1].OK || !r[0].RetryAt.Equal(noon.Add(time.Second)) {
+			w.Fatalf("denied: %+v", result)
+		}
+		w.retries(result, time.Minute)
+		before := w.rows()
+		result = w.deny(tokens.Key("red").Count(31).Reserve(), tokens.Key("blue").Count(61).Reserve())
+		if w.rows() != before {
+			w.Fatal("a denial wrote")
+		}
+		if r := result.Requests; r[0].OK || !r[1].OK || r[1].Remaining != 60 {
+			w.Fatalf("denied: %+v", result)
+		}
+		w.retries(result, time.Second)
+		w.clock.Advance(time.Minute)
+		w.grant(request(31)...)
+	})
+}

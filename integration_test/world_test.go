@@ -1,0 +1,141 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// world is what a behaviour is tried in: a handle, and a limiter whose clock stands at noon.
+type world struct {
+	*testing.T
+	db      ratelimit.DB
+	limiter *ratelimit.Limiter
+	clock   *clock
+}
+
+// behaviour runs a test in a world of its own on every handle.
+func behaviour(t *testing.T, test func(w world)) {
+	t.Helper()
+	t.Parallel()
+	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+		limiter, clock := newLimiter()
+		test(world{t, db, limiter, clock})
+	})
+}
+
+// grant consumes, which must be granted.
+func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
+	if err != nil || !result.OK {
+		w.Fatalf("denied, want a grant: %+v, %v", result, err)
+	}
+	for i, s := range result.Requests {
+		if !s.OK {
+			w.Fatalf("granted, but request %d is not OK: %+v", i, result)
+		}
+	}
+	return result
+}
+
+// deny consumes, which must be denied, and holds the error against the result.
+func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
+	var exceeded *ratelimit.ExceededError
+	if !errors.As(err, &exceeded) || result.OK {
+		w.Fatalf("%+v, %v, want a denial", result, err)
+	}
+	if !reflect.DeepEqual(exceeded.Result, result) {
+		w.Fatalf("the error says %+v, the result %+v", exceeded.Result, result)
+	}
+	if len(exceeded.Denied()) == 0 {
+		w.Fatalf("a denial that names no limit: %+v", result)
+	}
+	return result
+}
+
+// refuse consumes, which must fail before anything is sent.
+func (w world) refuse(target error, requests ...ratelimit.Request) {
+	w.Helper()
+	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
+	if !errors.Is(err, target) || result.OK {
+		w.Fatalf("%+v, %v, want %v", result, err, target)
+	}
+}
+
+// check checks, which must work.
+func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	result, err := w.limiter.Check(w.Context(), w.db, requests...)
+	if err != nil {
+		w.Fatalf("check: %v", err)
+	}
+	return result
+}
+
+// balance is what a request's limit and key hold.
+func (w world) balance(request ratelimit.Request) float64 {
+	w.Helper()
+	return w.check(request.Count(0)).Requests[0].Remaining
+}
+
+// holds wants a balance, to within the rounding of a few sums.
+func (w world) holds(request ratelimit.Request, want float64) {
+	w.Helper()
+	if got := w.balance(request); !near(got, want) {
+		w.Fatalf("balance %v, want %v", got, want)
+	}
+}
+
+func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
+
+// retries wants a RetryAt and a RetryAfter of d from the clock's time.
+func (w world) retries(result ratelimit.Result, d time.Duration) {
+	w.Helper()
+	if !result.RetryAt.Equal(w.clock.now.Add(d)) || result.RetryAfter != d {
+		w.Fatalf("retry at %v, after %v, want %v after %v", result.RetryAt, result.RetryAfter, d, w.clock.now)
+	}
+}
+
+// rows is the table as text, with what tells that a row was written or locked.
+func (w world) rows() string {
+	w.Helper()
+	rows, err := w.db.Query(w.Context(), `SELECT concat_ws(' ', r.ctid, r.xmin, r.xmax, r) FROM rate_limits r ORDER BY name, key, shard`)
+	if err != nil {
+		w.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		w.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// begin begins a transaction, or a savepoint in one.
+func (w world) begin() pgx.Tx {
+	w.Helper()
+	tx, err := w.db.(interface {
+		Begin(ctx context.Context) (pgx.Tx, error)
+	}).Begin(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return tx
+}
+
+func (w world) do(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
