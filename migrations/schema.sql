@@ -143,11 +143,12 @@ $ddl$, '@extschema@', quote_ident(current_schema()));
 --   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
 --            window of that instant is over, since that would break the present window's cap.
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
--- shards to choose between. A sharded limit has rate/shards, capacity/shards and floor/shards in each row.
+-- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
+-- holds, since what the limit owes is spread evenly over all of them.
 --
--- Answers one row. granted, at, and the states: the rows of each place (ord), as they are now when
--- granted, as they were when the denial was decided. A limit without rows is full and has none. A sharded limit that
--- took from one shard answers that shard alone.
+-- Answers one row: granted, at, and the rows of each place (ord), as they are now if it was granted, or as they were when
+-- the denial was decided. A limit without rows is full and has none. A sharded limit that took from one shard answers that
+-- shard alone.
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.

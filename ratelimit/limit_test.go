@@ -96,17 +96,7 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 func TestAStartIsTheInstantAlone(t *testing.T) {
 	now := time.Now() // has a monotonic reading
 	limit := FixedWindow("l", 1, time.Hour, Start(now))
-	text, err := json.Marshal(limit.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var c Config
-	if err := json.Unmarshal(text, &c); err != nil {
-		t.Fatal(err)
-	}
-	if same, err := New(c); err != nil || same != limit {
-		t.Errorf("%+v, want %+v, %v", same, limit, err)
-	}
+	roundTrip(t, limit)
 	if FixedWindow("l", 1, time.Hour, Start(now.In(time.FixedZone("", 3600)))) != limit {
 		t.Error("a time zone makes another definition")
 	}
@@ -156,18 +146,24 @@ func FuzzNew(f *testing.F) {
 				}
 			}
 		}
-		text, err := json.Marshal(limit.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
-		var again Config
-		if err := json.Unmarshal(text, &again); err != nil {
-			t.Fatal(err)
-		}
-		if same, err := New(again); err != nil || same != limit {
-			t.Fatalf("%s: %+v, want %+v, %v", text, same, limit, err)
-		}
+		roundTrip(t, limit)
 	})
+}
+
+// roundTrip writes a limit's definition as JSON, reads it back, and wants the same limit.
+func roundTrip(t *testing.T, limit Limit) {
+	t.Helper()
+	text, err := json.Marshal(limit.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Config
+	if err := json.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := New(c); err != nil || same != limit {
+		t.Fatalf("%s: %+v, want %+v, %v", text, same, limit, err)
+	}
 }
 
 // acceptable says whether Postgres takes a text and an index entry has room for it.
