@@ -24,18 +24,28 @@ CREATE FUNCTION @extschema@.ratelimit_raise(
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
+    -- error aborts, or of the block that catches it.
+    setting text := set_config('extra_float_digits', '1', true);
+    limits  text[] := '{}';
+    micros  bigint[] := '{}';
+    n text;
+    t timestamptz;
 BEGIN
-    -- Doubles are written in full whatever the session's setting. It ends with the transaction that the error aborts, or
-    -- with the block that catches the error.
-    PERFORM set_config('extra_float_digits', '1', true);
+    FOREACH n IN ARRAY names LOOP
+        IF n <> ALL (limits) THEN
+            limits := limits || n;
+        END IF;
+    END LOOP;
+    FOREACH t IN ARRAY ts LOOP
+        micros := micros || (extract(epoch FROM t) * 1000000)::bigint;
+    END LOOP;
     RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || (SELECT string_agg(DISTINCT n COLLATE "C", ', ') FROM unnest(names) AS n),
-        DETAIL = json_build_object(
-            'at', (extract(epoch FROM at) * 1000000)::bigint,
-            'ord', ord,
-            'value', value,
-            'ts', (SELECT coalesce(array_agg((extract(epoch FROM t) * 1000000)::bigint ORDER BY place), '{}')
-                     FROM unnest(ts) WITH ORDINALITY AS u (t, place)));
+        MESSAGE = 'rate limit exceeded: ' || array_to_string(limits, ', '),
+        DETAIL = format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * 1000000)::bigint, to_json(ord), to_json(value), to_json(micros));
 END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));

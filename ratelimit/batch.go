@@ -29,7 +29,8 @@ import (
 //   - on a connection or a pool: a batch that has no BEGIN in it is a transaction of its own, and is rolled back;
 //   - on a transaction of the caller's: that is aborted, as by any SQL error, and can only be rolled back.
 //
-// To go on after a denial, Consume in the transaction instead.
+// To go on after a denial, Consume in the transaction instead. Do so too where most calls are denied: as an error, a denial
+// costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
 //
 // Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
 // *pgconn.PgError for a denial, and the result is not filled in. The Observer is called with a context.Background, since
@@ -126,7 +127,7 @@ func denialIn(err error, limits int) (row dbsqlc.ApplyRow, ok bool) {
 	}
 	decoder := json.NewDecoder(strings.NewReader(pgErr.Detail))
 	decoder.DisallowUnknownFields()
-	if decoder.Decode(&detail) != nil || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
+	if decoder.Decode(&detail) != nil || decoder.More() || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
 		return row, false
 	}
 	row = dbsqlc.ApplyRow{At: instant(*detail.At), Ord: detail.Ord, Value: detail.Value}

@@ -15,7 +15,7 @@ type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx] runs a transaction.
+// TxOption changes how [Limiter.InTx] and [Limiter.SendTx] run a transaction.
 type TxOption func(*txOptions)
 
 type txOptions struct {
@@ -123,7 +123,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// RetryError is what [Limiter.InTx] returns when it gives up on a transaction that could not be serialized. Nothing was
+// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be serialized. Nothing was
 // committed.
 type RetryError struct {
 	Attempts int
