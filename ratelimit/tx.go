@@ -15,7 +15,7 @@ type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx] runs a transaction.
+// TxOption changes how [Limiter.InTx] and [Limiter.SendTx] run a transaction.
 type TxOption func(*txOptions)
 
 type txOptions struct {
@@ -58,9 +58,14 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if db == nil || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
+	return retry(ctx, o.attempts, func() (committing bool, err error) { return once(ctx, db, o.isolation, fn) })
+}
+
+// retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
+func retry(ctx context.Context, attempts int, once func() (committing bool, err error)) error {
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
-		committing, err := once(ctx, db, o.isolation, fn)
+		committing, err := once()
 		switch {
 		case err != nil && retryable(err):
 			conflict = err
@@ -69,7 +74,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 		default:
 			return err
 		}
-		if attempt == o.attempts {
+		if attempt == attempts {
 			return &RetryError{Attempts: attempt, Err: err}
 		}
 		bound := min(firstPause<<min(attempt-1, 10), lastPause)
@@ -118,7 +123,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// RetryError is what [Limiter.InTx] returns when it gives up on a transaction that could not be serialized. Nothing was
+// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be serialized. Nothing was
 // committed.
 type RetryError struct {
 	Attempts int
