@@ -93,7 +93,7 @@ func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)
 // queue queues, which must work.
 func queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests ...ratelimit.Request) *ratelimit.Result {
 	t.Helper()
-	result, err := limiter.QueueConsume(batch, requests...)
+	result, err := limiter.QueueConsume(t.Context(), batch, requests...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 		}
 		want, wantErr := limiter.Consume(t.Context(), consumed, requests...)
 		var batch pgx.Batch
-		result, err := limiter.QueueConsume(&batch, requests...)
+		result, err := limiter.QueueConsume(t.Context(), &batch, requests...)
 		if err != nil {
 			if err.Error() != wantErr.Error() || batch.Len() != 0 {
 				t.Fatalf("queued %d: %v, Consume: %v", batch.Len(), err, wantErr)
@@ -302,7 +302,7 @@ func TestInvalidRequestsAreNotQueued(t *testing.T) {
 		{[]ratelimit.Request{limit.Key("k"), limit.Key("k").Count(-1)}, ratelimit.ErrInvalid},
 		{[]ratelimit.Request{limit.Key("k").Count(2)}, ratelimit.ErrExceedsCapacity},
 	} {
-		result, err := limiter.QueueConsume(&batch, row.requests...)
+		result, err := limiter.QueueConsume(t.Context(), &batch, row.requests...)
 		if result != nil || !errors.Is(err, row.want) || batch.Len() != 0 {
 			t.Errorf("%+v: %+v, %v, %d queued", row.requests, result, err, batch.Len())
 		}
@@ -311,10 +311,10 @@ func TestInvalidRequestsAreNotQueued(t *testing.T) {
 		t.Errorf("seen: %+v", seen)
 	}
 	wrongClock := ratelimit.Limiter{Clock: func() time.Time { return time.Time{} }}
-	if _, err := wrongClock.QueueConsume(&batch, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) || batch.Len() != 0 {
+	if _, err := wrongClock.QueueConsume(t.Context(), &batch, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) || batch.Len() != 0 {
 		t.Errorf("a clock in the year 1: %v", err)
 	}
-	if _, err := limiter.QueueConsume(nil, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+	if _, err := limiter.QueueConsume(t.Context(), nil, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("no batch: %v", err)
 	}
 	for _, err := range []error{limiter.SendTx(t.Context(), nil, &batch), limiter.SendTx(t.Context(), newPool(t, 1), nil)} {
@@ -386,7 +386,7 @@ func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
 					for n.Add(1) <= denials {
 						var batch pgx.Batch
 						batch.Queue("SELECT 1")
-						_, err := limiter.QueueConsume(&batch, limit.Key("k"))
+						_, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("k"))
 						batch.Queue("SELECT 2")
 						if err == nil {
 							err = send(t.Context(), pool, &batch)
@@ -486,7 +486,7 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 					for i := range 5 {
 						var batch pgx.Batch
 						batch.Queue("INSERT INTO jobs VALUES ($1)", 100+g*10+i).Exec(func(pgconn.CommandTag) error { tries.Add(1); return nil })
-						result, err := limiter.QueueConsume(&batch, limit.Global())
+						result, err := limiter.QueueConsume(t.Context(), &batch, limit.Global())
 						if err == nil {
 							err = limiter.SendTx(t.Context(), pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 						}
@@ -522,7 +522,7 @@ func TestSendTxOverGrant(t *testing.T) {
 			pool := newPool(t, 16)
 			g := hammer(t, func(ctx context.Context) (time.Time, bool, error) {
 				var batch pgx.Batch
-				result, err := limiter.QueueConsume(&batch, limit.Key("k"))
+				result, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("k"))
 				if err == nil {
 					err = limiter.SendTx(ctx, pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 				}

@@ -33,13 +33,12 @@ import (
 // costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
 //
 // Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
-// *pgconn.PgError for a denial, and the result is not filled in. The Observer is called with a context.Background, since
-// none reaches it, and is told how long the answer was waited for once its turn to be read had come.
-func (l *Limiter) QueueConsume(batch *pgx.Batch, requests ...Request) (*Result, error) {
+// *pgconn.PgError for a denial, and the result is not filled in. The Observer is given ctx, which nothing else needs, and is
+// told how long the answer was waited for once its turn to be read had come.
+func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
 	if batch == nil {
 		return nil, fmt.Errorf("%w: no batch", ErrInvalid)
 	}
-	ctx := context.Background()
 	requests = slices.Clone(requests)
 
 	// The limiter is asked twice. The first time its statement is only noted down, with its arguments; the second time,

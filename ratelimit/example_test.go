@@ -46,7 +46,7 @@ func ExampleLimiter_SendTx() {
 	send := func(ctx context.Context) error {
 		var batch pgx.Batch
 		batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
-		if _, err := limits.QueueConsume(&batch, sendMessage.Key(userID)); err != nil {
+		if _, err := limits.QueueConsume(ctx, &batch, sendMessage.Key(userID)); err != nil {
 			return err
 		}
 		return limits.SendTx(ctx, pool, &batch) // *ratelimit.ExceededError: nothing was written
