@@ -40,6 +40,8 @@ type Limiter struct {
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
 	// be quick, and must not use the transaction.
 	Observer func(ctx context.Context, d Decision)
+
+	queues queues // for hot limits
 }
 
 // Decision is what an observer is told.
@@ -175,6 +177,9 @@ func apply(ctx context.Context, q *dbsqlc.Queries, v verb, ds []demand, consumed
 	for _, d := range ds {
 		numbers := d.limit.forKey(d.key)
 		a, b := shardpick.Two(ctx, d.limit.shards)
+		if shard, ok := hotShard(ctx, d.limit, d.key); ok {
+			a, b = shard, shard
+		}
 		args.Names = append(args.Names, d.limit.name)
 		args.Keys = append(args.Keys, d.key)
 		args.Rates = append(args.Rates, numbers.Rate)

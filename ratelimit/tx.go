@@ -21,6 +21,7 @@ type TxOption func(*txOptions)
 type txOptions struct {
 	isolation pgx.TxIsoLevel
 	attempts  int
+	hot       []Request
 }
 
 // Isolation sets the isolation level. The default is pgx.Serializable.
@@ -58,9 +59,19 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if db == nil || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
+	var hot []demand
+	if len(o.hot) > 0 {
+		var err error
+		if hot, err = demands(verbReset, o.hot); err != nil {
+			return err
+		}
+		if ctx.Value(turnKey{}) != nil {
+			return fmt.Errorf("%w: InTx with Hot, in the function of another InTx with Hot, could wait for itself", ErrInvalid)
+		}
+	}
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
-		committing, err := once(ctx, db, o.isolation, fn)
+		committing, err := l.once(ctx, db, o.isolation, hot, fn)
 		switch {
 		case err != nil && retryable(err):
 			conflict = err
@@ -81,11 +92,21 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	}
 }
 
-// once runs fn in one transaction. committing says that its error is that of COMMIT.
-func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
-	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
+// once runs fn in one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
+func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, hot []demand, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
+	begin := pgx.TxOptions{IsoLevel: isolation}
+	if len(hot) > 0 {
+		turn, leave, err := l.queues.enter(ctx, hot)
+		if err != nil {
+			return false, fmt.Errorf("ratelimit: waiting for a turn on hot limits: %w", err)
+		}
+		defer leave()
+		begin = pgx.TxOptions{BeginQuery: turn.beginQuery(isolation)}
+		ctx = context.WithValue(ctx, turnKey{}, turn)
+	}
+	tx, err := db.BeginTx(ctx, begin)
 	if err != nil {
-		return false, fmt.Errorf("ratelimit: begin: %w", err)
+		return false, beginFailed(ctx, db, err)
 	}
 	defer func() {
 		if !committing {
@@ -102,6 +123,27 @@ func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(
 		return true, fmt.Errorf("ratelimit: commit: %w", err)
 	}
 	return true, nil
+}
+
+// beginFailed makes the best of a transaction that did not begin, or began and could not lock what it queues for. A pool throws a
+// connection away that is left in a failed transaction; on a connection of the caller's, it is rolled back.
+func beginFailed(ctx context.Context, db TxBeginner, err error) error {
+	var conn *pgx.Conn
+	switch db := db.(type) {
+	case *pgx.Conn:
+		conn = db
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		conn = db.Conn()
+	}
+	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
+		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		_, _ = conn.Exec(rollbackCtx, "rollback")
+	}
+	if state := sqlState(err); state == "42P01" || state == "42501" { // undefined_table, insufficient_privilege
+		return fmt.Errorf("ratelimit: begin: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role update the views rate_limits_turn_00 to _31?)", err)
+	}
+	return fmt.Errorf("ratelimit: begin: %w", err)
 }
 
 // retryable says whether the whole transaction should be run again.

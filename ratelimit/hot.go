@@ -1,0 +1,214 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Hot makes [Limiter.InTx] queue: transactions on the same hot limit and key wait their turn in the process, before a
+// connection is taken, in order of arrival. Name the limits that many transactions want at once; where they do not, the queue costs
+// a little and gains nothing.
+//
+// A row can be held by one transaction at a time, until its commit is on disk. Without the queue, those who want it at the
+// same time hold a connection each while they wait, and at the levels above READ COMMITTED most of them wait in vain and
+// must run again. With it, no more than two of a process are past the queue: one that runs, and one that has begun and waits in the
+// database for the first to end. There it takes turns with the transactions of other processes, and it takes its snapshot after
+// the turn before has committed, so that no two of them conflict.
+//
+// How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it
+// gets. Of a limit with shards, InTx chooses one when it queues (of two at random, that with the shorter queue in this
+// process), and Consume with fn's context takes from that one; if it lacks tokens, from all. So there are as many
+// queues as shards.
+//
+// A turn ends with the transaction, whatever becomes of it; an attempt that has to run again queues anew. If ctx ends while the
+// transaction waits for its turn, InTx returns an error that matches ctx.Err(). In fn, InTx with Hot is an error that matches [ErrInvalid]: it could
+// wait for itself. Requests that are wrong in themselves are the same. Transactions that consume from the limit without Hot are
+// not in the queue, and can conflict with those that are.
+//
+// In the database, the queue is the lock of a view of package migrations, rate_limits_turn_00 to _31, taken with LOCK TABLE
+// in the same round trip as BEGIN. It ends with the transaction, so that a transaction pooler such as PgBouncer does no
+// harm. The role needs UPDATE on the views. Different limits and keys may have the same view; then they take turns.
+func Hot(requests ...Request) TxOption {
+	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
+}
+
+// stripes is how many views there are to lock.
+const stripes = 32
+
+// pastGate is how many transactions may be past a queue: one that runs, and one that waits for it in the database, so that
+// its end is followed by the next one's begin without a round trip.
+const pastGate = 2
+
+// turn is what a transaction has queued for. Its context carries it.
+type turn []lane
+
+// lane is what is queued for: a limit, a key and, if the limit has shards, one of them.
+type lane struct {
+	name, key     string
+	shard, shards int
+}
+
+// stripe is the number of the view that is locked for the lane. All versions of this library must agree on it. The shards of a limit do not meet.
+func (n lane) stripe() int {
+	h := fnv.New32a()
+	h.Write([]byte(n.name)) //nolint:errcheck // never fails
+	h.Write([]byte{0})
+	h.Write([]byte(n.key))
+	return int((h.Sum32() + uint32(n.shard)) % stripes)
+}
+
+// beginQuery begins the transaction and locks the views of the turn, in the order of their numbers, which is everybody's.
+func (t turn) beginQuery(isolation pgx.TxIsoLevel) string {
+	var numbers []int
+	for _, n := range t {
+		numbers = append(numbers, n.stripe())
+	}
+	slices.Sort(numbers)
+	var views []string
+	for _, number := range slices.Compact(numbers) {
+		views = append(views, fmt.Sprintf("rate_limits_turn_%02d", number))
+	}
+	begin := "begin"
+	if isolation != "" {
+		begin += " isolation level " + string(isolation)
+	}
+	// The weakest mode that conflicts with itself.
+	return begin + "; lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
+}
+
+type turnKey struct{}
+
+// hotShard is the shard that the transaction of this context has queued for, if it has.
+func hotShard(ctx context.Context, limit Limit, key string) (shard int, ok bool) {
+	t, _ := ctx.Value(turnKey{}).(turn)
+	for _, n := range t {
+		if n.name == limit.name && n.key == key && n.shards == limit.shards {
+			return n.shard, true
+		}
+	}
+	return 0, false
+}
+
+// queues holds the queues of a process. The zero value is ready. A lane has an entry as long as there is somebody in it.
+type queues struct {
+	mu    sync.Mutex
+	lanes map[lane]*queue
+}
+
+type queue struct {
+	past    int             // how many are past the gate
+	waiting []chan struct{} // in order of arrival; closed when it is their turn
+}
+
+// enter waits for a turn on all demands. If it is granted, leave must be called when the transaction has ended.
+//
+// Lanes are entered in one order, each when the one before has been passed: so those who wait for each other are never a circle.
+func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(), err error) {
+	entered := 0
+	leave = func() {
+		for _, n := range t[:entered] {
+			q.leave(n)
+		}
+	}
+	t = q.choose(hot)
+	for _, n := range t {
+		if err := q.wait(ctx, n); err != nil {
+			leave()
+			return nil, nil, err
+		}
+		entered++
+	}
+	return t, leave, nil
+}
+
+// choose picks the lanes, sorted.
+func (q *queues) choose(hot []demand) turn {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var t turn
+	for _, d := range hot {
+		n := lane{d.limit.name, d.key, 0, d.limit.shards}
+		if n.shards > 1 {
+			n.shard = rand.IntN(n.shards)
+			other := n
+			other.shard = (n.shard + 1 + rand.IntN(n.shards-1)) % n.shards
+			if q.length(other) < q.length(n) {
+				n = other
+			}
+		}
+		t = append(t, n)
+	}
+	slices.SortFunc(t, func(a, b lane) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key))
+	})
+	return t
+}
+
+// length is how many are in a lane, waiting or past the gate. q.mu is held.
+func (q *queues) length(n lane) int {
+	if l := q.lanes[n]; l != nil {
+		return l.past + len(l.waiting)
+	}
+	return 0
+}
+
+// wait waits until the lane lets us pass, or until ctx is over.
+func (q *queues) wait(ctx context.Context, n lane) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	l := q.lanes[n]
+	if l == nil {
+		if q.lanes == nil {
+			q.lanes = map[lane]*queue{}
+		}
+		l = &queue{}
+		q.lanes[n] = l
+	}
+	if l.past < pastGate { // then nobody waits
+		l.past++
+		q.mu.Unlock()
+		return nil
+	}
+	pass := make(chan struct{})
+	l.waiting = append(l.waiting, pass)
+	q.mu.Unlock()
+	select {
+	case <-pass:
+		return nil
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	if i := slices.Index(l.waiting, pass); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		q.mu.Unlock()
+		return ctx.Err()
+	}
+	q.mu.Unlock()
+	q.leave(n) // we were let pass at the same moment
+	return ctx.Err()
+}
+
+// leave lets the next one of the lane pass.
+func (q *queues) leave(n lane) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.lanes[n]
+	if len(l.waiting) > 0 {
+		close(l.waiting[0])
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+		return
+	}
+	if l.past--; l.past == 0 {
+		delete(q.lanes, n)
+	}
+}
