@@ -119,6 +119,18 @@ func TestHotLimitsAreExact(t *testing.T) {
 	}
 }
 
+// inLine is a context that says when somebody begins to wait for its end: then it is in the queue.
+type inLine struct {
+	context.Context
+	once  *sync.Once
+	there chan struct{}
+}
+
+func (c inLine) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.there) })
+	return c.Context.Done()
+}
+
 func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -130,8 +142,9 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	release := hold(t, &limiter, pool, limit.Global())
 	var wg sync.WaitGroup
 	for i := range n {
+		ctx := inLine{t.Context(), new(sync.Once), make(chan struct{})}
 		wg.Go(func() {
-			err := limiter.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error {
+			err := limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error {
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
@@ -144,10 +157,9 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 				t.Error(err)
 			}
 		})
+		<-ctx.there
 		if i == 0 {
 			eventually(t, "the first waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
-		} else {
-			time.Sleep(5 * time.Millisecond) // nobody outside can see that it has got in line
 		}
 	}
 	if n := waitingForTurns(t, pool); n != 1 {

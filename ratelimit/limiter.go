@@ -25,7 +25,7 @@ type DB interface {
 }
 
 // Limiter decides requests. The zero value is ready to use: with the database's clock, and nobody observing. A Limiter is
-// safe for concurrent use; its fields must not be changed once it is used.
+// safe for concurrent use; once it is used it must not be copied, nor its fields be changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one round trip.
