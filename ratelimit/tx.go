@@ -49,6 +49,8 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
+// With [Hot], transactions that want the same limits wait their turn instead of conflicting.
+//
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed; it is returned as it is.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
@@ -125,8 +127,8 @@ func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLe
 	return true, nil
 }
 
-// beginFailed makes the best of a transaction that did not begin, or began and could not lock what it queues for. A pool throws a
-// connection away that is left in a failed transaction; on a connection of the caller's, it is rolled back.
+// beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for. It then leaves
+// its connection in a failed transaction: a pool throws that away, on a connection of the caller's it is rolled back.
 func beginFailed(ctx context.Context, db TxBeginner, err error) error {
 	var conn *pgx.Conn
 	switch db := db.(type) {
@@ -141,7 +143,8 @@ func beginFailed(ctx context.Context, db TxBeginner, err error) error {
 		_, _ = conn.Exec(rollbackCtx, "rollback")
 	}
 	if state := sqlState(err); state == "42P01" || state == "42501" { // undefined_table, insufficient_privilege
-		return fmt.Errorf("ratelimit: begin: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role update the views rate_limits_turn_00 to _31?)", err)
+		return fmt.Errorf("ratelimit: begin: %w (has the schema of package migrations been migrated, is it in the search_path, "+
+			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", err)
 	}
 	return fmt.Errorf("ratelimit: begin: %w", err)
 }
