@@ -51,7 +51,8 @@ func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatalf("it never came about that %s", what)
+			t.Errorf("it never came about that %s", what)
+			return
 		}
 	}
 }
@@ -71,9 +72,10 @@ func hold(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, req
 	select {
 	case <-running:
 	case err := <-done:
-		t.Fatalf("the turn was not to be had: %v", err)
+		t.Errorf("the turn was not to be had: %v", err)
+		return func() {}
 	case <-time.After(20 * time.Second):
-		t.Fatal("the turn was not to be had within 20 s")
+		t.Error("the turn was not to be had within 20 s")
 	}
 	return func() {
 		t.Helper()
@@ -358,12 +360,12 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		begin(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		attempts := 0
-		var release func()
+		held := make(chan func(), 1)
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			attempts++
 			go func() { // between this attempt and the next
-				release = hold(t, limiter, pool, limit.Global())
-				time.Sleep(500 * time.Millisecond)
+				held <- hold(t, limiter, pool, limit.Global())
+				eventually(t, "the next attempt waits", func() bool { return waitingForTurns(t, pool) == 1 })
 				cancel()
 			}()
 			eventually(t, "another waits", func() bool { return waitingForTurns(t, pool) == 1 })
@@ -375,7 +377,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		if !ok || gaveUp.Attempts != 2 || attempts != 1 || sqlState(err) != "40001" {
 			t.Errorf("%d attempts: %v", attempts, err)
 		}
-		release()
+		(<-held)()
 		nobodyQueues(t, limiter, pool)
 	})
 }
