@@ -150,7 +150,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
-				if i < n-1 { // be slower than the next one is in getting past the gate
+				if i < n-1 { // be slower than the next one is in getting past the queue
 					eventually(t, "the next one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
 				}
 				return nil
@@ -323,7 +323,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		release := hold(t, limiter, pool, limit.Global())
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 2)
-		for range 2 { // the second is behind the gate
+		for range 2 { // the second stays in the process
 			go func() { errs <- limiter.InTx(ctx, pool, nothing, ratelimit.Hot(limit.Global())) }()
 		}
 		eventually(t, "one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
@@ -393,7 +393,7 @@ func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
 			var limiter ratelimit.Limiter
-			for range 3 { // more than pass the gate
+			for range 3 { // more than may be past the queue
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
