@@ -156,7 +156,7 @@ type BatchTxBeginner interface {
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
 // it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
-// used up: copies of its queries are sent. It must not begin or end a transaction itself.
+// used up: copies of its queries are sent. It must not begin or end a transaction itself. The option [Hot] is refused.
 //
 // Functions that were set for the results of the queries (by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are
 // called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
@@ -171,6 +171,9 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 	}
 	if db == nil || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
+	}
+	if len(o.hot) > 0 {
+		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
 	}
 	var failed error
 	err := retry(ctx, o.attempts, func() (open bool, err error) {

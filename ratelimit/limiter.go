@@ -25,7 +25,7 @@ type DB interface {
 }
 
 // Limiter decides requests. The zero value is ready to use: with the database's clock, and nobody observing. A Limiter is
-// safe for concurrent use; its fields must not be changed once it is used.
+// safe for concurrent use; once it is used it must not be copied, nor its fields be changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one round trip.
@@ -40,6 +40,8 @@ type Limiter struct {
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
 	// be quick, and must not use the transaction.
 	Observer func(ctx context.Context, d Decision)
+
+	queues queues // for hot limits
 }
 
 // Decision is what an observer is told.
@@ -193,6 +195,9 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 	for _, d := range ds {
 		numbers := d.limit.forKey(d.key)
 		a, b := shardpick.Two(ctx, d.limit.shards)
+		if shard, ok := hotShard(ctx, d.limit, d.key); ok {
+			a, b = shard, shard
+		}
 		args.Names = append(args.Names, d.limit.name)
 		args.Keys = append(args.Keys, d.key)
 		args.Rates = append(args.Rates, numbers.Rate)
