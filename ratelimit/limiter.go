@@ -132,7 +132,10 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Tim
 	}
 
 	q := dbsqlc.New(db)
+	coalescer, coalesced := db.(*Coalescer)
 	switch {
+	case coalesced && (v == verbConsume || v == verbCharge):
+		err = coalescer.decide(ctx, v, ds, now, result)
 	case v == verbReset:
 		err = reset(ctx, q, ds)
 		result.OK = err == nil
