@@ -9,20 +9,21 @@ BEGIN
 -- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
 --
 --   names, rates, periods, capacities   definitions of limits
---   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has
---   repeats, counts, floors             what is asked of it: `counts` tokens leaving at least `floors`, `repeats` times over.
---                                       More often than once only whole counts, with a floor of 0: then no subtraction
---                                       rounds, and all of them are one. repeats = 0: see asks
---   calls, asks, ask_*                  whatever is not of that kind, in order: one ask after another, those with the same
---                                       number in `calls` all or nothing. `asks` says of which of the keys
+--   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
+--                                       starts may be empty if all are token buckets
+--   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
+--                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
+--                                       no subtraction rounds, and all of them are one
+--   calls, asks, ask_*                  what is asked of the other keys, in order, one ask after another, those with the
+--                                       same number in `calls` all or nothing. `asks` says of which of the keys
 --   now                                 NULL: clock_timestamp()
 --
--- Answers for each key whose row exists (ord) the state that its decisions began with, from which the caller can work out
--- each of them, and the value that is left, for him to compare. The first `locked` of them were decided at `at`; all others
--- were denied at `seen`, by a plain read: they are neither written nor locked.
+-- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
+-- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
+-- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none.
 --
--- Locks the rows of which something is taken, those that have to be inserted among them, in the order (name, key, shard),
--- which is everybody's. Reads the clock once it has them.
+-- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
+-- which is everybody's. What is denied by a plain read is neither written nor locked.
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
 -- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
@@ -34,7 +35,7 @@ CREATE FUNCTION @extschema@.ratelimit_coalesce(
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
     now timestamptz DEFAULT NULL,
-    OUT at timestamptz, OUT seen timestamptz, OUT locked integer,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
 LANGUAGE plpgsql
@@ -44,30 +45,29 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wanted  integer[];            -- the keys of which something will be taken, by what a plain read saw
-    missing integer;              -- how many of the keys have no row
-    misfit  boolean;
-    tids    tid[];
-    lefts   double precision[];
-    uptos   timestamptz[];
-    denied_ord   integer[];       -- the keys that are denied at first sight
-    denied_value double precision[];
-    denied_ts    timestamptz[];
-    -- Of the keys with repeats = 0: what they hold, since when, and whether any of it was taken.
-    held    double precision[] := array_fill(NULL::double precision, ARRAY[cardinality(keys)]);
-    since   timestamptz[] := array_fill(NULL::timestamptz, ARRAY[cardinality(keys)]);
-    taken   boolean[] := array_fill(false, ARRAY[cardinality(keys)]);
-    mine    boolean[] := array_fill(false, ARRAY[cardinality(keys)]); -- its row is locked
-    full_value double precision[] := '{}'; -- of those without a row, by the definition that takes from them first
+    todo    integer[];            -- the keys that are to be decided
+    done    integer[];            -- those that were written
+    missing boolean := false;     -- some of those that will be granted have no row
+    misfit  boolean := false;     -- some rows are those of a sharded limit
+    early_ord   integer[];        -- the answers at `seen`
+    early_value double precision[];
+    early_ts    timestamptz[];
+    early_after double precision[];
+    -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
+    held    double precision[] := '{}';
+    since   timestamptz[] := '{}';
+    mine    boolean[] := '{}';
+    taken   boolean[] := '{}';
+    wanted  integer[] := '{}';    -- those of which something will be taken, by what a plain read saw
+    full_value double precision[] := '{}'; -- those without a row, by the definition that takes from them first
     full_ts    timestamptz[] := '{}';
     -- Of the asks of one call: what there is, up to when.
-    first   integer;
-    last    integer;
     available double precision[] := '{}';
     upto    timestamptz[] := '{}';
+    first   integer;
+    last    integer;
     granted boolean;
     rec     record;
-    n       integer;
     k       integer;
     d       integer;
 BEGIN
@@ -76,53 +76,36 @@ BEGIN
     END IF;
     IF (cardinality(keys) > 0 AND isfinite(coalesce(now, 'epoch'))
         AND cardinality(names) = ALL (ARRAY[cardinality(rates), cardinality(periods), cardinality(capacities)])
-        AND cardinality(keys) = ALL (ARRAY[cardinality(defs), cardinality(repeats), cardinality(counts), cardinality(floors)])
-        AND cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_counts), cardinality(ask_floors)])
+        AND cardinality(keys) = cardinality(defs) AND cardinality(starts) IN (0, cardinality(keys))
+        AND cardinality(repeats) = ALL (ARRAY[cardinality(counts), cardinality(floors)]) AND cardinality(repeats) <= cardinality(keys)
+        AND cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
         AND '' < ALL (names) AND '' <= ALL (keys)
         AND 1e-15 <= ALL (rates) AND 1e15 >= ALL (rates) AND '0' < ALL (periods) AND 0 <= ALL (capacities) AND 1e15 >= ALL (capacities)
-        AND 0 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)
+        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)
         AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
         AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
         AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
-        AND 1 <= ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+        AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
-
-    -- 1. A plain read: which keys have enough, or have no row and are full.
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    SELECT coalesce(array_agg(s.i) FILTER (WHERE s.enough), '{}'),
-           array_agg(s.i) FILTER (WHERE NOT s.enough),
-           array_agg(s.value) FILTER (WHERE NOT s.enough),
-           array_agg(s.ts) FILTER (WHERE NOT s.enough),
-           count(*) FILTER (WHERE s.shards IS NULL), coalesce(bool_or(s.shards <> 1), false)
-      INTO wanted, denied_ord, denied_value, denied_ts, missing, misfit
-      FROM (
-        SELECT k.i::integer AS i, r.value, r.ts, r.shards,
-               r.shards IS NULL OR @extschema@.ratelimit_available(r.value, r.ts,
-                   CASE WHEN k.start IS NULL THEN at ELSE date_bin(periods[k.def], at, k.start) END,
-                   rates[k.def], periods[k.def], capacities[k.def], k.start) - k.count >= k.floor AS enough
-          FROM unnest(keys, defs, starts, repeats, counts, floors) WITH ORDINALITY AS k (key, def, start, repeats, count, floor, i)
-          LEFT JOIN @extschema@.rate_limits AS r ON r.name = names[k.def] AND r.key = k.key AND r.shard = 0
-         WHERE k.repeats > 0
-      ) AS s;
+    todo := ARRAY(SELECT generate_series(1, cardinality(repeats)));
+
+    -- What the keys with asks hold, by a plain read.
     IF cardinality(asks) > 0 THEN
         FOR rec IN
-            SELECT k.i, r.value, r.ts, r.shards
-              FROM unnest(keys, defs, repeats) WITH ORDINALITY AS k (key, def, repeats, i)
-              LEFT JOIN @extschema@.rate_limits AS r ON r.name = names[k.def] AND r.key = k.key AND r.shard = 0
-             WHERE k.repeats = 0
+            SELECT i, r.value, r.ts, r.shards
+              FROM generate_series(cardinality(repeats) + 1, cardinality(keys)) AS i
+              LEFT JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
         LOOP
-            held[rec.i] := rec.value; since[rec.i] := rec.ts;
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
             misfit := misfit OR coalesce(rec.shards <> 1, false);
         END LOOP;
     END IF;
-    IF misfit THEN
-        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
-    END IF;
 
     FOR pass IN 1..2 LOOP
-        -- 2. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
+        -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
         first := 1;
         WHILE first <= cardinality(asks) LOOP
             granted := true;
@@ -144,7 +127,7 @@ BEGIN
                     ELSIF pass = 1 AND NOT taken[k] THEN
                         wanted := wanted || k;
                         IF since[k] IS NULL THEN
-                            missing := missing + 1;
+                            missing := true;
                             full_value[k] := available[j]; full_ts[k] := upto[j];
                         END IF;
                     END IF;
@@ -155,87 +138,106 @@ BEGIN
             END IF;
             first := last + 1;
         END LOOP;
-        EXIT WHEN pass = 2 OR cardinality(wanted) = 0;
 
-        -- 3. Lock, in order. What is missing is inserted in the same pass, full.
-        IF missing > 0 THEN
+        -- 2. The other keys: read, and take if the row is still what was read (compare and swap). One statement has one
+        -- snapshot: where a row was changed since, or is being changed, the UPDATE waits and then locks its new version,
+        -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
+        -- have to be locked as well.
+        WITH s AS MATERIALIZED (
+            SELECT c.i, c.tid, c.value, c.ts, c.upto, c.shards, c.n,
+                   CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
+              FROM (
+                SELECT b.*,
+                       CASE WHEN b.available - b.count < b.floor THEN 0
+                            WHEN b.repeats = 1 OR b.count = 0 THEN 1
+                            -- The quotient may have been rounded up to a whole number.
+                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
+                            ELSE least(b.repeats, floor(b.available / b.count)) END AS n
+                  FROM (
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
+                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, rates[a.d], periods[a.d], capacities[a.d], a.start) AS available
+                      FROM (
+                        SELECT i, defs[i] AS d, names[defs[i]] AS name, keys[i] AS key, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
+                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                          FROM unnest(todo) AS i
+                         ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+                      ) AS a
+                      LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                    OFFSET 0
+                  ) AS b
+                OFFSET 0
+              ) AS c
+        ), u AS (
+            UPDATE @extschema@.rate_limits AS r
+               SET value = s.after, ts = greatest(s.ts, s.upto)
+              FROM s
+             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
+               AND (pass = 2 OR cardinality(wanted) = 0) AND (SELECT bool_and(s.shards = 1) IS TRUE FROM s)
+            RETURNING s.i
+        )
+        SELECT array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
+               array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               array_agg(s.i) FILTER (WHERE s.n > 0 OR s.shards IS NULL), (SELECT array_agg(u.i) FROM u)
+          INTO ord, value, ts, after, missing, misfit, todo, done
+          FROM s;
+        IF cardinality(todo) > 0 THEN
+            IF cardinality(todo) = cardinality(done) THEN
+                todo := NULL;
+            ELSIF done IS NOT NULL THEN
+                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done));
+            END IF;
+        END IF;
+        IF misfit THEN
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+        END IF;
+        EXIT WHEN pass = 1 AND todo IS NULL AND cardinality(wanted) = 0;
+        IF pass = 2 THEN
+            IF todo IS NOT NULL THEN
+                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile';
+            END IF;
+            EXIT;
+        END IF;
+        early_ord := ord; early_value := value; early_ts := ts; early_after := after;
+
+        -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
+        IF missing OR cardinality(wanted) > 0 THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, coalesce(full_value[i], capacities[defs[i]]),
                    coalesce(full_ts[i], CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END)
-              FROM unnest(wanted) AS i
+              FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
-            IF EXISTS (SELECT FROM unnest(wanted) AS i JOIN @extschema@.rate_limits AS r
-                    ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard > 0) THEN
+            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i JOIN @extschema@.rate_limits AS r
+                    ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
             END IF;
         END IF;
-        SELECT array_agg(s.i), array_agg(s.value), array_agg(s.ts), array_agg(s.ctid)
-          INTO ord, value, ts, tids
-          FROM (
-            SELECT i, r.value, r.ts, r.ctid
+        at := coalesce(now, clock_timestamp()); -- locking may have waited
+        missing := false;
+        FOR rec IN
+            SELECT i, r.value, r.ts
               FROM unnest(wanted) AS i
-              JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1
-             ORDER BY r.name, r.key
-               FOR NO KEY UPDATE OF r
-          ) AS s;
-        IF cardinality(ord) IS DISTINCT FROM cardinality(wanted) THEN
-            RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted or sharded meanwhile';
-        END IF;
-        at := coalesce(now, clock_timestamp());
-        EXIT WHEN cardinality(asks) = 0;
-        FOR j IN 1..cardinality(ord) LOOP
-            k := ord[j];
-            held[k] := value[j]; since[k] := ts[j]; taken[k] := false; mine[k] := true;
+              JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
+        LOOP
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := true; taken[rec.i] := false;
+            full_value[rec.i] := rec.value; full_ts[rec.i] := rec.ts;
         END LOOP;
     END LOOP;
 
-    -- 4. Take. The rows are locked, so they are where they were.
-    IF cardinality(wanted) > 0 THEN
-        SELECT array_agg(c.i), array_agg(c.value), array_agg(c.ts), array_agg(c.after), array_agg(c.upto),
-               array_agg(CASE WHEN c.n > 0 THEN c.tid END)
-          INTO ord, value, ts, after, uptos, tids
-          FROM (
-            SELECT b.i, b.value, b.ts, b.upto, b.tid, b.n,
-                   CASE WHEN b.n = 0 THEN b.value ELSE b.available - b.n * b.count END AS after
-              FROM (
-                SELECT a.*,
-                       CASE WHEN a.available - a.count < a.floor THEN 0
-                            WHEN a.repeats = 1 OR a.count = 0 THEN 1
-                            -- The quotient may have been rounded up to the next whole number.
-                            WHEN floor(a.available / a.count) * a.count > a.available THEN least(a.repeats, floor(a.available / a.count) - 1)
-                            ELSE least(a.repeats, floor(a.available / a.count)) END AS n
-                  FROM (
-                    SELECT l.i, l.value, l.ts, l.tid, u.upto, repeats[l.i] AS repeats, counts[l.i] AS count, floors[l.i] AS floor,
-                           @extschema@.ratelimit_available(l.value, l.ts, u.upto, rates[defs[l.i]], periods[defs[l.i]],
-                               capacities[defs[l.i]], starts[l.i]) AS available
-                      FROM unnest(ord, value, ts, tids) AS l (i, value, ts, tid)
-                     CROSS JOIN LATERAL (SELECT CASE WHEN starts[l.i] IS NULL THEN at
-                           ELSE date_bin(periods[defs[l.i]], at, starts[l.i]) END AS upto) AS u
-                     WHERE repeats[l.i] > 0
-                    OFFSET 0
-                  ) AS a
-                OFFSET 0
-              ) AS b
-             UNION ALL
-            SELECT l.i, l.value, l.ts, since[l.i], l.tid, taken[l.i]::integer, held[l.i]
-              FROM unnest(ord, value, ts, tids) AS l (i, value, ts, tid)
-             WHERE repeats[l.i] = 0
-          ) AS c;
-        UPDATE @extschema@.rate_limits AS r
-           SET value = u.after, ts = greatest(r.ts, u.upto)
-          FROM unnest(tids, after, uptos) AS u (tid, after, upto)
-         WHERE r.ctid = u.tid;
-    ELSE
-        ord := '{}'; value := '{}'; ts := '{}'; after := '{}';
-    END IF;
+    early := coalesce(cardinality(early_ord), CASE WHEN at = seen THEN cardinality(ord) END, 0);
+    ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
     FOR k IN 1..CASE WHEN cardinality(asks) > 0 THEN cardinality(keys) ELSE 0 END LOOP
-        IF repeats[k] = 0 AND NOT mine[k] AND since[k] IS NOT NULL THEN
+        CONTINUE WHEN k <= cardinality(repeats);
+        IF taken[k] THEN
+            UPDATE @extschema@.rate_limits AS r
+               SET value = held[k], ts = greatest(r.ts, since[k])
+             WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
+            ord := ord || k; value := value || full_value[k]; ts := ts || full_ts[k]; after := after || held[k];
+        ELSIF since[k] IS NOT NULL THEN
             ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
         END IF;
     END LOOP;
-    locked := cardinality(ord);
-    ord := ord || denied_ord; value := value || denied_value; ts := ts || denied_ts; after := after || denied_value;
 END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));

@@ -1,5 +1,5 @@
 -- name: Coalesce :one
-SELECT r.at, r.seen, r.locked, r.ord, r.value, r.ts, r.after
+SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
   FROM ratelimit_coalesce(
       @names::text[], @rates::double precision[], @periods::interval[], @capacities::double precision[],
       @keys::text[], @defs::integer[], @starts::timestamptz[],

@@ -380,6 +380,7 @@ type batch struct {
 	groups  []group
 	index   map[groupID]int
 	args    dbsqlc.CoalesceParams
+	byOrd   []int32 // the group of each of args.Keys
 	limits  []Limit // the definitions, by args' defs - 1
 }
 
@@ -395,6 +396,7 @@ type group struct {
 	// mixed says that the requests are not all the same: the database and settle decide them one by one.
 	mixed bool
 
+	ord   int32 // the place among args.Keys, from 1: those that are not mixed come first
 	at    algebra.Micros
 	after float64
 	known bool // the database answered a row
@@ -410,7 +412,7 @@ func (b *batch) clear() {
 	clear(b.index)
 	clear(b.args.Names)
 	clear(b.args.Keys)
-	b.waiters, b.flight, b.of, b.groups, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.limits[:0]
+	b.waiters, b.flight, b.of, b.groups, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.byOrd[:0], b.limits[:0]
 }
 
 // group sorts the demands by limit and key and makes the statement's arguments.
@@ -443,18 +445,34 @@ func (b *batch) group() {
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
 		Now: b.waiters[0].now,
 	}
-	for i := range b.groups {
-		g := &b.groups[i]
-		a.Keys = append(a.Keys, g.first.key)
-		a.Defs = append(a.Defs, b.def(g.first.limit))
-		a.Starts = append(a.Starts, start(g.numbers))
-		a.Counts = append(a.Counts, g.first.count)
-		a.Floors = append(a.Floors, g.first.floor)
-		if g.mixed {
-			a.Repeats = append(a.Repeats, 0)
-		} else {
-			a.Repeats = append(a.Repeats, int32(g.repeats))
+	for _, mixed := range []bool{false, true} {
+		for i := range b.groups {
+			g := &b.groups[i]
+			if g.mixed != mixed {
+				continue
+			}
+			g.ord = int32(len(a.Keys) + 1)
+			a.Keys = append(a.Keys, g.first.key)
+			a.Defs = append(a.Defs, b.def(&g.first.limit))
+			if g.numbers.Window {
+				for len(a.Starts) < len(a.Keys) {
+					a.Starts = append(a.Starts, pgtype.Timestamptz{})
+				}
+				a.Starts[g.ord-1] = start(g.numbers)
+			}
+			if !mixed {
+				a.Repeats = append(a.Repeats, int32(g.repeats))
+				a.Counts = append(a.Counts, g.first.count)
+				a.Floors = append(a.Floors, g.first.floor)
+			}
+			b.byOrd = append(b.byOrd, int32(i))
 		}
+	}
+	for len(a.Starts) > 0 && len(a.Starts) < len(a.Keys) {
+		a.Starts = append(a.Starts, pgtype.Timestamptz{})
+	}
+	if len(a.Repeats) == len(a.Keys) {
+		return
 	}
 	of := b.of
 	for call, w := range b.waiters {
@@ -465,8 +483,8 @@ func (b *batch) group() {
 				continue
 			}
 			a.Calls = append(a.Calls, int32(call))
-			a.Asks = append(a.Asks, int32(at+1))
-			a.AskDefs = append(a.AskDefs, b.def(d.limit))
+			a.Asks = append(a.Asks, b.groups[at].ord)
+			a.AskDefs = append(a.AskDefs, b.def(&d.limit))
 			a.AskStarts = append(a.AskStarts, start(d.limit.forKey(d.key)))
 			a.AskCounts = append(a.AskCounts, d.count)
 			a.AskFloors = append(a.AskFloors, d.floor)
@@ -483,9 +501,9 @@ func empty[T any](s []T) []T {
 }
 
 // def is the number of a limit among the statement's definitions. The same one may be there more than once.
-func (b *batch) def(limit Limit) int32 {
+func (b *batch) def(limit *Limit) int32 {
 	for i := max(0, len(b.limits)-8); i < len(b.limits); i++ {
-		if b.limits[i] == limit {
+		if b.limits[i] == *limit {
 			return int32(i + 1)
 		}
 	}
@@ -494,7 +512,7 @@ func (b *batch) def(limit Limit) int32 {
 	a.Rates = append(a.Rates, limit.numbers.Rate)
 	a.Periods = append(a.Periods, limit.numbers.Period)
 	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
-	b.limits = append(b.limits, limit)
+	b.limits = append(b.limits, *limit)
 	return int32(len(b.limits))
 }
 
@@ -522,11 +540,12 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 		b.groups[i].at = at
 	}
 	for i, ord := range row.Ord {
-		g := &b.groups[ord-1]
+		g := &b.groups[b.byOrd[ord-1]]
 		g.known, g.after = true, row.After[i]
 		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
 		g.rows = g.row[:]
-		if i >= int(row.Locked.Int32) {
+		g.at = at
+		if i < int(row.Early.Int32) {
 			g.at = seen
 		}
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 const coalesce = `-- name: Coalesce :one
-SELECT r.at, r.seen, r.locked, r.ord, r.value, r.ts, r.after
+SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
   FROM ratelimit_coalesce(
       $1::text[], $2::double precision[], $3::interval[], $4::double precision[],
       $5::text[], $6::integer[], $7::timestamptz[],
@@ -44,13 +44,13 @@ type CoalesceParams struct {
 }
 
 type CoalesceRow struct {
-	At     pgtype.Timestamptz
-	Seen   pgtype.Timestamptz
-	Locked pgtype.Int4
-	Ord    []int32
-	Value  []float64
-	Ts     []pgtype.Timestamptz
-	After  []float64
+	Seen  pgtype.Timestamptz
+	At    pgtype.Timestamptz
+	Early pgtype.Int4
+	Ord   []int32
+	Value []float64
+	Ts    []pgtype.Timestamptz
+	After []float64
 }
 
 func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow, error) {
@@ -75,9 +75,9 @@ func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow
 	)
 	var i CoalesceRow
 	err := row.Scan(
-		&i.At,
 		&i.Seen,
-		&i.Locked,
+		&i.At,
+		&i.Early,
 		&i.Ord,
 		&i.Value,
 		&i.Ts,
