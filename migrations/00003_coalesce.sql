@@ -47,6 +47,7 @@ AS $body$
 DECLARE
     todo    integer[];            -- the keys that are to be decided
     done    integer[];            -- those that were written
+    xid     xid;                  -- of this transaction
     missing boolean := false;     -- some of those that will be granted have no row
     misfit  boolean := false;     -- some rows are those of a sharded limit
     early_ord   integer[];        -- the answers at `seen`
@@ -172,7 +173,9 @@ BEGIN
                SET value = s.after, ts = greatest(s.ts, s.upto)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
-               AND (pass = 2 OR cardinality(wanted) = 0) AND (SELECT bool_and(s.shards = 1) IS TRUE FROM s)
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
+               AND CASE pass WHEN 1 THEN cardinality(wanted) = 0
+                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
             RETURNING s.i
         )
         SELECT array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
@@ -194,7 +197,7 @@ BEGIN
         EXIT WHEN pass = 1 AND todo IS NULL AND cardinality(wanted) = 0;
         IF pass = 2 THEN
             IF todo IS NOT NULL THEN
-                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile';
+                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
             END IF;
             EXIT;
         END IF;
@@ -214,6 +217,7 @@ BEGIN
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
+        xid := pg_current_xact_id()::xid;
         missing := false;
         FOR rec IN
             SELECT i, r.value, r.ts
@@ -225,7 +229,7 @@ BEGIN
         END LOOP;
     END LOOP;
 
-    early := coalesce(cardinality(early_ord), CASE WHEN at = seen THEN cardinality(ord) END, 0);
+    early := coalesce(cardinality(early_ord), 0);
     ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
     FOR k IN 1..CASE WHEN cardinality(asks) > 0 THEN cardinality(keys) ELSE 0 END LOOP
         CONTINUE WHEN k <= cardinality(repeats);
