@@ -106,7 +106,7 @@ func TestCoalescerChaos(t *testing.T) {
 			}
 		})
 	}
-	every(200*time.Millisecond, func(r *rand.Rand) { // kill
+	every(200*time.Millisecond, func(*rand.Rand) { // kill
 		_, err := admin.Exec(context.WithoutCancel(ctx), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'chaos' ORDER BY random() LIMIT 1`)
 		if err != nil {
 			t.Error(err)

@@ -353,8 +353,8 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	if !denied(f.errs[0]) || !denied(f.errs[1]) || f.errs[2] != nil || !denied(f.errs[3]) {
 		t.Errorf("%v", f.errs)
 	}
-	if min, max := row(); min != xmin || max != xmax {
-		t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, min, max)
+	if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
+		t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
 	}
 }
 
@@ -464,11 +464,11 @@ func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
 	var limiter ratelimit.Limiter
 	for request, want := range map[*ratelimit.Request]error{
 		new(ratelimit.Request):                ratelimit.ErrInvalid,
-		ptr(limit.Key("")):                    ratelimit.ErrInvalid,
-		ptr(limit.Key("\x00")):                ratelimit.ErrInvalid,
-		ptr(limit.Key("\xff")):                ratelimit.ErrInvalid,
-		ptr(limit.Global().Count(math.NaN())): ratelimit.ErrInvalid,
-		ptr(limit.Global().Count(101)):        ratelimit.ErrExceedsCapacity,
+		new(limit.Key("")):                    ratelimit.ErrInvalid,
+		new(limit.Key("\x00")):                ratelimit.ErrInvalid,
+		new(limit.Key("\xff")):                ratelimit.ErrInvalid,
+		new(limit.Global().Count(math.NaN())): ratelimit.ErrInvalid,
+		new(limit.Global().Count(101)):        ratelimit.ErrExceedsCapacity,
 	} {
 		if _, err := limiter.Consume(t.Context(), coalescer, *request); !errors.Is(err, want) {
 			t.Errorf("%+v: %v", *request, err)
@@ -480,8 +480,6 @@ func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
 		t.Errorf("the good ones: %v", f.errs)
 	}
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // A server whose encoding lacks a character refuses the statement: that is one caller's doing, and his alone to pay for.
 func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {

@@ -20,7 +20,8 @@ BEGIN
 --
 -- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
 -- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
--- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none.
+-- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none;
+-- if something was taken from it all the same, the value is NaN.
 --
 -- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
 -- which is everybody's. What is denied by a plain read is neither written nor locked.
@@ -60,8 +61,8 @@ DECLARE
     mine    boolean[] := '{}';
     taken   boolean[] := '{}';
     wanted  integer[] := '{}';    -- those of which something will be taken, by what a plain read saw
-    full_value double precision[] := '{}'; -- those without a row, by the definition that takes from them first
-    full_ts    timestamptz[] := '{}';
+    before_value double precision[] := '{}'; -- what they held before, since when
+    before_ts    timestamptz[] := '{}';
     -- Of the asks of one call: what there is, up to when.
     available double precision[] := '{}';
     upto    timestamptz[] := '{}';
@@ -127,10 +128,6 @@ BEGIN
                         RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
                         wanted := wanted || k;
-                        IF since[k] IS NULL THEN
-                            missing := true;
-                            full_value[k] := available[j]; full_ts[k] := upto[j];
-                        END IF;
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
@@ -206,8 +203,8 @@ BEGIN
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR cardinality(wanted) > 0 THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, coalesce(full_value[i], capacities[defs[i]]),
-                   coalesce(full_ts[i], CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END)
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
+                   CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
               FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
@@ -220,12 +217,16 @@ BEGIN
         xid := pg_current_xact_id()::xid;
         missing := false;
         FOR rec IN
-            SELECT i, r.value, r.ts
+            SELECT i, r.value, r.ts, r.xmin = xid AS inserted
               FROM unnest(wanted) AS i
               JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
         LOOP
-            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := true; taken[rec.i] := false;
-            full_value[rec.i] := rec.value; full_ts[rec.i] := rec.ts;
+            -- What was inserted here is full still, whatever the definition.
+            held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
+            since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
+            before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
+            before_ts[rec.i] := rec.ts;
+            mine[rec.i] := true; taken[rec.i] := false;
         END LOOP;
     END LOOP;
 
@@ -235,9 +236,9 @@ BEGIN
         CONTINUE WHEN k <= cardinality(repeats);
         IF taken[k] THEN
             UPDATE @extschema@.rate_limits AS r
-               SET value = held[k], ts = greatest(r.ts, since[k])
+               SET value = held[k], ts = since[k]
              WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
-            ord := ord || k; value := value || full_value[k]; ts := ts || full_ts[k]; after := after || held[k];
+            ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
         ELSIF since[k] IS NOT NULL THEN
             ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
         END IF;

@@ -544,6 +544,9 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 		g.known, g.after = true, row.After[i]
 		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
 		g.rows = g.row[:]
+		if math.IsNaN(row.Value[i]) { // inserted
+			g.rows = nil
+		}
 		g.at = at
 		if i < int(row.Early.Int32) {
 			g.at = seen
