@@ -50,8 +50,9 @@ type Coalescer struct {
 	begin atomic.Bool // the database's default isolation level is not READ COMMITTED
 
 	mu     sync.Mutex
-	queue  []*waiter // in order of arrival; empty if inFlight < maxInFlight
+	queue  []*waiter // in order of arrival; empty if flying is 0
 	flying int       // calls or batches at the database
+	hot    bool      // the last batch asked several times of most keys, and more calls have been waiting since
 	idle   sync.Cond // flying is 0
 	closed bool
 }
@@ -100,7 +101,8 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 const (
-	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way.
+	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. If
+	// they ask for the same keys it is one, since the next would only wait for the row.
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
@@ -153,7 +155,7 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	if c.flying < maxInFlight {
+	if len(c.queue) == 0 && c.flying < c.places() {
 		c.flying++
 		c.mu.Unlock()
 		defer c.landed()
@@ -211,17 +213,26 @@ func (c *Coalescer) leave(w *waiter) bool {
 func (c *Coalescer) landed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.queue) > 0 {
+	if len(c.queue) > 0 && c.flying <= c.places() {
 		go c.flush()
 		return
 	}
 	c.release()
 }
 
+// places is how many calls or batches may be at the database at once. c.mu is held.
+func (c *Coalescer) places() int {
+	if c.hot {
+		return 1
+	}
+	return maxInFlight
+}
+
 // release gives up a place. c.mu is held.
 func (c *Coalescer) release() {
 	c.flying--
 	if c.flying == 0 {
+		c.hot = false
 		c.idle.Broadcast()
 	}
 }
@@ -249,7 +260,7 @@ func (c *Coalescer) flush() {
 func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.queue) == 0 {
+	if len(c.queue) == 0 || c.flying > c.places() {
 		c.release()
 		return false
 	}
@@ -277,6 +288,7 @@ func (c *Coalescer) next(b *batch) bool {
 // decided tells the waiters of a batch. Those that have left do not look.
 func (c *Coalescer) decided(b *batch, err error) {
 	c.mu.Lock()
+	c.hot = 2*len(b.groups) <= len(b.waiters)
 	b.flight.decided = true
 	c.mu.Unlock()
 	b.flight.cancel()
