@@ -57,8 +57,8 @@ func eventually(t *testing.T, what string, so func() bool) {
 	}
 }
 
-// hold takes the turn on hot limits, and returns when it has it. The function it returns ends that.
-func hold(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, requests ...ratelimit.Request) (release func()) {
+// holdTurn takes the turn on hot limits, and returns when it has it. The function it returns ends that.
+func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, requests ...ratelimit.Request) (release func()) {
 	t.Helper()
 	running, end := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
@@ -141,7 +141,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	const n = 12
 	var mu sync.Mutex
 	var order []int
-	release := hold(t, &limiter, pool, limit.Global())
+	release := holdTurn(t, &limiter, pool, limit.Global())
 	var wg sync.WaitGroup
 	for i := range n {
 		ctx := inLine{t.Context(), new(sync.Once), make(chan struct{})}
@@ -330,7 +330,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 	}
 	t.Run("in the queue", func(t *testing.T) {
 		begin(t)
-		release := hold(t, limiter, pool, limit.Global())
+		release := holdTurn(t, limiter, pool, limit.Global())
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 2)
 		for range 2 { // the second stays in the process
@@ -356,7 +356,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 			return err
 		}, ratelimit.Hot(limit.Global()))
 		ends(t, err)
-		hold(t, limiter, pool, limit.Global())()
+		holdTurn(t, limiter, pool, limit.Global())()
 		nobodyQueues(t, limiter, pool)
 	})
 	t.Run("before", func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			attempts++
 			go func() { // between this attempt and the next
-				held <- hold(t, limiter, pool, limit.Global())
+				held <- holdTurn(t, limiter, pool, limit.Global())
 				eventually(t, "the next attempt waits", func() bool { return waitingForTurns(t, pool) == 1 })
 				cancel()
 			}()
@@ -413,7 +413,7 @@ func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
 				<-done
 			}
 			nobodyQueues(t, &limiter, pool)
-			hold(t, &limiter, pool, limit.Global())()
+			holdTurn(t, &limiter, pool, limit.Global())()
 		})
 	}
 }
@@ -640,7 +640,7 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 	pool := newPool(t, 2)
 	var holder, limiter ratelimit.Limiter // two processes
 	conns := connect(t, pool.Config().ConnString()+"&lock_timeout=50ms", 1)
-	release := hold(t, &holder, pool, limit.Global())
+	release := holdTurn(t, &holder, pool, limit.Global())
 	for _, db := range []string{"pool", "pool's connection", "connection"} {
 		t.Run(db, func(t *testing.T) {
 			begin := func(attempt func(db ratelimit.TxBeginner)) {

@@ -451,6 +451,258 @@ END
 $install$;
 
 
+-- 00003_coalesce.sql
+
+-- What the library's Coalescer sends: many calls, each a transaction of nobody's own, decided by one statement.
+--
+DO $install$
+BEGIN
+
+-- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
+--
+--   names, rates, periods, capacities   definitions of limits
+--   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
+--                                       starts may be empty if all are token buckets
+--   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
+--                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
+--                                       no subtraction rounds, and all of them are one
+--   calls, asks, ask_*                  what is asked of the other keys, in order, one ask after another, those with the
+--                                       same number in `calls` all or nothing. `asks` says of which of the keys
+--   now                                 NULL: clock_timestamp()
+--
+-- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
+-- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
+-- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none;
+-- if something was taken from it all the same, the value is NaN.
+--
+-- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
+-- which is everybody's. What is denied by a plain read is neither written nor locked.
+--
+-- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
+-- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_coalesce(
+    names text[], rates double precision[], periods interval[], capacities double precision[],
+    keys text[], defs integer[], starts timestamptz[],
+    repeats integer[], counts double precision[], floors double precision[],
+    calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
+    ask_counts double precision[], ask_floors double precision[],
+    now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
+)
+LANGUAGE plpgsql
+-- Whatever the statistics say: for each key, look into the primary key. And plan once.
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    todo    integer[];            -- the keys that are to be decided
+    done    integer[];            -- those that were written
+    xid     xid;                  -- of this transaction
+    missing boolean := false;     -- some of those that will be granted have no row
+    misfit  boolean := false;     -- some rows are those of a sharded limit
+    early_ord   integer[];        -- the answers at `seen`
+    early_value double precision[];
+    early_ts    timestamptz[];
+    early_after double precision[];
+    -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
+    held    double precision[] := '{}';
+    since   timestamptz[] := '{}';
+    mine    boolean[] := '{}';
+    taken   boolean[] := '{}';
+    wanted  integer[] := '{}';    -- those of which something will be taken, by what a plain read saw
+    before_value double precision[] := '{}'; -- what they held before, since when
+    before_ts    timestamptz[] := '{}';
+    -- Of the asks of one call: what there is, up to when.
+    available double precision[] := '{}';
+    upto    timestamptz[] := '{}';
+    first   integer;
+    last    integer;
+    granted boolean;
+    rec     record;
+    k       integer;
+    d       integer;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF (cardinality(keys) > 0 AND isfinite(coalesce(now, 'epoch'))
+        AND cardinality(names) = ALL (ARRAY[cardinality(rates), cardinality(periods), cardinality(capacities)])
+        AND cardinality(keys) = cardinality(defs) AND cardinality(starts) IN (0, cardinality(keys))
+        AND cardinality(repeats) = ALL (ARRAY[cardinality(counts), cardinality(floors)]) AND cardinality(repeats) <= cardinality(keys)
+        AND cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
+        AND '' < ALL (names) AND '' <= ALL (keys)
+        AND 1e-15 <= ALL (rates) AND 1e15 >= ALL (rates) AND '0' < ALL (periods) AND 0 <= ALL (capacities) AND 1e15 >= ALL (capacities)
+        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)
+        AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
+        AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
+        AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
+        AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    END IF;
+    seen := coalesce(now, clock_timestamp());
+    at := seen;
+    todo := ARRAY(SELECT generate_series(1, cardinality(repeats)));
+
+    -- What the keys with asks hold, by a plain read.
+    IF cardinality(asks) > 0 THEN
+        FOR rec IN
+            SELECT i, r.value, r.ts, r.shards
+              FROM generate_series(cardinality(repeats) + 1, cardinality(keys)) AS i
+              LEFT JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
+        LOOP
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
+            misfit := misfit OR coalesce(rec.shards <> 1, false);
+        END LOOP;
+    END IF;
+
+    FOR pass IN 1..2 LOOP
+        -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
+        first := 1;
+        WHILE first <= cardinality(asks) LOOP
+            granted := true;
+            last := first;
+            LOOP
+                k := asks[last]; d := ask_defs[last];
+                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
+                    @extschema@.ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
+                EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
+                last := last + 1;
+            END LOOP;
+            IF granted THEN
+                FOR j IN first..last LOOP
+                    k := asks[j];
+                    IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
+                        RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
+                    ELSIF pass = 1 AND NOT taken[k] THEN
+                        wanted := wanted || k;
+                    END IF;
+                    taken[k] := true;
+                    held[k] := available[j] - ask_counts[j];
+                    since[k] := greatest(since[k], upto[j]);
+                END LOOP;
+            END IF;
+            first := last + 1;
+        END LOOP;
+
+        -- 2. The other keys: read, and take if the row is still what was read (compare and swap). One statement has one
+        -- snapshot: where a row was changed since, or is being changed, the UPDATE waits and then locks its new version,
+        -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
+        -- have to be locked as well.
+        WITH s AS MATERIALIZED (
+            SELECT c.i, c.tid, c.value, c.ts, c.upto, c.shards, c.n,
+                   CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
+              FROM (
+                SELECT b.*,
+                       CASE WHEN b.available - b.count < b.floor THEN 0
+                            WHEN b.repeats = 1 OR b.count = 0 THEN 1
+                            -- The quotient may have been rounded up to a whole number.
+                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
+                            ELSE least(b.repeats, floor(b.available / b.count)) END AS n
+                  FROM (
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
+                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, rates[a.d], periods[a.d], capacities[a.d], a.start) AS available
+                      FROM (
+                        SELECT i, defs[i] AS d, names[defs[i]] AS name, keys[i] AS key, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
+                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                          FROM unnest(todo) AS i
+                         ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+                      ) AS a
+                      LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                    OFFSET 0
+                  ) AS b
+                OFFSET 0
+              ) AS c
+        ), u AS (
+            UPDATE @extschema@.rate_limits AS r
+               SET value = s.after, ts = greatest(s.ts, s.upto)
+              FROM s
+             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
+               AND CASE pass WHEN 1 THEN cardinality(wanted) = 0
+                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
+            RETURNING s.i
+        )
+        SELECT array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
+               array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               array_agg(s.i) FILTER (WHERE s.n > 0 OR s.shards IS NULL), (SELECT array_agg(u.i) FROM u)
+          INTO ord, value, ts, after, missing, misfit, todo, done
+          FROM s;
+        IF cardinality(todo) > 0 THEN
+            IF cardinality(todo) = cardinality(done) THEN
+                todo := NULL;
+            ELSIF done IS NOT NULL THEN
+                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done));
+            END IF;
+        END IF;
+        IF misfit THEN
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+        END IF;
+        EXIT WHEN pass = 1 AND todo IS NULL AND cardinality(wanted) = 0;
+        IF pass = 2 THEN
+            IF todo IS NOT NULL THEN
+                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
+            END IF;
+            EXIT;
+        END IF;
+        early_ord := ord; early_value := value; early_ts := ts; early_after := after;
+
+        -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
+        IF missing OR cardinality(wanted) > 0 THEN
+            INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
+                   CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
+              FROM unnest(todo || wanted) AS i
+             ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+            ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
+            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i JOIN @extschema@.rate_limits AS r
+                    ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1) THEN
+                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+            END IF;
+        END IF;
+        at := coalesce(now, clock_timestamp()); -- locking may have waited
+        xid := pg_current_xact_id()::xid;
+        missing := false;
+        FOR rec IN
+            SELECT i, r.value, r.ts, r.xmin = xid AS inserted
+              FROM unnest(wanted) AS i
+              JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
+        LOOP
+            -- What was inserted here is full still, whatever the definition.
+            held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
+            since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
+            before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
+            before_ts[rec.i] := rec.ts;
+            mine[rec.i] := true; taken[rec.i] := false;
+        END LOOP;
+    END LOOP;
+
+    early := coalesce(cardinality(early_ord), 0);
+    ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
+    FOR k IN 1..CASE WHEN cardinality(asks) > 0 THEN cardinality(keys) ELSE 0 END LOOP
+        CONTINUE WHEN k <= cardinality(repeats);
+        IF taken[k] THEN
+            UPDATE @extschema@.rate_limits AS r
+               SET value = held[k], ts = since[k]
+             WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
+            ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
+        ELSIF since[k] IS NOT NULL THEN
+            ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
+        END IF;
+    END LOOP;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+
+
 -- 00004_raise.sql
 
 -- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in

@@ -97,13 +97,18 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 }
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
-	if db == nil {
-		return l.ask(ctx, nil, v, consumedAt, requests)
+	var q querier
+	switch db := db.(type) {
+	case nil:
+	case *Coalescer:
+		q = coalescing{dbsqlc.New(db), db}
+	default:
+		q = dbsqlc.New(db)
 	}
-	return l.ask(ctx, dbsqlc.New(db), v, consumedAt, requests)
+	return l.ask(ctx, q, v, consumedAt, requests)
 }
 
-// querier is how the database is asked: sqlc's queries, or those of a batch.
+// querier is how the database is asked: sqlc's queries, those of a batch (raising), or a coalescer with its own (coalescing).
 type querier interface {
 	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error)
 	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error)
@@ -147,7 +152,10 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 		}
 	}
 
+	c, coalesced := q.(coalescing)
 	switch {
+	case coalesced && (v == verbConsume || v == verbCharge):
+		err = c.coalescer.decide(ctx, v, ds, now, result)
 	case v == verbReset:
 		err = reset(ctx, q, ds)
 		result.OK = err == nil

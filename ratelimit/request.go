@@ -98,8 +98,11 @@ func demands(v verb, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: no request", ErrInvalid)
 	}
-	var ds []demand
-	index := map[[2]string]int{}
+	ds := make([]demand, 0, 1)
+	var index map[[2]string]int // of several
+	if len(requests) > 1 {
+		index = map[[2]string]int{}
+	}
 	for i, r := range requests {
 		if r.err == nil {
 			r.err = r.limit.Validate() // the zero Request
@@ -114,7 +117,9 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		at, found := index[id]
 		if !found {
 			at = len(ds)
-			index[id] = at
+			if index != nil {
+				index[id] = at
+			}
 			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
 		d := &ds[at]

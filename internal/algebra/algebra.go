@@ -124,16 +124,37 @@ func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
 // When is the first instant, not before now, at which count can be taken leaving at least floor if nobody else takes or
 // gives anything: the first that satisfies Enough, which once true stays true. Beyond [Max] it is Max.
 func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Micros {
-	first, last := now, Max
-	for first < last {
-		mid := first + (last-first)/2
+	if now >= Max || l.Enough(rows, shards, count, floor, now) {
+		return now
+	}
+	// Not before `before`, nor later than `last`. A quotient says where about; rounding makes it wrong by little.
+	before, last := now, Max
+	periods := (floor + count - l.Total(rows, now)) / l.Rate
+	if l.Window {
+		periods = math.Ceil(periods)
+	}
+	guess := before + 1
+	if wait := float64(periods * float64(l.Period.Microseconds())); wait < float64(Max-now) {
+		guess = max(guess, l.UpTo(now)+Micros(wait))
+	}
+	for step := Micros(1); before < guess && guess < last; step *= 8 {
+		if l.Enough(rows, shards, count, floor, guess) {
+			last = guess
+			guess -= min(step, last-before)
+		} else {
+			before = guess
+			guess += min(step, last-before)
+		}
+	}
+	for before+1 < last {
+		mid := before + (last-before)/2
 		if l.Enough(rows, shards, count, floor, mid) {
 			last = mid
 		} else {
-			first = mid + 1
+			before = mid
 		}
 	}
-	return first
+	return last
 }
 
 // seconds is date_part('epoch', an interval of so many microseconds that subtracting two timestamps made): such an

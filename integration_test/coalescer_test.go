@@ -1,0 +1,803 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// arrival is a context that tells when its call has joined the queue: that is when it first asks for Done.
+type arrival struct {
+	context.Context
+	once    sync.Once
+	arrived chan struct{}
+}
+
+func newArrival(ctx context.Context) *arrival {
+	return &arrival{Context: ctx, arrived: make(chan struct{})}
+}
+
+func (a *arrival) Done() <-chan struct{} {
+	a.once.Do(func() { close(a.arrived) })
+	return a.Context.Done()
+}
+
+// holdFlights keeps both places of a coalescer busy, with calls that wait for a row, until the function it returns is called.
+func holdFlights(t *testing.T, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool) (release func()) {
+	t.Helper()
+	limit := ratelimit.TokenBucket("hold", 1e9, time.Hour)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for waiting := 0; waiting < 2; time.Sleep(time.Millisecond) {
+		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+			WHERE NOT granted AND query LIKE '%ratelimit_consume%' AND $1 = ANY (pg_blocking_pids(pid) || pid)
+			  OR NOT granted AND query LIKE '%ratelimit_consume%' AND pg_blocking_pids(pid) && (
+				SELECT array_agg(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid)))`,
+			tx.Conn().PgConn().PID()).Scan(&waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := tx.Commit(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	}
+}
+
+// TestCoalescerIsExact lets random calls arrive in a known order while others are at the database, so that they are decided
+// by one statement, and makes the same calls one after another on a pool of another schema. Every answer must be the same, and
+// so must the tables.
+func TestCoalescerIsExact(t *testing.T) {
+	t.Parallel()
+	for i := range 3 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			playBatches(t, 60)
+		})
+	}
+}
+
+func playBatches(t *testing.T, rounds int) {
+	r := newRand(t)
+	together, apart := newPool(t, 6), newPool(t, 1)
+	coalescer := ratelimit.NewCoalescer(together)
+	defer coalescer.Close()
+	limiter, clock := newLimiter()
+	type call struct {
+		verb     string
+		asks     []ask
+		requests []ratelimit.Request
+		result   ratelimit.Result
+		err      error
+	}
+	granted, denials := 0, 0
+	limits := make([]ratelimit.Limit, 3)
+	for round := range rounds {
+		for i := range limits {
+			if round == 0 || r.IntN(8) == 0 {
+				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1)
+			}
+		}
+		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
+		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
+		changing := r.IntN(4) == 0
+		same := randomTokens(r, limits[0].Capacity())
+		whole := r.IntN(2) == 0
+		calls := make([]call, oneOf(r, 1, 5, 40))
+		for i := range calls {
+			c := &calls[i]
+			c.verb = "consume"
+			if r.IntN(5) == 0 && reserve > 0 {
+				c.verb = "charge"
+			}
+			for range 1 + r.IntN(several+1) {
+				limit := oneOf(r, limits...)
+				if changing && r.IntN(3) == 0 {
+					limit = randomLimit(r, limit.Name(), 1)
+				}
+				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same, reserve: reserve > 0 && r.IntN(3) == 0}
+				switch {
+				case whole:
+					a.count = 1
+				case r.IntN(3) == 0:
+					a.count = randomTokens(r, limit.Capacity())
+				}
+				c.asks, c.requests = append(c.asks, a), append(c.requests, a.request())
+			}
+		}
+
+		release := holdFlights(t, coalescer, together)
+		var wg sync.WaitGroup
+		for i := range calls {
+			c := &calls[i]
+			ctx := newArrival(t.Context())
+			gone := make(chan struct{})
+			wg.Go(func() {
+				defer close(gone)
+				c.result, c.err = call2(ctx, limiter, coalescer, c.verb, c.requests)
+			})
+			select {
+			case <-ctx.arrived:
+			case <-gone: // it was refused
+			}
+		}
+		release()
+		wg.Wait()
+
+		for i, c := range calls {
+			want, wantErr := call2(t.Context(), limiter, apart, c.verb, c.requests)
+			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
+				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
+			}
+			switch {
+			case c.err == nil:
+				granted++
+			case denied(c.err):
+				denials++
+			}
+		}
+		got, want := readTable(t, together), readTable(t, apart)
+		delete(got, rowsOf{"hold", ""})
+		if !maps.EqualFunc(got, want, slices.Equal) {
+			t.Fatalf("round %d\ntogether %v\napart    %v", round, got, want)
+		}
+	}
+	t.Logf("%d granted, %d denied", granted, denials)
+	if granted < rounds || denials < rounds {
+		t.Errorf("%d grants and %d denials are no test", granted, denials)
+	}
+}
+
+func call2(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB, verb string, requests []ratelimit.Request) (ratelimit.Result, error) {
+	return call(ctx, limiter, db, verb, time.Time{}, requests)
+}
+
+// statements counts the statements of a pool by a word in them, and remembers the SQLSTATEs of those that failed.
+type statements struct {
+	mu     sync.Mutex
+	sql    []string
+	failed []string
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sql = append(s.sql, data.SQL)
+	return ctx
+}
+
+func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if state := sqlState(data.Err); state != "" {
+		s.failed = append(s.failed, state)
+	}
+}
+
+func (s *statements) count(word string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sql := range s.sql {
+		if strings.Contains(sql, word) {
+			n++
+		}
+	}
+	return n
+}
+
+// traced is another pool on the same schema, and its statements.
+func traced(t *testing.T, pool *pgxpool.Pool, conns int, parameters ...string) (*pgxpool.Pool, *statements) {
+	t.Helper()
+	var s statements
+	config := pool.Config()
+	config.MaxConns = int32(conns)
+	config.ConnConfig.Tracer = &s
+	for i := 0; i < len(parameters); i += 2 {
+		config.ConnConfig.RuntimeParams[parameters[i]] = parameters[i+1]
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool, &s
+}
+
+// flight is calls that have joined the queue, in order.
+type flight struct {
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	errs []error
+}
+
+// err is the error of a call that has returned with one.
+func (f *flight) err(i int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.errs[i]
+}
+
+func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Context, requests ...ratelimit.Request) *flight {
+	t.Helper()
+	var limiter ratelimit.Limiter
+	f := &flight{errs: make([]error, len(requests))}
+	for i, request := range requests {
+		ctx := t.Context()
+		if i < len(ctxs) {
+			ctx = ctxs[i]
+		}
+		a := newArrival(ctx)
+		f.wg.Go(func() {
+			_, err := limiter.Consume(a, coalescer, request)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.errs[i] = err
+		})
+		<-a.arrived
+	}
+	return f
+}
+
+func remaining(t *testing.T, db ratelimit.DB, request ratelimit.Request) float64 {
+	t.Helper()
+	var limiter ratelimit.Limiter
+	result, err := limiter.Check(t.Context(), db, request.Count(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Requests[0].Remaining
+}
+
+// slow is hardly refilled.
+func slow(name string, capacity float64, options ...ratelimit.Option) ratelimit.Limit {
+	return ratelimit.TokenBucket(name, 1e-9, time.Hour, append(options, ratelimit.Capacity(capacity))...)
+}
+
+func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	var requests []ratelimit.Request
+	for i := range 300 {
+		requests = append(requests, limit.Key(fmt.Sprint(i%2)))
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, requests...)
+	release()
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if want := i < 200; (err == nil) != want || err != nil && !denied(err) {
+			t.Errorf("call %d: %v, want granted %v", i, err, want)
+		}
+	}
+	if n := s.count("ratelimit_coalesce"); n != 1 {
+		t.Errorf("%d statements for 300 calls, want 1", n)
+	}
+}
+
+func TestCoalescerLetsALoneCallThrough(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	var limiter ratelimit.Limiter
+	for range 10 {
+		if _, err := limiter.Consume(t.Context(), coalescer, slow("limit", 100).Global()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, all := s.count("ratelimit_consume"), s.count(""); n != 10 || all != 10 {
+		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
+	}
+}
+
+func TestCoalescerDenialsWriteNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit, other := slow("limit", 1), slow("other", 1)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	row := func() (xmin, xmax string) {
+		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM rate_limits WHERE name = 'limit'`).Scan(&xmin, &xmax); err != nil {
+			t.Fatal(err)
+		}
+		return xmin, xmax
+	}
+	xmin, xmax := row()
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), other.Global(), limit.Global())
+	release()
+	f.wg.Wait()
+	if !denied(f.errs[0]) || !denied(f.errs[1]) || f.errs[2] != nil || !denied(f.errs[3]) {
+		t.Errorf("%v", f.errs)
+	}
+	if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
+		t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
+	}
+}
+
+func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	release := holdFlights(t, coalescer, pool)
+	waits, cancelWaits := context.WithCancel(t.Context())
+	sent, cancelSent := context.WithCancel(t.Context())
+	f := enqueue(t, coalescer, []context.Context{waits, sent, t.Context()}, limit.Global(), limit.Global(), limit.Global())
+
+	// One that has not been sent.
+	cancelWaits()
+	for ; f.err(0) == nil; time.Sleep(time.Millisecond) {
+	}
+	if err := f.err(0); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled while it waited: %v", err)
+	}
+
+	// One that has: the statement waits for the row.
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	cancelSent()
+	for ; f.err(1) == nil; time.Sleep(time.Millisecond) {
+	}
+	if err := f.err(1); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled at the database: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.wg.Wait()
+	if err := f.err(2); err != nil {
+		t.Errorf("the other: %v", err)
+	}
+	if left := remaining(t, pool, limit.Global()); left < 95.99 || left > 96.01 {
+		t.Errorf("%v tokens are left, want 96: 2 were taken directly, 2 by what was sent", left)
+	}
+}
+
+// awaitStatement waits until so many statements with a word in them wait for a lock.
+func awaitStatement(t *testing.T, pool *pgxpool.Pool, word string, want int) {
+	t.Helper()
+	for n := -1; n != want; time.Sleep(time.Millisecond) {
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '%' AND pid IN (
+			SELECT pid FROM pg_locks WHERE relation = 'rate_limits'::regclass)`, word).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCoalescerGivesUpAStatementThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := ratelimit.NewCoalescer(pool)
+	limit := slow("limit", 100)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	release := holdFlights(t, coalescer, pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	f := enqueue(t, coalescer, []context.Context{ctx, ctx}, limit.Global(), limit.Global())
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	cancel()
+	f.wg.Wait()
+	coalescer.Close() // returns, though the row is locked
+	for i := range f.errs {
+		if !errors.Is(f.errs[i], context.Canceled) {
+			t.Errorf("call %d: %v", i, f.errs[i])
+		}
+	}
+}
+
+func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
+	var limiter ratelimit.Limiter
+	for request, want := range map[*ratelimit.Request]error{
+		new(ratelimit.Request):                ratelimit.ErrInvalid,
+		new(limit.Key("")):                    ratelimit.ErrInvalid,
+		new(limit.Key("\x00")):                ratelimit.ErrInvalid,
+		new(limit.Key("\xff")):                ratelimit.ErrInvalid,
+		new(limit.Global().Count(math.NaN())): ratelimit.ErrInvalid,
+		new(limit.Global().Count(101)):        ratelimit.ErrExceedsCapacity,
+	} {
+		if _, err := limiter.Consume(t.Context(), coalescer, *request); !errors.Is(err, want) {
+			t.Errorf("%+v: %v", *request, err)
+		}
+	}
+	release()
+	f.wg.Wait()
+	if f.errs[0] != nil || f.errs[1] != nil {
+		t.Errorf("the good ones: %v", f.errs)
+	}
+}
+
+// A server whose encoding lacks a character refuses the statement: that is one caller's doing, and his alone to pay for.
+func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 1)
+	name := "latin1_" + fmt.Sprint(rand.Uint32())
+	if _, err := admin.Exec(t.Context(), "CREATE DATABASE "+name+" ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"); err != nil {
+		t.Fatal(err)
+	}
+	config := admin.Config()
+	config.MaxConns = 4
+	config.ConnConfig.Database = name
+	config.ConnConfig.RuntimeParams["search_path"] = "public"
+	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		pool.Close()
+		if _, err := admin.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Error(err)
+		}
+	})
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	if _, err := newGoose(t, db, migrations.FS, migrations.VersionTable).Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit := slow("limit", 1)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, limit.Key("é"), limit.Key("日本"), limit.Key("é"))
+	release()
+	f.wg.Wait()
+	if f.errs[0] != nil || sqlState(f.errs[1]) != "22P05" || !denied(f.errs[2]) {
+		t.Errorf("%v", f.errs)
+	}
+}
+
+func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("0")); err != nil {
+		t.Fatal(err)
+	}
+	var requests []ratelimit.Request
+	for i := range 50 {
+		requests = append(requests, limit.Key(fmt.Sprint(i%5)))
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, requests...)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := limiter.Consume(t.Context(), tx, limit.Key("0")); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	if _, err := pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%ratelimit_coalesce%' AND wait_event_type = 'Lock'
+		AND pid IN (SELECT pid FROM pg_locks WHERE relation = 'rate_limits'::regclass)`); err != nil {
+		t.Fatal(err)
+	}
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if sqlState(err) != "57P01" {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		want := 100.0
+		if i == 0 {
+			want = 99
+		}
+		if left := remaining(t, pool, limit.Key(fmt.Sprint(i))); left < want-0.01 || left > want+0.01 {
+			t.Errorf("key %d: %v tokens are left, want %v", i, left, want)
+		}
+	}
+}
+
+func TestCoalescerCloseDrains(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	limit := slow("limit", 100)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global())
+	done := make(chan struct{})
+	go func() { coalescer.Close(); close(done) }()
+	var limiter ratelimit.Limiter
+	for {
+		// It joins the queue until Close has begun.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := limiter.Consume(ctx, coalescer, limit.Global())
+		cancel()
+		if errors.Is(err, ratelimit.ErrClosed) {
+			break
+		}
+	}
+	select {
+	case <-done:
+		t.Error("closed while calls waited")
+	default:
+	}
+	release()
+	<-done
+	f.wg.Wait()
+	if f.errs[0] != nil || f.errs[1] != nil {
+		t.Errorf("%v", f.errs)
+	}
+	if left := remaining(t, coalescer, limit.Global()); left < 97.99 || left > 98.01 {
+		t.Errorf("%v tokens are left, want 98", left)
+	}
+	coalescer.Close()
+}
+
+func TestCoalescerOnASerializableDatabase(t *testing.T) {
+	t.Parallel()
+	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
+		pool, s := traced(t, newPool(t, 2), 4, "default_transaction_isolation", "serializable")
+		coalescer := ratelimit.NewCoalescer(pool, options...)
+		defer coalescer.Close()
+		limit := slow("limit", 1000)
+		var limiter ratelimit.Limiter
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				for range 50 {
+					if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if left := remaining(t, pool, limit.Global()); left > 0.01 {
+			t.Errorf("%v tokens are left", left)
+		}
+		t.Logf("%d statements, failed: %v", s.count(""), s.failed)
+	}
+}
+
+func TestCoalescerAsyncCommit(t *testing.T) {
+	t.Parallel()
+	for _, async := range []bool{false, true} {
+		pool := newPool(t, 6)
+		if _, err := pool.Exec(t.Context(), `CREATE TABLE settings (v text);
+			CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO settings VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
+			CREATE TRIGGER note BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name <> 'hold') EXECUTE FUNCTION note()`); err != nil {
+			t.Fatal(err)
+		}
+		want, options := "on", []ratelimit.CoalescerOption(nil)
+		if async {
+			want, options = "off", append(options, ratelimit.AsyncCommit())
+		}
+		coalescer := ratelimit.NewCoalescer(pool, options...)
+		defer coalescer.Close()
+		limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(2))
+		var limiter ratelimit.Limiter
+		if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil { // alone
+			t.Fatal(err)
+		}
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), sharded.Global())
+		release()
+		f.wg.Wait()
+		var n, right int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE v = $1) FROM settings`, want).Scan(&n, &right); err != nil {
+			t.Fatal(err)
+		}
+		if n < 3 || n != right || f.errs[0] != nil || f.errs[2] != nil {
+			t.Errorf("async %v: %d of %d rows were written with synchronous_commit %s; %v", async, right, n, want, f.errs)
+		}
+		var now string
+		for range 6 {
+			if err := pool.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&now); err != nil || now != "on" {
+				t.Errorf("left behind: %s, %v", now, err)
+			}
+		}
+	}
+}
+
+func TestCoalescerShardedRows(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	three, one := slow("limit", 90, ratelimit.Shards(3)), slow("limit", 90)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, three.Key("a")); err != nil {
+		t.Fatal(err)
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, one.Key("a"), three.Key("b"), one.Key("a"), one.Key("c"), three.Key("b"))
+	release()
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if err != nil {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	for _, c := range []struct {
+		request ratelimit.Request
+		want    float64
+	}{{one.Key("a"), 87}, {three.Key("b"), 88}, {one.Key("c"), 89}} {
+		request, want := c.request, c.want
+		if left := remaining(t, pool, request); left < want-0.01 || left > want+0.01 {
+			t.Errorf("%v: %v tokens are left, want %v", request, left, want)
+		}
+	}
+}
+
+// TestCoalescerOverGrant is not parallel: it wants the machine for itself.
+func TestCoalescerOverGrant(t *testing.T) {
+	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
+	pool := newPool(t, 8)
+	// Two processes, so to speak.
+	coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool)}
+	var limiter ratelimit.Limiter
+	var turn atomic.Int64
+	g := hammer(t, func(ctx context.Context) (time.Time, bool, error) {
+		result, err := limiter.Consume(ctx, coalescers[turn.Add(1)%2], limit.Key("k"))
+		if denied(err) {
+			return time.Time{}, false, nil
+		}
+		return result.At, err == nil, err
+	})
+	for _, coalescer := range coalescers {
+		coalescer.Close()
+	}
+	if g.n > g.bound() || g.n < 38 {
+		t.Errorf("%d grants, 38 to %d are due", g.n, g.bound())
+	}
+}
+
+// TestCoalescerDoesNotDeadlock lets coalesced calls meet direct ones for several limits, transactions, and keys that come and
+// go, in any order. Postgres would end a deadlock with 40P01, which the pools' tracers would see though it is retried.
+func TestCoalescerDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	schema := newPool(t, 1)
+	pool, s := traced(t, schema, 16)
+	coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool)}
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("a", 1e5, time.Second, ratelimit.MaxReserved(100)),
+		ratelimit.FixedWindow("b", 500, 100*time.Millisecond),
+		ratelimit.TokenBucket("c", 300, time.Second),
+	}
+	var limiter ratelimit.Limiter
+	var granted [4]atomic.Int64
+	var wg sync.WaitGroup
+	until := time.Now().Add(3 * time.Second)
+	for i := range 48 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				var requests []ratelimit.Request
+				for range oneOf(r, 1, 1, 2, 4) {
+					request := oneOf(r, limits...).Key(fmt.Sprint(r.IntN(6))).Count(oneOf(r, 1, 1, 1, 0.5, 3))
+					if r.IntN(5) == 0 {
+						request = request.Reserve()
+					}
+					requests = append(requests, request)
+				}
+				var err error
+				way := oneOf(r, 0, 0, 0, 0, 0, 0, 1, 2, 3)
+				if i < 32 {
+					way = 0
+				}
+				switch way {
+				case 0:
+					_, err = limiter.Consume(t.Context(), coalescers[i%2], requests...)
+				case 1:
+					_, err = limiter.Consume(t.Context(), pool, requests...)
+				case 2:
+					err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, requests...)
+						return err
+					}, ratelimit.Isolation(pgx.ReadCommitted))
+				case 3:
+					err = limiter.Reset(t.Context(), pool, requests...)
+				}
+				if err == nil {
+					granted[way].Add(1)
+				} else if !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					t.Errorf("way %d: %v", way, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, coalescer := range coalescers {
+		coalescer.Close()
+	}
+	again := 0
+	for _, state := range s.failed {
+		if state == "40P01" {
+			t.Error("a deadlock")
+		}
+		again++
+	}
+	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d run again", granted[0].Load(), granted[1].Load(),
+		granted[2].Load(), granted[3].Load(), s.count(""), s.count("ratelimit_coalesce"), again)
+	for way := range granted {
+		if granted[way].Load() < 10 {
+			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)
+		}
+	}
+}

@@ -1,0 +1,9 @@
+-- name: Coalesce :one
+SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
+  FROM ratelimit_coalesce(
+      @names::text[], @rates::double precision[], @periods::interval[], @capacities::double precision[],
+      @keys::text[], @defs::integer[], @starts::timestamptz[],
+      @repeats::integer[], @counts::double precision[], @floors::double precision[],
+      @calls::integer[], @asks::integer[], @ask_defs::integer[], @ask_starts::timestamptz[],
+      @ask_counts::double precision[], @ask_floors::double precision[],
+      sqlc.narg('now')::timestamptz) AS r;

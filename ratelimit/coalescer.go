@@ -1,0 +1,630 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
+var ErrClosed = errors.New("ratelimit: coalescer closed")
+
+// Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
+// the database are decided together, by one statement and one commit (group commit for limits). It is made for one hot key
+// as much as for many. Its methods are safe for concurrent use, also by different limiters.
+//
+// Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
+// before it left, in the order of their arrival, and its result is the one that a call on the pool would have had. A call
+// for several limits is all or nothing. A call that meets no others goes straight to the pool. Nothing is delayed on
+// purpose, and an idle Coalescer has no goroutines. At most two connections are in use.
+//
+// [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
+// [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
+// calls whose clocks say the same are decided together.
+//
+// If ctx is over while a call waits for others to be decided, it returns at once and nothing is consumed. If it has been
+// sent, the call returns at once as well, but it may have been granted, as with any answer that is lost on its way. The
+// statement does not run under the context of any of the callers: it is given up when the contexts of all of them are over.
+//
+// If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
+// connection that breaks leaves open what was consumed. A statement that could not be serialized, or was the
+// victim of a deadlock, is run again, at most 30 times.
+type Coalescer struct {
+	pool  *pgxpool.Pool
+	async bool
+	begin atomic.Bool // the database's default isolation level is not READ COMMITTED
+
+	mu     sync.Mutex
+	queue  []*waiter // in order of arrival; empty if flying is 0
+	flying int       // calls or batches at the database
+	hot    bool      // the last batch asked several times of most keys, and more calls have been waiting since
+	idle   sync.Cond // flying is 0
+	closed bool
+}
+
+// CoalescerOption changes how a [Coalescer] works.
+type CoalescerOption func(*Coalescer)
+
+// AsyncCommit lets the Coalescer's transactions commit with synchronous_commit = off: they do not wait until the commit is
+// on disk. The default is the server's. If the server crashes, what was consumed in its last moments (up to three
+// times wal_writer_delay, which is 200 ms by default) is forgotten, and those tokens may be granted again.
+func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
+
+// NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.
+func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
+	c := &Coalescer{pool: pool}
+	c.idle.L = &c.mu
+	for _, option := range options {
+		option(c)
+	}
+	return c
+}
+
+// Close waits until every call that has arrived is decided. Later ones return [ErrClosed].
+func (c *Coalescer) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for c.flying > 0 {
+		c.idle.Wait()
+	}
+}
+
+// Exec goes straight to the pool.
+func (c *Coalescer) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return c.pool.Exec(ctx, sql, args...)
+}
+
+// Query goes straight to the pool.
+func (c *Coalescer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return c.pool.Query(ctx, sql, args...)
+}
+
+// QueryRow goes straight to the pool.
+func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return c.pool.QueryRow(ctx, sql, args...)
+}
+
+const (
+	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. If
+	// they ask for the same keys it is one, since the next would only wait for the row.
+	maxInFlight = 2
+	// maxBatch bounds the calls of a statement.
+	maxBatch = 1024
+	// maxAttempts bounds how often a statement is run.
+	maxAttempts = 30
+)
+
+// The SQLSTATEs that ratelimit_coalesce refuses a batch with.
+const (
+	stateSharded   = "RL002" // rows have to be combined first
+	stateIsolation = "RL003" // not a READ COMMITTED transaction
+)
+
+// waiter is a call that waits for its decision.
+type waiter struct {
+	ds  []demand
+	now pgtype.Timestamptz
+	// done is sent to once it is decided, or, if turn is set, once it has a place to go by itself.
+	done chan struct{}
+
+	// Guarded by Coalescer.mu.
+	lone   bool    // cannot share a statement
+	turn   bool    // has been given a place
+	left   bool    // does not wait any more
+	flight *flight // of its statement; nil: none yet
+
+	// The answer.
+	err     error
+	granted bool
+	at      algebra.Micros
+	states  []state
+	state   [1]state // where states and its rows usually are
+	row     [1]algebra.Row
+}
+
+// flight is the way of one statement.
+type flight struct {
+	ctx     context.Context
+	cancel  context.CancelFunc
+	waiting int  // how many wait for it; guarded by Coalescer.mu
+	decided bool // the same
+}
+
+// coalescing asks a coalescer for what it coalesces, and its pool for the rest.
+type coalescing struct {
+	*dbsqlc.Queries
+	coalescer *Coalescer
+}
+
+var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
+
+// decide decides a call: at once, if few enough others are at the database, or together with those that wait.
+func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return ErrClosed
+	}
+	if len(c.queue) == 0 && c.flying < c.places() {
+		c.flying++
+		c.mu.Unlock()
+		defer c.landed()
+		return c.direct(ctx, v, ds, now, result)
+	}
+	w := waiters.Get().(*waiter)
+	w.ds, w.now = ds, now
+	for i := range ds {
+		w.lone = w.lone || ds[i].limit.shards > 1
+	}
+	c.queue = append(c.queue, w)
+	c.mu.Unlock()
+
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		if c.leave(w) {
+			return ctx.Err()
+		}
+		<-w.done
+	}
+	err, turn := w.err, w.turn
+	if err == nil && !turn {
+		answer(result, ds, w.states, w.at, w.granted)
+	}
+	*w = waiter{done: w.done}
+	waiters.Put(w)
+	if turn {
+		defer c.landed()
+		return c.direct(ctx, v, ds, now, result)
+	}
+	return err
+}
+
+// leave takes a waiter out, unless it has been decided or has got a place. When the last one of a statement goes, that is
+// given up.
+func (c *Coalescer) leave(w *waiter) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch f := w.flight; {
+	case w.turn || f != nil && f.decided:
+		return false
+	case f == nil:
+		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
+	default:
+		w.left = true
+		if f.waiting--; f.waiting == 0 {
+			f.cancel()
+		}
+	}
+	return true
+}
+
+// landed gives the place of a call that is decided to those that wait.
+func (c *Coalescer) landed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.queue) > 0 && c.flying <= c.places() {
+		go c.flush()
+		return
+	}
+	c.release()
+}
+
+// places is how many calls or batches may be at the database at once. c.mu is held.
+func (c *Coalescer) places() int {
+	if c.hot {
+		return 1
+	}
+	return maxInFlight
+}
+
+// release gives up a place. c.mu is held.
+func (c *Coalescer) release() {
+	c.flying--
+	if c.flying == 0 {
+		c.hot = false
+		c.idle.Broadcast()
+	}
+}
+
+// flush decides what waits, until nothing does.
+func (c *Coalescer) flush() {
+	b := batches.Get().(*batch)
+	for c.next(b) {
+		b.group()
+		err := c.coalesce(b)
+		if state := sqlState(err); state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23") {
+			// Rows to be combined first, or text that the server cannot store: it concerns only some.
+			c.separate(b)
+		} else {
+			c.decided(b, err)
+			runtime.Gosched() // those that have been waiting may have more to ask
+		}
+		b.clear()
+	}
+	batches.Put(b)
+}
+
+// next moves calls that can share a statement from the queue to the batch. If there are none, it gives the place to the call
+// that goes alone, or up.
+func (c *Coalescer) next(b *batch) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.queue) == 0 || c.flying > c.places() {
+		c.release()
+		return false
+	}
+	n := 0
+	for n < min(len(c.queue), maxBatch) && !c.queue[n].lone && c.queue[n].now == c.queue[0].now {
+		n++
+	}
+	if n == 0 {
+		w := c.queue[0]
+		c.queue = slices.Delete(c.queue, 0, 1)
+		w.turn = true
+		w.done <- struct{}{}
+		return false
+	}
+	b.waiters = append(b.waiters, c.queue[:n]...)
+	c.queue = slices.Delete(c.queue, 0, n)
+	b.flight = &flight{waiting: n}
+	b.flight.ctx, b.flight.cancel = context.WithCancel(context.Background())
+	for _, w := range b.waiters {
+		w.flight = b.flight
+	}
+	return true
+}
+
+// decided tells the waiters of a batch. Those that have left do not look.
+func (c *Coalescer) decided(b *batch, err error) {
+	c.mu.Lock()
+	c.hot = 2*len(b.groups) <= len(b.waiters)
+	b.flight.decided = true
+	c.mu.Unlock()
+	b.flight.cancel()
+	for _, w := range b.waiters {
+		w.err = err
+		w.done <- struct{}{}
+	}
+}
+
+// separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone.
+func (c *Coalescer) separate(b *batch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b.flight.cancel()
+	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
+	for _, w := range b.waiters {
+		w.lone, w.flight = true, nil
+	}
+	c.queue = slices.Insert(c.queue, 0, b.waiters...)
+}
+
+// direct decides one call the ordinary way.
+func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
+	return c.retry(ctx, func(q *dbsqlc.Queries) error {
+		if len(ds) == 1 && ds[0].limit.shards == 1 {
+			return consume(ctx, q, ds[0], now, result)
+		}
+		return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)
+	})
+}
+
+// retry runs a statement in a transaction of its own, again if it could not be serialized.
+func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries) error) error {
+	for attempt := 1; ; attempt++ {
+		err := c.once(ctx, statement)
+		if sqlState(err) == stateIsolation && !c.begin.Swap(true) {
+			continue
+		}
+		if err == nil || !retryable(err) || attempt == maxAttempts {
+			return err
+		}
+		bound := min(firstPause<<min(attempt-1, 10), lastPause)
+		select {
+		case <-time.After(rand.N(bound)):
+		case <-ctx.Done():
+			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// once runs a statement in a transaction of its own, in READ COMMITTED.
+func (c *Coalescer) once(ctx context.Context, statement func(q *dbsqlc.Queries) error) error {
+	var db dbsqlc.DBTX = c.pool
+	switch {
+	case c.begin.Load():
+		return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if c.async {
+				if _, err := tx.Exec(ctx, asyncCommit); err != nil {
+					return err
+				}
+			}
+			return statement(dbsqlc.New(tx))
+		})
+	case c.async:
+		db = asyncDB{c.pool}
+	}
+	return statement(dbsqlc.New(db))
+}
+
+// asyncCommit holds until the end of the transaction.
+const asyncCommit = "SELECT set_config('synchronous_commit', 'off', true)"
+
+// asyncDB sends asyncCommit ahead of a statement, in one round trip, which is one implicit transaction.
+type asyncDB struct{ *pgxpool.Pool }
+
+func (db asyncDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	var batch pgx.Batch
+	batch.Queue(asyncCommit)
+	batch.Queue(sql, args...)
+	return asyncRow{db.SendBatch(ctx, &batch)}
+}
+
+type asyncRow struct{ results pgx.BatchResults }
+
+func (r asyncRow) Scan(dest ...any) error {
+	_, err := r.results.Exec()
+	if err == nil {
+		err = r.results.QueryRow().Scan(dest...)
+	}
+	if closeErr := r.results.Close(); err == nil {
+		err = closeErr // of the commit
+	}
+	return err
+}
+
+// batch is what one statement decides.
+type batch struct {
+	waiters []*waiter
+	flight  *flight
+	of      []int // the groups of the waiters' demands, one after another
+	groups  []group
+	index   map[groupID]int
+	args    dbsqlc.CoalesceParams
+	byOrd   []int32 // the group of each of args.Keys
+	limits  []Limit // the definitions, by args' defs - 1
+}
+
+var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
+
+type groupID struct{ name, key string }
+
+// group is what a batch asks of one limit and key.
+type group struct {
+	first   *demand // its limit is the others' unless mixed
+	numbers algebra.Limit
+	repeats int
+	// mixed says that the requests are not all the same: the database and settle decide them one by one.
+	mixed bool
+
+	ord   int32 // the place among args.Keys, from 1: those that are not mixed come first
+	at    algebra.Micros
+	after float64
+	known bool // the database answered a row
+	rows  []algebra.Row
+	row   [1]algebra.Row
+}
+
+// clear forgets what the batch held, but not the memory.
+func (b *batch) clear() {
+	clear(b.waiters)
+	clear(b.groups)
+	clear(b.limits)
+	clear(b.index)
+	clear(b.args.Names)
+	clear(b.args.Keys)
+	b.waiters, b.flight, b.of, b.groups, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.byOrd[:0], b.limits[:0]
+}
+
+// group sorts the demands by limit and key and makes the statement's arguments.
+func (b *batch) group() {
+	for _, w := range b.waiters {
+		for i := range w.ds {
+			d := &w.ds[i]
+			id := groupID{d.limit.name, d.key}
+			at, found := b.index[id]
+			if !found {
+				at = len(b.groups)
+				b.index[id] = at
+				b.groups = append(b.groups, group{first: d, numbers: d.limit.forKey(d.key)})
+			}
+			b.of = append(b.of, at)
+			g := &b.groups[at]
+			g.repeats++
+			g.mixed = g.mixed || len(w.ds) > 1 || g.repeats > 1 &&
+				(d.count != g.first.count || d.count != math.Trunc(d.count) || d.floor != 0 || g.first.floor != 0 || d.limit != g.first.limit)
+		}
+	}
+
+	// Arrays that are empty, not nil: those are NULL.
+	a := &b.args
+	*a = dbsqlc.CoalesceParams{
+		Names: empty(a.Names), Rates: empty(a.Rates), Periods: empty(a.Periods), Capacities: empty(a.Capacities),
+		Keys: empty(a.Keys), Defs: empty(a.Defs), Starts: empty(a.Starts),
+		Repeats: empty(a.Repeats), Counts: empty(a.Counts), Floors: empty(a.Floors),
+		Calls: empty(a.Calls), Asks: empty(a.Asks), AskDefs: empty(a.AskDefs), AskStarts: empty(a.AskStarts),
+		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
+		Now: b.waiters[0].now,
+	}
+	for _, mixed := range []bool{false, true} {
+		for i := range b.groups {
+			g := &b.groups[i]
+			if g.mixed != mixed {
+				continue
+			}
+			g.ord = int32(len(a.Keys) + 1)
+			a.Keys = append(a.Keys, g.first.key)
+			a.Defs = append(a.Defs, b.def(&g.first.limit))
+			if g.numbers.Window {
+				for len(a.Starts) < len(a.Keys) {
+					a.Starts = append(a.Starts, pgtype.Timestamptz{})
+				}
+				a.Starts[g.ord-1] = start(g.numbers)
+			}
+			if !mixed {
+				a.Repeats = append(a.Repeats, int32(g.repeats))
+				a.Counts = append(a.Counts, g.first.count)
+				a.Floors = append(a.Floors, g.first.floor)
+			}
+			b.byOrd = append(b.byOrd, int32(i))
+		}
+	}
+	for len(a.Starts) > 0 && len(a.Starts) < len(a.Keys) {
+		a.Starts = append(a.Starts, pgtype.Timestamptz{})
+	}
+	if len(a.Repeats) == len(a.Keys) {
+		return
+	}
+	of := b.of
+	for call, w := range b.waiters {
+		for i := range w.ds {
+			d := &w.ds[i]
+			at := of[i]
+			if !b.groups[at].mixed {
+				continue
+			}
+			a.Calls = append(a.Calls, int32(call))
+			a.Asks = append(a.Asks, b.groups[at].ord)
+			a.AskDefs = append(a.AskDefs, b.def(&d.limit))
+			a.AskStarts = append(a.AskStarts, start(d.limit.forKey(d.key)))
+			a.AskCounts = append(a.AskCounts, d.count)
+			a.AskFloors = append(a.AskFloors, d.floor)
+		}
+		of = of[len(w.ds):]
+	}
+}
+
+func empty[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s[:0]
+}
+
+// def is the number of a limit among the statement's definitions. The same one may be there more than once.
+func (b *batch) def(limit *Limit) int32 {
+	for i := max(0, len(b.limits)-8); i < len(b.limits); i++ {
+		if b.limits[i] == *limit {
+			return int32(i + 1)
+		}
+	}
+	a := &b.args
+	a.Names = append(a.Names, limit.name)
+	a.Rates = append(a.Rates, limit.numbers.Rate)
+	a.Periods = append(a.Periods, limit.numbers.Period)
+	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
+	b.limits = append(b.limits, *limit)
+	return int32(len(b.limits))
+}
+
+// coalesce decides a batch by one statement.
+func (c *Coalescer) coalesce(b *batch) error {
+	var row dbsqlc.CoalesceRow
+	err := c.retry(b.flight.ctx, func(q *dbsqlc.Queries) (err error) {
+		row, err = q.Coalesce(b.flight.ctx, b.args)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return b.settle(&row)
+}
+
+// errDisagree is returned to a batch whose decisions by the database are not those that its state calls for: a defect.
+// What was consumed is gone, nobody is granted it.
+var errDisagree = errors.New("the database and the library disagree about a decision")
+
+// settle works out each call's answer from the states that the database's decisions began with.
+func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
+	at, seen := algebra.At(row.At.Time), algebra.At(row.Seen.Time)
+	for i := range b.groups {
+		b.groups[i].at = at
+	}
+	for i, ord := range row.Ord {
+		g := &b.groups[b.byOrd[ord-1]]
+		g.known, g.after = true, row.After[i]
+		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
+		g.rows = g.row[:]
+		if math.IsNaN(row.Value[i]) { // inserted
+			g.rows = nil
+		}
+		g.at = at
+		if i < int(row.Early.Int32) {
+			g.at = seen
+		}
+	}
+	of := b.of
+	for _, w := range b.waiters {
+		b.decide(w, of)
+		of = of[len(w.ds):]
+	}
+	for i := range b.groups {
+		if g := &b.groups[i]; len(g.rows) > 0 && (!g.known || g.row[0].Value != g.after) {
+			return errDisagree
+		}
+	}
+	return nil
+}
+
+// decide does for one call what the database did. of says what its demands' groups are.
+func (b *batch) decide(w *waiter, of []int) {
+	w.granted = true
+	for i := range w.ds {
+		d := &w.ds[i]
+		g := &b.groups[of[i]]
+		w.at = g.at
+		w.granted = w.granted && b.numbers(g, d).Enough(g.rows, 1, d.count, d.floor, g.at)
+	}
+	if len(w.ds) == 1 {
+		w.states = w.state[:]
+	} else {
+		w.states = make([]state, len(w.ds))
+	}
+	for i := range w.ds {
+		d := &w.ds[i]
+		g := &b.groups[of[i]]
+		if w.granted {
+			numbers := b.numbers(g, d)
+			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: numbers.UpTo(g.at)}
+			if len(g.rows) > 0 {
+				after.TS = max(after.TS, g.row[0].TS)
+			}
+			g.row[0] = after
+			g.rows = g.row[:]
+		}
+		s := &w.states[i]
+		s.taken = w.granted
+		switch {
+		case len(w.ds) == 1 && len(g.rows) > 0:
+			w.row[0] = g.row[0]
+			s.rows = w.row[:]
+		default:
+			s.rows = slices.Clone(g.rows)
+		}
+	}
+}
+
+// numbers are those of a demand's limit.
+func (b *batch) numbers(g *group, d *demand) algebra.Limit {
+	if !g.mixed {
+		return g.numbers
+	}
+	return d.limit.forKey(d.key)
+}
