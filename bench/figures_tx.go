@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// order is a caller's whole transaction: take from the limit, insert a row, commit.
+func order(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, key string, take func(ctx context.Context, tx pgx.Tx, key string) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		if err := take(ctx, tx, key); err != nil {
+			return err
+		}
+		return insertOrder(ctx, tx, key)
+	})
+}
+
+const insertOrderSQL = `INSERT INTO orders (customer) VALUES ($1)`
+
+func insertOrder(ctx context.Context, tx pgx.Tx, key string) error {
+	_, err := tx.Exec(ctx, insertOrderSQL, key)
+	return err
+}
+
+// consumeOne takes from a limit by this library.
+func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key string) error {
+	return func(ctx context.Context, tx pgx.Tx, key string) error {
+		_, err := limits.Consume(ctx, tx, limit.Key(key))
+		return err
+	}
+}
+
+// updateOne does a bare UPDATE in the limiter's place.
+func updateOne(ctx context.Context, tx pgx.Tx, key string) error { return bareUpdate(ctx, tx, key) }
+
+// orders opens two sides, each with tables of n rows of its own: transactions with this library, and with a bare UPDATE.
+// They run again, at once, what could not be serialized, and count that.
+func orders(ctx context.Context, e *env, level pgx.TxIsoLevel, n, goroutines int, pick func(worker int) string) (a, b *side, retriesA, retriesB *atomic.Int64, err error) {
+	open := func(name, table string, take func(ctx context.Context, tx pgx.Tx, key string) error) (*side, *atomic.Int64, error) {
+		pool, err := e.newPool(ctx, goroutines, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := fill(ctx, pool, table, "limit", n); err != nil {
+			return nil, nil, err
+		}
+		var again atomic.Int64
+		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+			retries, err := retry(func() error { return order(ctx, pool, level, pick(worker), take) })
+			if retries > 0 {
+				again.Add(int64(retries))
+			}
+			return err
+		}}, &again, nil
+	}
+	if a, retriesA, err = open("txlimit", "rate_limits", consumeOne(plenty(goroutines).limit())); err != nil {
+		return nil, nil, nil, nil, err
+	}
+	b, retriesB, err = open("bare UPDATE", "counters", updateOne)
+	return a, b, retriesA, retriesB, err
+}
+
+func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
+	const n, goroutines = 100_000, 16
+	a, b, _, _, err := orders(ctx, e, pgx.ReadCommitted, n, goroutines, ownKeys(n, goroutines))
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, 2*pairs, slice, a, b)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
+func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
+	const goroutines = 16
+	own := keys(goroutines)
+	a, b, retriesA, retriesB, err := orders(ctx, e, pgx.Serializable, 100, goroutines, func(worker int) string { return own[worker] })
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, pairs, slice, a, b)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	// Those of the warm-up are among the retries, but hardly matter.
+	again := fmt.Sprintf("%.3f : %.2f retries per commit", float64(retriesA.Load())/float64(c.a.latencies.n), float64(retriesB.Load())/float64(c.b.latencies.n))
+	fmt.Fprintln(e.out, " ", again)
+	result.note += "; " + again
+	return result, nil
+}
+
+// multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. What one call on the pool does, which is a
+// transaction by itself, is printed besides.
+func multi3(ctx context.Context, e *env) (outcome, error) {
+	const n, goroutines = 33_333, 16
+	o := plenty(goroutines)
+	three := make([]ratelimit.Limit, 3)
+	for i := range three {
+		three[i] = ratelimit.TokenBucket(fmt.Sprintf("limit%d", i), 1e9, time.Second)
+	}
+	pick := ownKeys(n, goroutines)
+	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error) (*side, error) {
+		pool, err := e.newPool(ctx, o.conns, nil)
+		if err != nil {
+			return nil, err
+		}
+		for i := range three {
+			if err := fill(ctx, pool, "rate_limits", fmt.Sprintf("limit%d", i), n); err != nil {
+				return nil, err
+			}
+		}
+		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+			key := pick(worker)
+			return work(ctx, pool, three[0].Key(key), three[1].Key(key), three[2].Key(key))
+		}}, nil
+	}
+	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	one, err := open("one call", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			_, err := limits.Consume(ctx, tx, a, b, c)
+			return err
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	alone, err := open("one call on the pool", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		_, err := limits.Consume(ctx, pool, a, b, c)
+		return err
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	calls, err := open("three calls", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			for _, r := range []ratelimit.Request{a, b, c} {
+				if _, err := limits.Consume(ctx, tx, r); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	onPool, err := compare(ctx, e.out, pairs/2, slice, alone, calls)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, pairs, slice, one, calls)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g", onPool.ratio())
+	return result, nil
+}
