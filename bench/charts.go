@@ -24,6 +24,7 @@ var palette = []color.Color{
 // drawCharts draws throughput over the number of goroutines, a file for each mode.
 func drawCharts(dir string, measured []measurement) error {
 	for i, m := range modes {
+		plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 		p := plot.New()
 		p.Title.Text = "Decisions per second, " + m.title
 		p.X.Label.Text = "goroutines"
@@ -85,6 +86,8 @@ func save(p *plot.Plot, file string) error {
 	}
 	p.Legend.Top, p.Legend.Left = true, true
 	whole := draw.New(canvas)
+	whole.SetColor(color.White) // a README may be dark
+	whole.Fill(whole.Path())
 	right := p.Legend
 	p.Legend = plot.NewLegend()
 	p.Draw(draw.Crop(whole, 10, -legend, 10, -10))
@@ -111,7 +114,7 @@ func (decadeTicks) Ticks(lowest, highest float64) []plot.Tick {
 	for decade := 1.0; decade <= highest; decade *= 10 {
 		for _, v := range []float64{decade, 3 * decade} {
 			if v >= lowest && v <= highest {
-				ticks = append(ticks, plot.Tick{Value: v, Label: thousands(v)})
+				ticks = append(ticks, plot.Tick{Value: v, Label: thousands(v) + " "})
 			}
 		}
 	}

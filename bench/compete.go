@@ -12,11 +12,9 @@ type mode struct {
 	pick        func(worker int) string
 }
 
-var ownOnes = keys(goroutineSteps[len(goroutineSteps)-1])
-
 var modes = []mode{
 	{"one hot key", "hot_key.svg", hotKey},
-	{"a key of its own for each goroutine", "own_keys.svg", func(worker int) string { return ownOnes[worker] }},
+	{"a key of its own for each goroutine", "own_keys.svg", ownKey},
 }
 
 // goroutineSteps is the charts' x axis; the table is at tableGoroutines.
@@ -108,7 +106,7 @@ func step(ctx context.Context, e *env, measured []measurement, m, goroutines int
 		c.modes[m].at[goroutines] = &totals[i]
 		fmt.Fprintf(e.out, "  %-28s %v\n", c.name, &totals[i])
 		if goroutines == tableGoroutines && !c.redis {
-			if err := count(ctx, e, &c.modes[m], c.contender, modes[m]); err != nil {
+			if err := countStatements(ctx, e, &c.modes[m], c.contender, modes[m]); err != nil {
 				return err
 			}
 		}
@@ -116,8 +114,8 @@ func step(ctx context.Context, e *env, measured []measurement, m, goroutines int
 	return nil
 }
 
-// count counts statements and retries, in a run of its own since counting takes time.
-func count(ctx context.Context, e *env, in *inMode, c contender, m mode) error {
+// countStatements counts statements and retries, in a run of its own since counting takes time.
+func countStatements(ctx context.Context, e *env, in *inMode, c contender, m mode) error {
 	counter := &statements{}
 	o := plenty(tableGoroutines)
 	o.tracer = counter

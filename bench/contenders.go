@@ -27,13 +27,17 @@ type contender struct {
 var contenders = []contender{
 	{name: "txlimit, direct", what: "`Consume` on the pool", exact: true, chart: true, open: openDirect},
 	{name: "txlimit, in a transaction", what: "`InTx`, READ COMMITTED: BEGIN, `Consume`, COMMIT", exact: true, open: openInTx},
+	{name: "txlimit, queued", what: "`InTx` with `Hot`, SERIALIZABLE", exact: true, open: openQueued},
+	{name: "txlimit, batched", what: "`QueueConsume` and `SendTx`, READ COMMITTED: one round trip", exact: true, open: openBatched},
+	{name: "txlimit, coalesced", what: "`Consume` on a `Coalescer`", exact: true, chart: true, open: openCoalesced},
+	{name: "txlimit, coalesced, async", what: "the same with `AsyncCommit`", exact: true, open: openCoalescedAsync},
 	{name: "Redis, EVALSHA, go-redis", what: "the usual token-bucket script", exact: true, redis: true, chart: true, open: openGoRedis},
 	{name: "Redis, EVALSHA, rueidis", what: "the same script, pipelined by itself", exact: true, redis: true, chart: true, open: openRueidis},
 	{name: "Redis, redis_rate", what: "go-redis/redis_rate, GCRA", exact: true, redis: true, chart: true, open: openRedisRate},
 	{name: "Postgres, SERIALIZABLE", what: "read, compute, write; again on 40001", exact: true, chart: true, open: openSerializable},
 	{name: "Postgres, FOR UPDATE", what: "SELECT FOR UPDATE, compute, UPDATE, as Bucket4j does", exact: true, chart: true, open: openForUpdate},
 	{name: "Postgres, advisory lock", what: "`pg_advisory_xact_lock`, read, compute, write", exact: true, chart: true, open: openAdvisory},
-	{name: "Postgres, counter upsert", what: "one counter for each window, INSERT ON CONFLICT", exact: true, chart: true, open: openCounter},
+	{name: "Postgres, counter upsert", what: "one counter for each window, INSERT ON CONFLICT; twice the limit fits around a boundary", chart: true, open: openCounter},
 	{name: "Postgres, throttled", what: "throttled/v2, GCRA, on a Postgres store (compare and swap) written here", exact: true, open: openThrottled},
 	{name: "Postgres, bare UPDATE", what: "`value = value - 1`, decides nothing: the floor", floor: true, chart: true, open: openUpdate},
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -51,13 +52,30 @@ func openInTx(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openInTxAt(ctx, e, o, o.limit(), ratelimit.Isolation(pgx.ReadCommitted))
 }
 
-// openInTxAt opens InTx with options, on any limit.
+func openQueued(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openQueuedOn(ctx, e, o, o.limit())
+}
+
+// openQueuedOn opens InTx that queues for the key that it will take from, for any limit.
+func openQueuedOn(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options ...ratelimit.TxOption) (*opened, error) {
+	options = slices.Clip(append(options, ratelimit.Attempts(often)))
+	return openInTxBy(ctx, e, o, limit, func(key string) []ratelimit.TxOption {
+		return append(options, ratelimit.Hot(limit.Key(key)))
+	})
+}
+
+// openInTxAt opens InTx with options, for any limit.
 func openInTxAt(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options ...ratelimit.TxOption) (*opened, error) {
+	options = append(options, ratelimit.Attempts(often))
+	return openInTxBy(ctx, e, o, limit, func(string) []ratelimit.TxOption { return options })
+}
+
+// openInTxBy opens InTx with options that depend on the key.
+func openInTxBy(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options func(key string) []ratelimit.TxOption) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
 		return nil, err
 	}
-	options = append(options, ratelimit.Attempts(often))
 	var it opened
 	it.take = func(ctx context.Context, key string) (bool, error) {
 		attempts := 0
@@ -67,8 +85,53 @@ func openInTxAt(ctx context.Context, e *env, o setting, limit ratelimit.Limit, o
 			}
 			_, err := limits.Consume(ctx, tx, limit.Key(key))
 			return err
-		}, options...)
+		}, options(key)...)
 		return decision(err)
 	}
 	return &it, nil
+}
+
+// openCoalesced opens a coalescer over a pool.
+func openCoalesced(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openCoalescedWith(ctx, e, o)
+}
+
+// openCoalescedAsync opens one whose commits are not waited for.
+func openCoalescedAsync(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openCoalescedWith(ctx, e, o, ratelimit.AsyncCommit())
+}
+
+func openCoalescedWith(ctx context.Context, e *env, o setting, options ...ratelimit.CoalescerOption) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	coalescer := ratelimit.NewCoalescer(pool, options...)
+	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+	limit := o.limit()
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
+		return decision(err)
+	}}, nil
+}
+
+func openBatched(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openBatchedAt(ctx, e, o, ratelimit.Isolation(pgx.ReadCommitted))
+}
+
+// openBatchedAt opens a transaction of one consume, sent in one round trip.
+func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.TxOption) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	limit := o.limit()
+	options = append(options, ratelimit.Attempts(often))
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		var batch pgx.Batch
+		if _, err := limits.QueueConsume(&batch, limit.Key(key)); err != nil {
+			return false, err
+		}
+		return decision(limits.SendTx(ctx, pool, &batch, options...))
+	}}, nil
 }

@@ -29,8 +29,21 @@ type outcome struct {
 var figures = []figure{
 	{"tx_own_keys", "transactions/s: consume + insert, READ COMMITTED, own keys, 16 goroutines / with a bare UPDATE for the limiter", 0.93, false, txOwnKeys},
 	{"tx_serializable_small_table", "the same in SERIALIZABLE, on an analyzed table of 100 rows", 4, false, txSerializableSmallTable},
+	{"hot_queue_vs_retry", "commits/s, SERIALIZABLE, one hot key, 64 goroutines: InTx with the queue / without", 1.3, false, hotQueueVsRetry},
+	{"hot_queue_vs_update", "the same, queue / READ COMMITTED with a bare UPDATE for the limiter", 1.0, false, hotQueueVsUpdate},
+	{"hot_queue_p99", "p99 latency, queue / without", 0.25, true, hotQueueP99},
+	{"hot_queue_wasted", "transactions wasted per commit, queue, one process", 0.05, true, hotQueueWasted},
+	{"hot_queue_wasted_4_processes", "the same, 4 processes on the key", 0.3, true, hotQueueWasted4Processes},
+	{"shards_vs_one_row", "SERIALIZABLE, queue, 64 goroutines: 10 shards / 1 shard", 2.2, false, shardsVsOneRow},
 	{"shard_utilization", "share of a 10-shard limit's capacity that 16 goroutines get, 1 at a time, before the first denial", 0.97, false, shardUtilization},
+	{"coalesced_hot_64", "one hot key, 64 goroutines: coalesced / Redis EVALSHA by go-redis", 1.5, false, coalescedVsRedis(64, hotKey, 0)},
+	{"coalesced_hot_256", "the same, 256 goroutines", 4, false, coalescedVsRedis(256, hotKey, 0)},
+	{"coalesced_own_64", "a key of its own for each of 64 goroutines: coalesced / Redis EVALSHA", 1.0, false, coalescedVsRedis(64, ownKey, 0)},
+	{"coalesced_own_256", "the same, 256 goroutines", 2, false, coalescedVsRedis(256, ownKey, 0)},
+	{"coalesced_100k_256", "100,000 keys at random, 256 goroutines: coalesced / Redis EVALSHA", 1.3, false, coalescedVsRedis(256, anyKey(100_000), 100_000)},
+	{"coalesced_idle", "one goroutine: coalesced / direct call", 0.95, false, coalescedIdle},
 	{"denials_vs_for_update", "denials/s on a hot key, direct / SELECT FOR UPDATE", 8, false, denialsVsForUpdate},
+	{"pipelined_tx", "whole transactions, limiter in both, 16 goroutines: in one batch / statement by statement", 1.5, false, pipelinedTx},
 	{"multi_3", "three limits in one call / in three calls, in a READ COMMITTED transaction, 16 goroutines", 1.4, false, multi3},
 	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a bare UPDATE", 0.85, false, tenMillionRows},
 	{"over_grant", "grants beyond the bound, all of this library's ways, summed", 0, true, overGrant},
@@ -58,7 +71,7 @@ func (f figure) passes(value float64) bool {
 	return value >= f.bound
 }
 
-// How the sides of most figures are run: for a few seconds each.
+// How the sides of most figures are run. A slice of each warms up.
 const (
 	pairs = 8
 	slice = 700 * time.Millisecond
@@ -84,6 +97,12 @@ func anyKey(n int) (pick func(worker int) string) {
 	all := keys(n)
 	return func(int) string { return all[rand.IntN(n)] }
 }
+
+// ownKey picks a key of each goroutine's own.
+func ownKey(worker int) string { return ownOnes[worker] }
+
+// ownOnes are as many as there are goroutines at the most.
+var ownOnes = keys(256)
 
 // hotKey picks the same key for everybody.
 func hotKey(int) string { return "hot" }

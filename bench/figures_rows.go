@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ func shardUtilization(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	var sum float64
-	var note string
+	var befores []string
 	for round := range rounds {
 		before, err := untilDenied(ctx, goroutines, func(ctx context.Context) (bool, error) {
 			_, err := limits.Consume(ctx, pool, limit.Key(fmt.Sprint(round)))
@@ -33,9 +34,9 @@ func shardUtilization(ctx context.Context, e *env) (outcome, error) {
 		}
 		sum += float64(before) / capacity
 		fmt.Fprintf(e.out, "  %s granted of %s before the first denial\n", thousands(float64(before)), thousands(capacity))
-		note += thousands(float64(before)) + ", "
+		befores = append(befores, thousands(float64(before)))
 	}
-	return outcome{value: sum / rounds, note: note[:len(note)-2] + " of " + thousands(capacity)}, nil
+	return outcome{value: sum / rounds, note: strings.Join(befores, ", ") + " of " + thousands(capacity)}, nil
 }
 
 // untilDenied counts what was granted when the first of the goroutines is denied.
@@ -156,24 +157,36 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 
 // overGrant sums what this library's ways granted too much.
 func overGrant(ctx context.Context, e *env) (outcome, error) {
-	const d = 2500 * time.Millisecond
+	const d = 2 * time.Second
 	o := setting{perSecond: grantRate, burst: grantBurst, conns: grantGoroutines, goroutines: grantGoroutines}
-	limit := o.limit()
-	inTx := func(limit ratelimit.Limit, options ...ratelimit.TxOption) func(context.Context, *env, setting) (*opened, error) {
-		return func(ctx context.Context, e *env, o setting) (*opened, error) {
-			return openInTxAt(ctx, e, o, limit, options...)
-		}
-	}
+	sharded := o.limit(ratelimit.Shards(3))
 	ways := []contender{
 		{name: "direct", open: openDirect},
-		{name: "direct, 3 shards", open: func(ctx context.Context, e *env, o setting) (*opened, error) {
-			return openDirectOn(ctx, e, o, o.limit(ratelimit.Shards(3)))
-		}},
-		{name: "READ COMMITTED", open: inTx(limit, ratelimit.Isolation(pgx.ReadCommitted))},
-		{name: "REPEATABLE READ", open: inTx(limit, ratelimit.Isolation(pgx.RepeatableRead))},
-		{name: "SERIALIZABLE", open: inTx(limit)},
+		{name: "direct, 3 shards", open: func(ctx context.Context, e *env, o setting) (*opened, error) { return openDirectOn(ctx, e, o, sharded) }},
+		{name: "coalesced", open: openCoalesced},
+		{name: "coalesced, async commit", open: openCoalescedAsync},
 	}
-	excess, note := 0, ""
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		at := ratelimit.Isolation(level)
+		add := func(name string, open func(ctx context.Context, e *env, o setting) (*opened, error)) {
+			ways = append(ways, contender{name: name + ", " + string(level), open: open})
+		}
+		add("InTx", func(ctx context.Context, e *env, o setting) (*opened, error) {
+			return openInTxAt(ctx, e, o, o.limit(), at)
+		})
+		add("InTx, 3 shards", func(ctx context.Context, e *env, o setting) (*opened, error) {
+			return openInTxAt(ctx, e, o, sharded, at)
+		})
+		add("Hot", func(ctx context.Context, e *env, o setting) (*opened, error) {
+			return openQueuedOn(ctx, e, o, o.limit(), at)
+		})
+		add("Hot, 3 shards", func(ctx context.Context, e *env, o setting) (*opened, error) {
+			return openQueuedOn(ctx, e, o, sharded, at)
+		})
+		add("SendTx", func(ctx context.Context, e *env, o setting) (*opened, error) { return openBatchedAt(ctx, e, o, at) })
+	}
+	excess := 0
+	var found []string
 	for _, way := range ways {
 		it, err := way.open(ctx, e, o)
 		if err != nil {
@@ -183,9 +196,9 @@ func overGrant(ctx context.Context, e *env) (outcome, error) {
 		if err = errors.Join(err, e.undo(ctx)); err != nil {
 			return outcome{}, fmt.Errorf("%s: %w", way.name, err)
 		}
-		fmt.Fprintf(e.out, "  %-24s granted %v\n", way.name, g)
+		fmt.Fprintf(e.out, "  %-32s granted %v\n", way.name, g)
 		excess += g.excess()
-		note += fmt.Sprintf("%s %v; ", way.name, g)
+		found = append(found, fmt.Sprintf("%s: %v", way.name, g))
 	}
-	return outcome{value: float64(excess), note: note[:len(note)-2]}, nil
+	return outcome{value: float64(excess), note: strings.Join(found, "; ")}, nil
 }

@@ -99,6 +99,39 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 	return result, nil
 }
 
+// pipelinedTx compares the whole transaction in one batch with the same, statement by statement.
+func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
+	const n, goroutines = 100_000, 16
+	pick := ownKeys(n, goroutines)
+	limit := plenty(goroutines).limit()
+	byStatement, _, _, _, err := orders(ctx, e, pgx.ReadCommitted, n, goroutines, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	byStatement.name = "statement by statement"
+	pool, err := e.newPool(ctx, goroutines, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := fill(ctx, pool, "rate_limits", "limit", n); err != nil {
+		return outcome{}, err
+	}
+	batched := &side{name: "one batch", goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+		key := pick(worker)
+		var batch pgx.Batch
+		if _, err := limits.QueueConsume(&batch, limit.Key(key)); err != nil {
+			return err
+		}
+		batch.Queue(insertOrderSQL, key)
+		return limits.SendTx(ctx, pool, &batch, ratelimit.Isolation(pgx.ReadCommitted))
+	}}
+	c, err := compare(ctx, e.out, pairs, slice, batched, byStatement)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
 // multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. What one call on the pool does, which is a
 // transaction by itself, is printed besides.
 func multi3(ctx context.Context, e *env) (outcome, error) {

@@ -92,42 +92,48 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	return t, nil
 }
 
-const warmUp = 700 * time.Millisecond
-
 // comparison is two sides that ran in turn.
 type comparison struct {
 	a, b   tally
 	ratios []float64 // of the throughputs, pair by pair
+	beside []tally   // of further sides
 }
 
-// compare warms both sides up and runs them in turn: a b, b a, a b, ...
-func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration, a, b *side) (*comparison, error) {
-	for _, s := range []*side{a, b} {
-		if _, err := s.run(ctx, warmUp); err != nil {
+// compare warms the sides up and runs them in turn: a b, b a, a b, ... Further sides take their turns beside them.
+func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration, a, b *side, beside ...*side) (*comparison, error) {
+	sides := append([]*side{a, b}, beside...)
+	width := 0
+	for _, s := range sides {
+		width = max(width, len(s.name))
+		if _, err := s.run(ctx, slice); err != nil { // warms up
 			return nil, err
 		}
 	}
-	var c comparison
-	for i := range pairs {
-		var ta, tb *tally
-		for j := range 2 {
-			s, t := a, &ta
-			if (i+j)%2 == 1 {
-				s, t = b, &tb
-			}
+	totals := make([]tally, len(sides))
+	var ratios []float64
+	for range pairs {
+		turn := make([]*tally, len(sides))
+		for i, s := range sides {
 			var err error
-			if *t, err = s.run(ctx, slice); err != nil {
+			if turn[i], err = s.run(ctx, slice); err != nil {
 				return nil, err
 			}
+			totals[i].add(turn[i])
 		}
-		c.a.add(ta)
-		c.b.add(tb)
-		c.ratios = append(c.ratios, ta.perSecond()/tb.perSecond())
+		ratios = append(ratios, turn[slices.Index(sides, a)].perSecond()/turn[slices.Index(sides, b)].perSecond())
+		slices.Reverse(sides)
+		slices.Reverse(totals)
 	}
-	width := max(len(a.name), len(b.name))
-	fmt.Fprintf(out, "  %-*s %v\n  %-*s %v\n", width, a.name, &c.a, width, b.name, &c.b)
+	if sides[0] != a {
+		slices.Reverse(sides)
+		slices.Reverse(totals)
+	}
+	for i, s := range sides {
+		fmt.Fprintf(out, "  %-*s %v\n", width, s.name, &totals[i])
+	}
+	c := &comparison{a: totals[0], b: totals[1], ratios: ratios, beside: totals[2:]}
 	fmt.Fprintf(out, "  ratio %.3f, the median of %d pairs of %v each (%.3f to %.3f)\n", c.ratio(), pairs, slice, slices.Min(c.ratios), slices.Max(c.ratios))
-	return &c, nil
+	return c, nil
 }
 
 func (c *comparison) ratio() float64 { return median(c.ratios) }
