@@ -53,9 +53,9 @@ type setting struct {
 	tracer           pgx.QueryTracer // nil unless statements are counted
 }
 
-// plenty is a limit that never denies.
+// plenty is a limit that never denies. It takes a quarter of an hour to fill, so that Redis has no keys that expire in between.
 func plenty(goroutines int) setting {
-	return setting{perSecond: 1e9, burst: 1e9, conns: 16, goroutines: goroutines}
+	return setting{perSecond: 1e6, burst: 1e9, conns: 16, goroutines: goroutines}
 }
 
 // opened is a contender that is ready. It is closed by env.undo.

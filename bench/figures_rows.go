@@ -143,7 +143,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := e.exec(ctx, e.postgres.URL(), "CHECKPOINT"); err != nil {
+	if err := e.checkpoint(ctx); err != nil {
 		return outcome{}, err
 	}
 	c, err := compare(ctx, e.out, 2*pairs, slice,

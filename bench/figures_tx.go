@@ -40,40 +40,60 @@ func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key 
 // updateOne does a bare UPDATE in the limiter's place.
 func updateOne(ctx context.Context, tx pgx.Tx, key string) error { return bareUpdate(ctx, tx, key) }
 
-// orders opens two sides, each with tables of n rows of its own: transactions with this library, and with a bare UPDATE.
-// They run again, at once, what could not be serialized, and count that.
-func orders(ctx context.Context, e *env, level pgx.TxIsoLevel, n, goroutines int, pick func(worker int) string) (a, b *side, retriesA, retriesB *atomic.Int64, err error) {
-	open := func(name, table string, take func(ctx context.Context, tx pgx.Tx, key string) error) (*side, *atomic.Int64, error) {
-		pool, err := e.newPool(ctx, goroutines, nil)
-		if err != nil {
-			return nil, nil, err
-		}
-		if err := fill(ctx, pool, table, "limit", n); err != nil {
-			return nil, nil, err
-		}
-		var again atomic.Int64
-		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
-			retries, err := retry(func() error { return order(ctx, pool, level, pick(worker), take) })
-			if retries > 0 {
-				again.Add(int64(retries))
-			}
-			return err
-		}}, &again, nil
+// txSide is a side whose transactions run again, at once, when they could not be serialized.
+type txSide struct {
+	side
+	retries atomic.Int64
+}
+
+// perCommit is the retries per commit. Those of the warm-up are among them, but hardly matter.
+func (s *txSide) perCommit(t *tally) float64 {
+	return float64(s.retries.Load()) / float64(t.latencies.n)
+}
+
+// How the sides of a comparison of transactions differ.
+var (
+	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
+	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
+)
+
+type txKind struct {
+	name, table string
+	take        func(ctx context.Context, tx pgx.Tx, key string) error
+}
+
+// openOrders opens orders on a table of n rows, with as many connections as goroutines.
+func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, n, goroutines int, pick func(worker int) string) (*txSide, error) {
+	pool, err := e.newPool(ctx, goroutines, nil)
+	if err != nil {
+		return nil, err
 	}
-	if a, retriesA, err = open("txlimit", "rate_limits", consumeOne(plenty(goroutines).limit())); err != nil {
-		return nil, nil, nil, nil, err
+	if err := fill(ctx, pool, kind.table, "limit", n); err != nil {
+		return nil, err
 	}
-	b, retriesB, err = open("bare UPDATE", "counters", updateOne)
-	return a, b, retriesA, retriesB, err
+	s := &txSide{side: side{name: kind.name, goroutines: goroutines}}
+	s.call = func(ctx context.Context, worker int) error {
+		retries, err := retry(func() error { return order(ctx, pool, level, pick(worker), kind.take) })
+		if retries > 0 {
+			s.retries.Add(int64(retries))
+		}
+		return err
+	}
+	return s, nil
 }
 
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	const n, goroutines = 100_000, 16
-	a, b, _, _, err := orders(ctx, e, pgx.ReadCommitted, n, goroutines, ownKeys(n, goroutines))
+	pick := ownKeys(n, goroutines)
+	a, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, goroutines, pick)
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, a, b)
+	b, err := openOrders(ctx, e, byUpdate, pgx.ReadCommitted, n, goroutines, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -81,19 +101,21 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 }
 
 func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
-	const goroutines = 16
-	own := keys(goroutines)
-	a, b, retriesA, retriesB, err := orders(ctx, e, pgx.Serializable, 100, goroutines, func(worker int) string { return own[worker] })
+	const n, goroutines = 100, 16
+	a, err := openOrders(ctx, e, byConsume, pgx.Serializable, n, goroutines, ownKey)
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, pairs, slice, a, b)
+	b, err := openOrders(ctx, e, byUpdate, pgx.Serializable, n, goroutines, ownKey)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, pairs, slice, &a.side, &b.side)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	// Those of the warm-up are among the retries, but hardly matter.
-	again := fmt.Sprintf("%.3f : %.2f retries per commit", float64(retriesA.Load())/float64(c.a.latencies.n), float64(retriesB.Load())/float64(c.b.latencies.n))
+	again := fmt.Sprintf("%.3f : %.2f retries per commit", a.perCommit(&c.a), b.perCommit(&c.b))
 	fmt.Fprintln(e.out, " ", again)
 	result.note += "; " + again
 	return result, nil
@@ -104,7 +126,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	const n, goroutines = 100_000, 16
 	pick := ownKeys(n, goroutines)
 	limit := plenty(goroutines).limit()
-	byStatement, _, _, _, err := orders(ctx, e, pgx.ReadCommitted, n, goroutines, pick)
+	byStatement, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, goroutines, pick)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -125,7 +147,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		batch.Queue(insertOrderSQL, key)
 		return limits.SendTx(ctx, pool, &batch, ratelimit.Isolation(pgx.ReadCommitted))
 	}}
-	c, err := compare(ctx, e.out, pairs, slice, batched, byStatement)
+	c, err := compare(ctx, e.out, pairs, slice, batched, &byStatement.side)
 	if err != nil {
 		return outcome{}, err
 	}
