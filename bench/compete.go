@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -67,12 +68,12 @@ func measureContenders(ctx context.Context, e *env) ([]measurement, error) {
 			return nil, fmt.Errorf("%s: %w", c.name, err)
 		}
 		c.grants, err = countGrants(ctx, 3*time.Second, grantGoroutines, func(ctx context.Context) (bool, error) { return it.take(ctx, "hot") })
-		if err != nil {
+		if err = errors.Join(err, e.undo(ctx)); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.name, err)
 		}
 		fmt.Fprintf(e.out, "  %-28s %v\n", c.name, c.grants)
 	}
-	return measured, e.undo(ctx)
+	return measured, nil
 }
 
 // step measures all contenders at one number of goroutines.
@@ -115,7 +116,9 @@ func step(ctx context.Context, e *env, measured []measurement, m, goroutines int
 }
 
 // countStatements counts statements and retries, in a run of its own since counting takes time.
-func countStatements(ctx context.Context, e *env, in *inMode, c contender, m mode) error {
+func countStatements(ctx context.Context, e *env, in *inMode, c contender, m mode) (err error) {
+	opened := len(e.undos)
+	defer func() { err = errors.Join(err, e.undoTo(opened)) }() // there are not connections for all
 	counter := &statements{}
 	o := plenty(tableGoroutines)
 	o.tracer = counter

@@ -27,14 +27,20 @@ type env struct {
 
 // undo closes and drops what a figure has opened, and lets the next begin with an empty write-ahead log.
 func (e *env) undo(ctx context.Context) error {
+	err := e.undoTo(0)
+	if e.postgres != nil && ctx.Err() == nil {
+		err = errors.Join(err, e.checkpoint(ctx))
+	}
+	return err
+}
+
+// undoTo closes and drops all but what was opened first, of which there are so many.
+func (e *env) undoTo(first int) error {
 	var errs []error
-	for len(e.undos) > 0 {
+	for len(e.undos) > first {
 		last := len(e.undos) - 1
 		errs = append(errs, e.undos[last]())
 		e.undos = e.undos[:last]
-	}
-	if e.postgres != nil && ctx.Err() == nil {
-		errs = append(errs, e.checkpoint(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -62,16 +62,19 @@ type txKind struct {
 	take        func(ctx context.Context, tx pgx.Tx, key string) error
 }
 
-// openOrders opens orders on a table of n rows, with as many connections as goroutines.
-func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, n, goroutines int, pick func(worker int) string) (*txSide, error) {
-	pool, err := e.newPool(ctx, goroutines, nil)
+// txGoroutines have a connection each.
+const txGoroutines = 16
+
+// openOrders opens orders on a table of n rows.
+func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, n int, pick func(worker int) string) (*txSide, error) {
+	pool, err := e.newPool(ctx, txGoroutines, nil)
 	if err != nil {
 		return nil, err
 	}
 	if err := fill(ctx, pool, kind.table, "limit", n); err != nil {
 		return nil, err
 	}
-	s := &txSide{side: side{name: kind.name, goroutines: goroutines}}
+	s := &txSide{side: side{name: kind.name, goroutines: txGoroutines}}
 	s.call = func(ctx context.Context, worker int) error {
 		retries, err := retry(func() error { return order(ctx, pool, level, pick(worker), kind.take) })
 		if retries > 0 {
@@ -83,13 +86,13 @@ func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, 
 }
 
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines = 100_000, 16
-	pick := ownKeys(n, goroutines)
-	a, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, goroutines, pick)
+	const n = 100_000
+	pick := ownKeys(n, txGoroutines)
+	a, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
 	if err != nil {
 		return outcome{}, err
 	}
-	b, err := openOrders(ctx, e, byUpdate, pgx.ReadCommitted, n, goroutines, pick)
+	b, err := openOrders(ctx, e, byUpdate, pgx.ReadCommitted, n, pick)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -101,12 +104,12 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 }
 
 func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines = 100, 16
-	a, err := openOrders(ctx, e, byConsume, pgx.Serializable, n, goroutines, ownKey)
+	const n = 100
+	a, err := openOrders(ctx, e, byConsume, pgx.Serializable, n, ownKey)
 	if err != nil {
 		return outcome{}, err
 	}
-	b, err := openOrders(ctx, e, byUpdate, pgx.Serializable, n, goroutines, ownKey)
+	b, err := openOrders(ctx, e, byUpdate, pgx.Serializable, n, ownKey)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -123,22 +126,22 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 
 // pipelinedTx compares the whole transaction in one batch with the same, statement by statement.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines = 100_000, 16
-	pick := ownKeys(n, goroutines)
-	limit := plenty(goroutines).limit()
-	byStatement, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, goroutines, pick)
+	const n = 100_000
+	pick := ownKeys(n, txGoroutines)
+	limit := plenty(txGoroutines).limit()
+	byStatement, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
 	if err != nil {
 		return outcome{}, err
 	}
 	byStatement.name = "statement by statement"
-	pool, err := e.newPool(ctx, goroutines, nil)
+	pool, err := e.newPool(ctx, txGoroutines, nil)
 	if err != nil {
 		return outcome{}, err
 	}
 	if err := fill(ctx, pool, "rate_limits", "limit", n); err != nil {
 		return outcome{}, err
 	}
-	batched := &side{name: "one batch", goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+	batched := &side{name: "one batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
 		key := pick(worker)
 		var batch pgx.Batch
 		if _, err := limits.QueueConsume(&batch, limit.Key(key)); err != nil {
@@ -157,13 +160,13 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 // multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. What one call on the pool does, which is a
 // transaction by itself, is printed besides.
 func multi3(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines = 33_333, 16
-	o := plenty(goroutines)
+	const n = 33_333
+	o := plenty(txGoroutines)
 	three := make([]ratelimit.Limit, 3)
 	for i := range three {
 		three[i] = ratelimit.TokenBucket(fmt.Sprintf("limit%d", i), 1e9, time.Second)
 	}
-	pick := ownKeys(n, goroutines)
+	pick := ownKeys(n, txGoroutines)
 	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error) (*side, error) {
 		pool, err := e.newPool(ctx, o.conns, nil)
 		if err != nil {
@@ -174,7 +177,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 				return nil, err
 			}
 		}
-		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+		return &side{name: name, goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
 			key := pick(worker)
 			return work(ctx, pool, three[0].Key(key), three[1].Key(key), three[2].Key(key))
 		}}, nil
