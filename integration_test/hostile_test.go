@@ -389,11 +389,42 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 	})
 }
 
+// The table has no CHECKs, so anything can be written into it by hand. It grants no more than a full row would.
+func TestRowsWrittenByHandGrantNoMoreThanTheCapacity(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, value := range []string{"'NaN'", "'Infinity'", "1e300", "'-Infinity'", "-1e300"} {
+			for shards, limit := range []ratelimit.Limit{1: ratelimit.TokenBucket("bucket", 3, time.Hour), 2: sharded("sharded", 2)} {
+				if shards == 0 {
+					continue
+				}
+				key := limit.Key(fmt.Sprint(i))
+				for shard := range shards {
+					_, err := w.db.Exec(w.Context(), "INSERT INTO rate_limits VALUES ($1, $2, $3, $4, "+value+", $5)", limit.Name(), fmt.Sprint(i), shard, shards, noon)
+					w.do(err)
+				}
+				granted := 0.0
+				for range 2 * int(limit.Capacity()) {
+					if _, err := w.limiter.Consume(w.Context(), w.db, key); err == nil {
+						granted++
+					} else if !denied(err) {
+						w.Fatal(err)
+					}
+				}
+				if want := limit.Capacity(); granted != want && (i < 3 || granted != 0) {
+					w.Errorf("%s in a row of %s: %v granted, want %v", value, limit.Name(), granted, want)
+				}
+			}
+		}
+	})
+}
+
 // Any language may call the functions, so they check their arguments themselves.
 func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 	behaviour(t, func(w world) {
 		w.grant(ratelimit.TokenBucket("l", 10, time.Minute).Key("k").Count(10))
 		before := w.rows()
+		var level string
+		w.do(w.db.QueryRow(w.Context(), "SHOW transaction_isolation").Scan(&level))
 		arguments := []string{"name", "key", "rate", "period", "capacity", "start", "count", "floor"}
 		valid := map[string]string{
 			"name": "'l'", "key": "'k'", "rate": "10", "period": "'1 min'", "capacity": "10", "start": "NULL", "count": "1", "floor": "0",
@@ -423,6 +454,9 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 				for _, op := range []string{"consume", "check", "refund"} {
 					if op == "refund" && value == "11" {
 						continue // a refund may be more than the capacity
+					}
+					if op == "consume" && argument == "shard_b" && level != "read committed" {
+						continue // the first shard is taken
 					}
 					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
 						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], now())`,
@@ -458,11 +492,6 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 		} {
 			w.sqlFails("22023", sql)
 		}
-		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 'NaN', now())")
-		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 'Infinity', now())")
-		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 0, 1, 1, 'infinity')")
-		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('', 'y', 0, 1, 1, now())")
-		w.sqlFails("23514", "INSERT INTO rate_limits VALUES ('x', 'y', 1, 1, 1, now())")
 		if after := w.rows(); strings.Split(after, " (")[1] != strings.Split(before, " (")[1] {
 			w.Errorf("rows:\n%s\nbecame\n%s", before, after)
 		}

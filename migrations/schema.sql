@@ -9,15 +9,19 @@
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
 -- refilled since ts is not in the row: every reader adds it (ratelimit_available).
 --
+-- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
+-- quarter of one. The functions refuse what must not be in here, and read what somebody wrote by hand so that it grants
+-- no more than the capacity (NaN and Infinity are a full row).
+--
 -- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
 -- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
 CREATE TABLE rate_limits (
-    name   text COLLATE "C" NOT NULL CHECK (name <> ''),
+    name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
-    shard  smallint         NOT NULL CHECK (shard >= 0 AND shard < shards),
-    shards smallint         NOT NULL, -- this row is shard number `shard` of so many
-    value  double precision NOT NULL CHECK (value > '-Infinity' AND value < 'Infinity'), -- NaN is above Infinity
-    ts     timestamptz      NOT NULL CHECK (isfinite(ts)),
+    shard  smallint         NOT NULL, -- 0 to shards - 1
+    shards smallint         NOT NULL, -- how many rows the limit has for this key
+    value  double precision NOT NULL,
+    ts     timestamptz      NOT NULL,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -61,45 +65,76 @@ RETURN least(capacity, value + CASE
     END)
 $ddl$, '@extschema@', quote_ident(current_schema()));
 
--- Takes from one limit that is not sharded: the path that everything else is measured against.
--- Answers the row's new state when granted, the state that decided when denied.
+-- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
+-- since the row type of OUT parameters is put together again for every call.)
+EXECUTE replace($ddl$
+CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
+-- looked up again for every call; that, and not the arithmetic, is what its length costs.
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    count double precision, floor double precision, now timestamptz DEFAULT NULL,
-    OUT granted boolean, OUT at timestamptz, OUT value double precision, OUT ts timestamptz
-)
+    count double precision, floor double precision, now timestamptz DEFAULT NULL
+) RETURNS @extschema@.ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    upto timestamptz;
-    one  boolean;
+    attempt integer;
+    at      timestamptz;
+    upto    timestamptz;
+    value   double precision;
+    ts      timestamptz;
+    one     boolean;
 BEGIN
-    IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
-        AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
-        AND floor <= 0 AND capacity - count >= floor
-        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
-            quote_nullable(name), count, rate, period, capacity, floor);
-    END IF;
-    FOR attempt IN 1..100 LOOP
+    LOOP
         at := coalesce(now, clock_timestamp());
-        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
 
         -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
         -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
-        -- at first sight is neither locked nor written.
-        UPDATE @extschema@.rate_limits AS r
-           SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-               ts = greatest(r.ts, upto)
-         WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-           AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-        RETURNING r.value, r.ts INTO value, ts;
-        IF FOUND THEN
-            granted := true;
-            RETURN;
+        -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
+        -- constant start.)
+        --
+        -- What could grant more than it should (NaN is above everything) is kept out; the rest of the validation can
+        -- wait until this has failed. A count above capacity - floor is never granted.
+        IF count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16 AND (now IS NULL OR isfinite(now)) THEN
+            IF start IS NULL THEN
+                UPDATE @extschema@.rate_limits AS r
+                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            ELSIF isfinite(start) THEN
+                upto := date_bin(period, at, start);
+                UPDATE @extschema@.rate_limits AS r
+                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, upto)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            END IF;
+            IF value IS NOT NULL THEN
+                RETURN ROW(true, at, value, ts);
+            END IF;
+        END IF;
+
+        IF attempt IS NULL THEN
+            IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
+                AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
+                AND floor <= 0 AND capacity - count >= floor
+                AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
+                    quote_nullable(name), count, rate, period, capacity, floor);
+            END IF;
+            attempt := 0;
+        END IF;
+        attempt := attempt + 1;
+        IF attempt > 100 THEN
+            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
         END IF;
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
@@ -117,13 +152,11 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                granted := true;
-                RETURN;
+                RETURN ROW(true, at, value, ts);
             END IF;
         ELSIF one THEN
             IF @extschema@.ratelimit_available(value, ts, upto, rate, period, capacity, start) - count < floor THEN
-                granted := false;
-                RETURN;
+                RETURN ROW(false, at, value, ts);
             END IF;
             -- It has enough by now: go round.
         ELSE
@@ -131,8 +164,8 @@ BEGIN
             PERFORM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
         END IF;
+        value := NULL;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
 END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));
@@ -161,7 +194,7 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
     OUT granted boolean, OUT at timestamptz,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
-LANGUAGE plpgsql SET enable_seqscan = off
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -170,7 +203,7 @@ DECLARE
     -- By place; `places` is the places in lock order.
     places integer[];
     upto   timestamptz[] := '{}';      -- the instant up to which refills count
-    picks  integer[];                  -- the shard to take from
+    picks  smallint[];                 -- the shard to take from
     rows   integer[] := '{}';          -- how many there are
     locked integer[] := '{}';          -- how many of them are
     alike  boolean[] := '{}';          -- whether they are those of so many shards
@@ -180,87 +213,108 @@ DECLARE
     rec       record;
     i         integer;
     m         integer;
-    picked    integer;
     available double precision;
     is_full   boolean;
     take      double precision;
 BEGIN
-    IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
-        AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
-        AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
-            cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
-            cardinality(shard_b)])) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
-    END IF;
-    FOR i IN 1..cardinality(names) LOOP
-        IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
-            AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
-            AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
-            AND isfinite(coalesce(starts[i], 'epoch'))
-            AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
-            AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
-                quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
-        END IF;
-    END LOOP;
-    SELECT array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"), count(DISTINCT (names[p], keys[p]))
-      INTO places, m
-      FROM generate_subscripts(names, 1) AS p;
-    IF m <> cardinality(names) THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
-    END IF;
-
     FOR attempt IN 1..100 LOOP
-        at := coalesce(now, clock_timestamp());
-        FOREACH i IN ARRAY places LOOP
-            upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-        END LOOP;
+        IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
+            -- 1. A row of each limit that has enough by itself, by a plain read: of a sharded limit the better of the two.
+            -- A shard takes only what it has; debts are shared by all shards (step 3). Above READ COMMITTED the first of
+            -- the two is taken: one that is read and not taken conflicts with whoever takes it.
+            at := coalesce(now, clock_timestamp());
+            IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+                picks := shard_a;
+                SELECT count(*) INTO m
+                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks)
+                    AS u (name, key, rate, period, capacity, start, shards, count, floor, pick)
+                  JOIN @extschema@.rate_limits AS r
+                    ON r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
+                 WHERE @extschema@.ratelimit_available(r.value, r.ts,
+                           CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                           u.rate / u.shards, u.period, u.capacity / u.shards, u.start) - u.count
+                       >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
+                   AND u.count >= 0 AND u.floor <= 0 AND u.period > '0' AND u.count + u.rate + u.capacity < 1e16
+                   AND isfinite(coalesce(u.start, at)) AND u.shards BETWEEN 1 AND 100;
+            ELSE
+                SELECT count(*), array_agg(s.shard ORDER BY u.ord) INTO m, picks
+                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b) WITH ORDINALITY
+                    AS u (name, key, rate, period, capacity, start, shards, count, floor, a, b, ord),
+                    LATERAL (
+                        SELECT r.shard, @extschema@.ratelimit_available(r.value, r.ts,
+                                   CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                                   u.rate / u.shards, u.period, u.capacity / u.shards, u.start) - u.count AS remaining
+                          FROM @extschema@.rate_limits AS r
+                         WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND r.shards = u.shards
+                         ORDER BY 2 DESC, 1 LIMIT 1
+                    ) AS s
+                 WHERE s.remaining >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
+                   AND u.count >= 0 AND u.floor <= 0 AND u.period > '0' AND u.count + u.rate + u.capacity < 1e16
+                   AND isfinite(coalesce(u.start, at)) AND u.shards BETWEEN 1 AND 100
+                   AND u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1;
+            END IF;
 
-        -- 1. A row of each limit that has enough by itself, by a plain read: of a sharded limit the better of the two.
-        -- A shard takes only what it has; debts are shared by all shards (step 3).
-        picked := 0;
-        IF op = 'consume' THEN
-            FOREACH i IN ARRAY places LOOP
-                SELECT s.shard INTO m FROM (
-                    SELECT r.shard, @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
-                               capacities[i] / shards[i], starts[i]) AS available
-                      FROM @extschema@.rate_limits AS r
-                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard IN (shard_a[i], shard_b[i])
-                       AND r.shards = shards[i]
-                ) AS s
-                WHERE s.available - counts[i] >= CASE WHEN shards[i] = 1 THEN floors[i] ELSE 0 END
-                ORDER BY s.available DESC, s.shard LIMIT 1;
-                EXIT WHEN NOT FOUND;
-                picks[i] := m;
-                picked := picked + 1;
-            END LOOP;
-        END IF;
-
-        -- 2. If there is one for each, take from them. Each UPDATE locks its row, and evaluates the WHERE again on what it
-        -- waited for (or raises 40001). If one fails, the subtransaction gives everything back, locks included.
-        IF picked = cardinality(names) THEN
-            ord := '{}'; value := '{}'; ts := '{}';
-            BEGIN
-                FOREACH i IN ARRAY places LOOP
-                    UPDATE @extschema@.rate_limits AS r
-                       SET value = @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
-                               capacities[i] / shards[i], starts[i]) - counts[i],
-                           ts = greatest(r.ts, upto[i])
-                     WHERE r.name = names[i] AND r.key = keys[i] AND r.shard = picks[i] AND r.shards = shards[i]
-                       AND @extschema@.ratelimit_available(r.value, r.ts, upto[i], rates[i] / shards[i], periods[i],
-                               capacities[i] / shards[i], starts[i]) - counts[i] >= CASE WHEN shards[i] = 1 THEN floors[i] ELSE 0 END
-                    RETURNING r.value, r.ts INTO rec;
-                    IF NOT FOUND THEN
-                        RAISE SQLSTATE 'RL001';
+            -- 2. If there is one for each, take from them. The UPDATE locks the rows in order (it looks up one after
+            -- another, since other ways to join are off), and evaluates its WHERE again on what it waited for (or raises
+            -- 40001). If one fails, the subtransaction gives everything back, locks included.
+            IF m = cardinality(names) THEN
+                BEGIN
+                    WITH taken AS (
+                        UPDATE @extschema@.rate_limits AS r
+                           SET value = @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate / u.shards, u.period,
+                                   u.capacity / u.shards, u.start) - u.count,
+                               ts = greatest(r.ts, u.upto)
+                          FROM (
+                            SELECT *, CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END AS upto
+                              FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks) WITH ORDINALITY
+                                AS t (name, key, rate, period, capacity, start, shards, count, floor, pick, ord)
+                             ORDER BY name COLLATE "C", key COLLATE "C"
+                          ) AS u
+                         WHERE r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
+                           AND @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate / u.shards, u.period,
+                                   u.capacity / u.shards, u.start) - u.count >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
+                        RETURNING u.ord, r.value, r.ts
+                    )
+                    SELECT array_agg(t.ord), array_agg(t.value), array_agg(t.ts) INTO ord, value, ts FROM taken AS t;
+                    IF cardinality(ord) = cardinality(names) THEN
+                        granted := true;
+                        RETURN;
                     END IF;
-                    ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
-                END LOOP;
-                granted := true;
-                RETURN;
-            EXCEPTION WHEN SQLSTATE 'RL001' THEN
-                at := coalesce(now, clock_timestamp()); -- it has waited
-            END;
+                    RAISE SQLSTATE 'RL001';
+                EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                    NULL;
+                END;
+            END IF;
         END IF;
+
+        -- What could grant more than it should has been kept out so far.
+        IF places IS NULL THEN
+            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
+                AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
+                AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
+                    cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
+                    cardinality(shard_b)])) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
+            END IF;
+            FOR i IN 1..cardinality(names) LOOP
+                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
+                    AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
+                    AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
+                    AND isfinite(coalesce(starts[i], 'epoch'))
+                    AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
+                    AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+                    RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
+                        quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
+                END IF;
+            END LOOP;
+            SELECT array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"), count(DISTINCT (names[p], keys[p]))
+              INTO places, m
+              FROM generate_subscripts(names, 1) AS p;
+            IF m <> cardinality(names) THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
+            END IF;
+        END IF;
+        at := coalesce(now, clock_timestamp()); -- step 2 may have waited
 
         -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write; then, if that
         -- would grant, again with all rows locked, in order. If locking has changed the answer or the set of rows, or
@@ -393,6 +447,85 @@ END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));
 
+END
+$install$;
+
+
+-- 00004_raise.sql
+
+-- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
+-- the transaction are undone. It stands behind ratelimit_consume or ratelimit_apply in one statement, and is called for
+-- denials alone, so that a grant pays nothing for it:
+--
+--   SELECT r.granted, r.at, r.value, r.ts
+--     FROM ratelimit_consume(name, ...) AS r
+--    WHERE CASE WHEN r.granted THEN true ELSE ratelimit_raise(ARRAY[name], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
+--
+-- The error:
+--   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
+--   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--             to the last bit, instants as microseconds since 1970-01-01 UTC
+
+DO $install$
+BEGIN
+
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_raise(
+    names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
+) RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
+    -- error aborts, or of the block that catches it.
+    setting text := set_config('extra_float_digits', '1', true);
+    limits  text[] := '{}';
+    micros  bigint[] := '{}';
+    n text;
+    t timestamptz;
+BEGIN
+    FOREACH n IN ARRAY names LOOP
+        IF n <> ALL (limits) THEN
+            limits := limits || n;
+        END IF;
+    END LOOP;
+    FOREACH t IN ARRAY ts LOOP
+        micros := micros || (extract(epoch FROM t) * 1000000)::bigint;
+    END LOOP;
+    RAISE SQLSTATE 'PT429' USING
+        MESSAGE = 'rate limit exceeded: ' || array_to_string(limits, ', '),
+        DETAIL = format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * 1000000)::bigint, to_json(ord), to_json(value), to_json(micros));
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+
+
+-- 00005_turns.sql
+
+-- The locks with which transactions of several processes queue for a hot limit (Limiter.InTx with Hot): the first statement
+-- of a transaction is LOCK TABLE on the view that belongs to the limit and key, and the lock lasts until the transaction ends.
+--
+-- Why not an advisory lock: a session's would stay behind on a connection that a transaction pooler has handed to somebody
+-- else, and a transaction's is taken by a SELECT, whose snapshot would be older than the lock, so that what the transaction
+-- before has committed is a conflict. LOCK TABLE takes no snapshot.
+--
+-- Views, because they have no storage and nothing is ever done to them, and many, so that different limits seldom meet.
+-- LOCK TABLE needs UPDATE on them, which allows nothing else.
+DO $install$
+DECLARE
+    turn text;
+BEGIN
+    FOR n IN 0..31 LOOP
+        turn := format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
+        EXECUTE format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
+        EXECUTE format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
+    END LOOP;
 END
 $install$;
 

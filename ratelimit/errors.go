@@ -9,7 +9,7 @@ import (
 )
 
 // ErrInvalid is matched by the errors for a limit or a request that is wrong in itself: from [New], [Limit.Validate], every
-// verb and [Limiter.InTx]. Nothing was sent to the server.
+// verb, [Limiter.InTx] and [Limiter.SendTx]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
@@ -18,7 +18,7 @@ var ErrInvalid = errors.New("ratelimit: invalid")
 var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
 // ExceededError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
-// nothing was consumed.
+// nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 type ExceededError struct {
 	// Result tells when to try again, and of every request of the call: those that are not OK were denied.
 	Result

@@ -41,6 +41,19 @@ func ExampleLimiter_Consume() {
 	}
 }
 
+// The same in one round trip: the row, the limit and COMMIT are sent together, and a denial stops them all.
+func ExampleLimiter_SendTx() {
+	send := func(ctx context.Context) error {
+		var batch pgx.Batch
+		batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
+		if _, err := limits.QueueConsume(ctx, &batch, sendMessage.Key(userID)); err != nil {
+			return err
+		}
+		return limits.SendTx(ctx, pool, &batch) // *ratelimit.ExceededError: nothing was written
+	}
+	_ = send(ctx)
+}
+
 // Failed logins: consume first, on the pool and before the login's transaction begins, so that it outlives its rollback and
 // needs no second connection; reset on success.
 func ExampleLimiter_Reset() {

@@ -25,7 +25,7 @@ type DB interface {
 }
 
 // Limiter decides requests. The zero value is ready to use: with the database's clock, and nobody observing. A Limiter is
-// safe for concurrent use; its fields must not be changed once it is used.
+// safe for concurrent use; once it is used it must not be copied, nor its fields be changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one round trip.
@@ -40,6 +40,8 @@ type Limiter struct {
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
 	// be quick, and must not use the transaction.
 	Observer func(ctx context.Context, d Decision)
+
+	queues queues // for hot limits
 }
 
 // Decision is what an observer is told.
@@ -95,12 +97,26 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 }
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
+	if db == nil {
+		return l.ask(ctx, nil, v, consumedAt, requests)
+	}
+	return l.ask(ctx, dbsqlc.New(db), v, consumedAt, requests)
+}
+
+// querier is how the database is asked: sqlc's queries, or those of a batch.
+type querier interface {
+	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error)
+	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error)
+	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
+}
+
+func (l *Limiter) ask(ctx context.Context, q querier, v verb, consumedAt time.Time, requests []Request) (Result, error) {
 	begin := time.Now()
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
 		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
 	}
-	err := l.decide(ctx, db, v, consumedAt, requests, &result)
+	err := l.decide(ctx, q, v, consumedAt, requests, &result)
 	if err == nil && v == verbConsume && !result.OK {
 		err = &ExceededError{Result: result}
 	}
@@ -111,8 +127,8 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 }
 
 // decide validates, asks the database, and fills in the result.
-func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request, result *Result) error {
-	if db == nil {
+func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time.Time, requests []Request, result *Result) error {
+	if q == nil {
 		return fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	ds, err := demands(v, requests)
@@ -131,7 +147,6 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Tim
 		}
 	}
 
-	q := dbsqlc.New(db)
 	switch {
 	case v == verbReset:
 		err = reset(ctx, q, ds)
@@ -141,6 +156,11 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Tim
 	default:
 		err = apply(ctx, q, v, ds, consumed, now, result)
 	}
+	return explain(v, err)
+}
+
+// explain says what the library did when the database failed.
+func explain(v verb, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
 	}
@@ -151,7 +171,7 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, consumedAt time.Tim
 }
 
 // consume is the short way for one demand on a limit that is not sharded.
-func consume(ctx context.Context, q *dbsqlc.Queries, d demand, now pgtype.Timestamptz, result *Result) error {
+func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, result *Result) error {
 	numbers := d.limit.forKey(d.key)
 	row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 		Name: d.limit.name, Key: d.key,
@@ -167,7 +187,7 @@ func consume(ctx context.Context, q *dbsqlc.Queries, d demand, now pgtype.Timest
 }
 
 // apply is the way for any number of demands.
-func apply(ctx context.Context, q *dbsqlc.Queries, v verb, ds []demand, consumedAt, now pgtype.Timestamptz, result *Result) error {
+func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now pgtype.Timestamptz, result *Result) error {
 	args := dbsqlc.ApplyParams{Op: string(v), ConsumedAt: consumedAt, Now: now}
 	if v == verbCharge {
 		args.Op = string(verbConsume) // without a floor
@@ -175,6 +195,9 @@ func apply(ctx context.Context, q *dbsqlc.Queries, v verb, ds []demand, consumed
 	for _, d := range ds {
 		numbers := d.limit.forKey(d.key)
 		a, b := shardpick.Two(ctx, d.limit.shards)
+		if shard, ok := hotShard(ctx, d.limit, d.key); ok {
+			a, b = shard, shard
+		}
 		args.Names = append(args.Names, d.limit.name)
 		args.Keys = append(args.Keys, d.key)
 		args.Rates = append(args.Rates, numbers.Rate)
@@ -203,7 +226,7 @@ func apply(ctx context.Context, q *dbsqlc.Queries, v verb, ds []demand, consumed
 	return nil
 }
 
-func reset(ctx context.Context, q *dbsqlc.Queries, ds []demand) error {
+func reset(ctx context.Context, q querier, ds []demand) error {
 	var args dbsqlc.ResetParams
 	for _, d := range ds {
 		args.Names = append(args.Names, d.limit.name)

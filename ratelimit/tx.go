@@ -15,12 +15,13 @@ type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx] runs a transaction.
+// TxOption changes how [Limiter.InTx] and [Limiter.SendTx] run a transaction.
 type TxOption func(*txOptions)
 
 type txOptions struct {
 	isolation pgx.TxIsoLevel
 	attempts  int
+	hot       []Request
 }
 
 // Isolation sets the isolation level. The default is pgx.Serializable.
@@ -48,6 +49,8 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
+// With [Hot], transactions that want the same limits wait their turn instead of conflicting.
+//
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed; it is returned as it is.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
@@ -58,9 +61,18 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if db == nil || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
+	hot, err := o.turns(ctx)
+	if err != nil {
+		return err
+	}
+	return retry(ctx, o.attempts, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, fn) })
+}
+
+// retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
+func retry(ctx context.Context, attempts int, once func() (committing bool, err error)) error {
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
-		committing, err := once(ctx, db, o.isolation, fn)
+		committing, err := once()
 		switch {
 		case err != nil && retryable(err):
 			conflict = err
@@ -69,7 +81,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 		default:
 			return err
 		}
-		if attempt == o.attempts {
+		if attempt == attempts {
 			return &RetryError{Attempts: attempt, Err: err}
 		}
 		bound := min(firstPause<<min(attempt-1, 10), lastPause)
@@ -81,11 +93,21 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	}
 }
 
-// once runs fn in one transaction. committing says that its error is that of COMMIT.
-func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
-	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
+// once runs fn in one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
+func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, hot []demand, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
+	begin := pgx.TxOptions{IsoLevel: isolation}
+	if len(hot) > 0 {
+		turn, leave, err := l.queues.enter(ctx, hot)
+		if err != nil {
+			return false, fmt.Errorf("ratelimit: waiting for a turn on hot limits: %w", err)
+		}
+		defer leave()
+		begin = pgx.TxOptions{BeginQuery: turn.beginQuery(isolation)}
+		ctx = context.WithValue(ctx, turnKey{}, turn)
+	}
+	tx, err := db.BeginTx(ctx, begin)
 	if err != nil {
-		return false, fmt.Errorf("ratelimit: begin: %w", err)
+		return false, beginFailed(ctx, db, err)
 	}
 	defer func() {
 		if !committing {
@@ -104,6 +126,28 @@ func once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, fn func(
 	return true, nil
 }
 
+// beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for. It then leaves
+// its connection in a failed transaction: a pool throws that away, on a connection of the caller's it is rolled back.
+func beginFailed(ctx context.Context, db TxBeginner, err error) error {
+	var conn *pgx.Conn
+	switch db := db.(type) {
+	case *pgx.Conn:
+		conn = db
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		conn = db.Conn()
+	}
+	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
+		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		_, _ = conn.Exec(rollbackCtx, "rollback")
+	}
+	if state := sqlState(err); state == "42P01" || state == "42501" { // undefined_table, insufficient_privilege
+		return fmt.Errorf("ratelimit: begin: %w (has the schema of package migrations been migrated, is it in the search_path, "+
+			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", err)
+	}
+	return fmt.Errorf("ratelimit: begin: %w", err)
+}
+
 // retryable says whether the whole transaction should be run again.
 func retryable(err error) bool {
 	state := sqlState(err)
@@ -118,7 +162,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// RetryError is what [Limiter.InTx] returns when it gives up on a transaction that could not be serialized. Nothing was
+// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be serialized. Nothing was
 // committed.
 type RetryError struct {
 	Attempts int

@@ -1,0 +1,842 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var execModes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
+// batchWays are the ways to send a batch, each as a transaction of its own. The connection must be clean afterwards.
+var batchWays = map[string]func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error{
+	"pool": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return pool.SendBatch(ctx, batch).Close()
+	},
+	"conn": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return conn.Conn().SendBatch(ctx, batch).Close() })
+	},
+	"tx": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
+	},
+	"SendTx": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return new(ratelimit.Limiter).SendTx(ctx, pool, batch)
+	},
+	"SendTx read committed, on a conn": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+			return new(ratelimit.Limiter).SendTx(ctx, conn.Conn(), batch, ratelimit.Isolation(pgx.ReadCommitted))
+		})
+	},
+}
+
+// inBatchWays runs a test in every way, on a pool of one connection, which must outlive it.
+func inBatchWays(t *testing.T, test func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error)) {
+	t.Helper()
+	for way, send := range batchWays {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			pool := newJobs(t, 1)
+			pid := backend(t, pool)
+			test(t, pool, func(batch *pgx.Batch) error { return send(t.Context(), pool, batch) })
+			if now := backend(t, pool); now != pid || pool.Stat().NewConnsCount() != 1 {
+				t.Errorf("backend %d became %d: the connection was not clean", pid, now)
+			}
+		})
+	}
+}
+
+func backend(t *testing.T, pool *pgxpool.Pool) (pid uint32) {
+	t.Helper()
+	err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+		if status := conn.Conn().PgConn().TxStatus(); status != 'I' {
+			t.Errorf("transaction status %c", status)
+		}
+		pid = conn.Conn().PgConn().PID()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// reconfigured is another pool for the same schema.
+func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	change(config)
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+// queue queues, which must work.
+func queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests ...ratelimit.Request) *ratelimit.Result {
+	t.Helper()
+	result, err := limiter.QueueConsume(t.Context(), batch, requests...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.OK {
+		t.Fatal("it is granted before it was sent")
+	}
+	return result
+}
+
+// sameAsConsume holds random batches against Consume in a schema of its own.
+func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error) {
+	t.Helper()
+	r := newRand(t)
+	limiter, clock := newLimiter()
+	consumed := newPool(t, 1)
+	limits := []ratelimit.Limit{ratelimit.TokenBucket("o'messages", 1, 30*time.Second, ratelimit.Capacity(10), ratelimit.MaxReserved(3))}
+	for i := range 5 {
+		limits = append(limits, randomLimit(r, fmt.Sprint("limit", i), 1))
+	}
+	grants, denials := 0, 0
+	for range 100 {
+		var requests []ratelimit.Request
+		for range 1 + r.IntN(2) {
+			limit := oneOf(r, limits...)
+			request := limit.Key(`a\'n"n`).Count(randomTokens(r, limit.Capacity()))
+			if r.IntN(3) == 0 {
+				request = request.Reserve()
+			}
+			requests = append(requests, request)
+		}
+		// One with shards, where nothing depends on which of them was picked.
+		if r.IntN(5) == 0 {
+			requests = append(requests, ratelimit.TokenBucket("sharded", 7, time.Minute, ratelimit.Shards(3)).Key("ann").Count(7))
+		}
+		want, wantErr := limiter.Consume(t.Context(), consumed, requests...)
+		var batch pgx.Batch
+		result, err := limiter.QueueConsume(t.Context(), &batch, requests...)
+		if err != nil {
+			if err.Error() != wantErr.Error() || batch.Len() != 0 {
+				t.Fatalf("queued %d: %v, Consume: %v", batch.Len(), err, wantErr)
+			}
+			continue
+		}
+		err = send(t.Context(), pool, &batch)
+		if !reflect.DeepEqual(*result, want) || !reflect.DeepEqual(err, wantErr) {
+			t.Fatalf("batch:   %+v, %v\nConsume: %+v, %v", *result, err, want, wantErr)
+		}
+		if denied(err) {
+			denials++
+		} else {
+			grants++
+		}
+		clock.Advance(time.Duration(r.IntN(int(20 * time.Second))).Truncate(time.Microsecond))
+	}
+	if grants < 5 || denials < 5 {
+		t.Errorf("only %d grants and %d denials", grants, denials)
+	}
+	if got, want := table(t, pool), table(t, consumed); !reflect.DeepEqual(got, want) {
+		t.Errorf("the batches left %v\nConsume left     %v", got, want)
+	}
+}
+
+// table is what rate_limits holds.
+func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
+	t.Helper()
+	var (
+		keys   []string
+		values []float64
+		ts     []time.Time
+	)
+	err := pool.QueryRow(t.Context(), `SELECT array_agg(concat_ws(' ', name, key, shard, shards) ORDER BY name, key, shard),
+		array_agg(value ORDER BY name, key, shard), array_agg(ts AT TIME ZONE 'UTC' ORDER BY name, key, shard) FROM rate_limits`).Scan(&keys, &values, &ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []any{keys, values, ts}
+}
+
+func TestABatchAnswersAsConsumeDoes(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		for way, send := range batchWays {
+			t.Run(mode.String()+", "+way, func(t *testing.T) {
+				t.Parallel()
+				pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+				sameAsConsume(t, pool, send)
+				if n := pool.Stat().NewConnsCount(); n != 1 {
+					t.Errorf("%d connections were needed", n)
+				}
+			})
+		}
+	}
+	for _, settings := range []map[string]string{
+		{"extra_float_digits": "0"},
+		{"extra_float_digits": "-15", "DateStyle": "SQL, DMY", "TimeZone": "Asia/Kathmandu", "IntervalStyle": "sql_standard", "lc_messages": "C", "lc_numeric": "C"},
+		{"extra_float_digits": "3", "DateStyle": "German", "TimeZone": "America/St_Johns", "bytea_output": "escape"},
+	} {
+		t.Run(fmt.Sprint(settings), func(t *testing.T) {
+			t.Parallel()
+			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, settings) })
+			sameAsConsume(t, pool, batchWays["SendTx"])
+			for name, want := range settings {
+				var now string
+				if err := pool.QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&now); err != nil || !strings.HasPrefix(now, want) {
+					t.Errorf("%s: a denial left %q, %v, want %q", name, now, err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestADenialStopsABatchWhereverItStands(t *testing.T) {
+	t.Parallel()
+	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
+		limiter, _ := newLimiter()
+		bucket := ratelimit.TokenBucket("bucket", 1, time.Minute)
+		other := ratelimit.TokenBucket("other", 100, time.Minute)
+		for place := range 4 {
+			key := fmt.Sprint(place)
+			try := func() (*ratelimit.Result, error) {
+				var batch pgx.Batch
+				var result *ratelimit.Result
+				for i := range 4 {
+					if i == place {
+						result = queue(t, limiter, &batch, bucket.Key(key), other.Key(key).Count(5))
+					}
+					if i < 3 {
+						batch.Queue("INSERT INTO jobs VALUES ($1)", 10*place+10+i)
+					}
+				}
+				return result, send(&batch)
+			}
+			result, err := try()
+			if err != nil || !result.OK {
+				t.Fatalf("place %d: %+v, %v, want a grant", place, result, err)
+			}
+			if n := jobs(t, pool, "count(*)"); n != 5 {
+				t.Fatalf("place %d: %d jobs, want 5", place, n)
+			}
+			if _, err := pool.Exec(t.Context(), "DELETE FROM jobs WHERE n >= 10"); err != nil {
+				t.Fatal(err)
+			}
+			result, err = try()
+			exceeded, ok := errors.AsType[*ratelimit.ExceededError](err)
+			if !ok || result.OK || !reflect.DeepEqual(exceeded.Result, *result) || result.RetryAfter != time.Minute || result.Requests[1].Remaining != 95 || len(exceeded.Denied()) != 1 {
+				t.Fatalf("place %d: %+v, %v, want a denial", place, result, err)
+			}
+			if n := jobs(t, pool, "count(*)"); n != 2 {
+				t.Fatalf("place %d: %d jobs, want what was before", place, n)
+			}
+		}
+	})
+}
+
+func TestAReservationOnABatchSaysWhenTheWorkMayRun(t *testing.T) {
+	t.Parallel()
+	inBatchWays(t, func(t *testing.T, _ *pgxpool.Pool, send func(*pgx.Batch) error) {
+		limiter, clock := newLimiter()
+		w := world{T: t, limiter: limiter, clock: clock}
+		request := ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.MaxReserved(2)).Key("k").Reserve()
+		for i := range 5 {
+			var batch pgx.Batch
+			result := queue(t, limiter, &batch, request)
+			switch err := send(&batch); {
+			case i < 3 && err == nil && result.OK:
+				w.retries(*result, time.Duration(i)*time.Minute)
+			case i >= 3 && denied(err):
+				w.retries(*result, time.Minute)
+			default:
+				t.Fatalf("request %d: %+v, %v", i, result, err)
+			}
+		}
+	})
+}
+
+func TestOneBatchMayHoldSeveralConsumptions(t *testing.T) {
+	t.Parallel()
+	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
+		limiter, _ := newLimiter()
+		limit := ratelimit.TokenBucket("bucket", 2, time.Minute)
+		var batch pgx.Batch
+		first, second := queue(t, limiter, &batch, limit.Key("k")), queue(t, limiter, &batch, limit.Key("k"))
+		third, fourth := queue(t, limiter, &batch, limit.Key("k")), queue(t, limiter, &batch, limit.Key("k"))
+		err := send(&batch)
+		if !denied(err) || !first.OK || !second.OK || third.OK || third.RetryAfter != 30*time.Second || fourth.OK || !fourth.At.IsZero() {
+			t.Errorf("%v: %+v, %+v, %+v, %+v", err, first, second, third, fourth)
+		}
+		if result, err := limiter.Check(t.Context(), pool, limit.Key("k").Count(2)); err != nil || !result.OK {
+			t.Errorf("%+v, %v: what was granted did not come back", result, err)
+		}
+	})
+}
+
+func TestInvalidRequestsAreNotQueued(t *testing.T) {
+	t.Parallel()
+	var seen []ratelimit.Decision
+	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }}
+	limit := ratelimit.TokenBucket("bucket", 1, time.Minute)
+	var batch pgx.Batch
+	for _, row := range []struct {
+		requests []ratelimit.Request
+		want     error
+	}{
+		{nil, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{limit.Key("")}, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{limit.Key("k"), limit.Key("k").Count(-1)}, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{limit.Key("k").Count(2)}, ratelimit.ErrExceedsCapacity},
+	} {
+		result, err := limiter.QueueConsume(t.Context(), &batch, row.requests...)
+		if result != nil || !errors.Is(err, row.want) || batch.Len() != 0 {
+			t.Errorf("%+v: %+v, %v, %d queued", row.requests, result, err, batch.Len())
+		}
+	}
+	if len(seen) != 4 || !errors.Is(seen[3].Err, ratelimit.ErrExceedsCapacity) {
+		t.Errorf("seen: %+v", seen)
+	}
+	wrongClock := ratelimit.Limiter{Clock: func() time.Time { return time.Time{} }}
+	if _, err := wrongClock.QueueConsume(t.Context(), &batch, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) || batch.Len() != 0 {
+		t.Errorf("a clock in the year 1: %v", err)
+	}
+	if _, err := limiter.QueueConsume(t.Context(), nil, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("no batch: %v", err)
+	}
+	for _, err := range []error{limiter.SendTx(t.Context(), nil, &batch), limiter.SendTx(t.Context(), newPool(t, 1), nil)} {
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("SendTx of nothing: %v", err)
+		}
+	}
+}
+
+func TestTheObserverSeesTheDecisionsOfABatch(t *testing.T) {
+	t.Parallel()
+	inBatchWays(t, func(t *testing.T, _ *pgxpool.Pool, send func(*pgx.Batch) error) {
+		limiter, _ := newLimiter()
+		var seen []ratelimit.Decision
+		limiter.Observer = func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }
+		limit := ratelimit.TokenBucket("bucket", 1, time.Minute)
+		var batch pgx.Batch
+		first, second := queue(t, limiter, &batch, limit.Key("k")), queue(t, limiter, &batch, limit.Key("k"))
+		if len(seen) != 0 {
+			t.Fatalf("seen before it was sent: %+v", seen)
+		}
+		err := send(&batch)
+		if len(seen) != 2 || seen[0].Err != nil || !reflect.DeepEqual(seen[0].Result, *first) ||
+			!reflect.DeepEqual(seen[1].Err, err) || !reflect.DeepEqual(seen[1].Result, *second) || seen[1].Verb != "consume" || !denied(err) {
+			t.Errorf("seen: %+v; %v", seen, err)
+		}
+	})
+}
+
+// Nothing may leave a connection that a pool has to throw away.
+func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
+	t.Parallel()
+	for way, send := range batchWays {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			const goroutines = 16
+			denials := int64(1000)
+			if way == "SendTx" {
+				denials = 10_000
+			}
+			pool := reconfigured(t, newPool(t, goroutines), func(c *pgxpool.Config) { c.MinConns = goroutines })
+			pids := func() []uint32 {
+				var conns []*pgxpool.Conn
+				var pids []uint32
+				for range goroutines {
+					conn, err := pool.Acquire(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					conns = append(conns, conn)
+					pids = append(pids, conn.Conn().PgConn().PID())
+				}
+				for _, conn := range conns {
+					conn.Release()
+				}
+				slices.Sort(pids)
+				return pids
+			}
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("bucket", 1, 24*time.Hour)
+			if _, err := limiter.Consume(t.Context(), pool, limit.Key("k")); err != nil {
+				t.Fatal(err)
+			}
+			before, conns := pids(), pool.Stat().NewConnsCount()
+			var n atomic.Int64
+			var wg sync.WaitGroup
+			for range goroutines {
+				wg.Go(func() {
+					for n.Add(1) <= denials {
+						var batch pgx.Batch
+						batch.Queue("SELECT 1")
+						_, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("k"))
+						batch.Queue("SELECT 2")
+						if err == nil {
+							err = send(t.Context(), pool, &batch)
+						}
+						if !denied(err) {
+							t.Errorf("%v, want a denial", err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if after := pids(); !slices.Equal(before, after) || pool.Stat().NewConnsCount() != conns {
+				t.Errorf("%d new connections; backends %v became %v", pool.Stat().NewConnsCount()-conns, before, after)
+			}
+		})
+	}
+}
+
+// trips counts round trips: something is written, and then something is read.
+type trips struct {
+	net.Conn
+	n       *atomic.Int64
+	written *atomic.Bool
+}
+
+func (c trips) Write(p []byte) (int, error) {
+	c.written.Store(true)
+	return c.Conn.Write(p)
+}
+
+func (c trips) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.written.Swap(false) {
+		c.n.Add(1)
+	}
+	return n, err
+}
+
+func TestSendTxIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			var n atomic.Int64
+			var written atomic.Bool
+			pool := reconfigured(t, newJobs(t, 1), func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := dial(ctx, network, addr)
+					return trips{conn, &n, &written}, err
+				}
+			})
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("bucket", 3, 24*time.Hour)
+			other := ratelimit.TokenBucket("other", 100, 24*time.Hour)
+			var got []int64
+			for i := range 6 {
+				var batch pgx.Batch
+				queue(t, &limiter, &batch, limit.Key("k"))
+				batch.Queue("INSERT INTO jobs VALUES ($1)", 10+i)
+				queue(t, &limiter, &batch, other.Key("k"), other.Global())
+				before := n.Load()
+				if err := limiter.SendTx(t.Context(), pool, &batch); denied(err) != (i >= 3) || err != nil && i < 3 {
+					t.Fatalf("%d: %v", i, err)
+				}
+				got = append(got, n.Load()-before)
+			}
+			// The first one connects and prepares. A denial is followed by ROLLBACK.
+			want := []int64{1, 1, 2, 2, 2}
+			switch mode {
+			case pgx.QueryExecModeDescribeExec: // asks for a description each time
+				want = []int64{2, 2, 3, 3, 3}
+			case pgx.QueryExecModeCacheDescribe: // asks for one again after an error
+				want = []int64{1, 1, 2, 3, 3}
+			}
+			if !slices.Equal(got[1:], want) {
+				t.Errorf("%v round trips, want %v after the first", got, want)
+			}
+		})
+	}
+}
+
+func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newJobs(t, 8)
+			limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+			limit := ratelimit.TokenBucket("jobs", 20, time.Hour)
+			var granted, refused, tries atomic.Int64
+			var wg sync.WaitGroup
+			for g := range 8 {
+				wg.Go(func() {
+					for i := range 5 {
+						var batch pgx.Batch
+						batch.Queue("INSERT INTO jobs VALUES ($1)", 100+g*10+i).Exec(func(pgconn.CommandTag) error { tries.Add(1); return nil })
+						result, err := limiter.QueueConsume(t.Context(), &batch, limit.Global())
+						if err == nil {
+							err = limiter.SendTx(t.Context(), pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+						}
+						switch {
+						case err == nil && result.OK:
+							granted.Add(1)
+						case denied(err) && !result.OK:
+							refused.Add(1)
+						default:
+							t.Errorf("%+v, %v", result, err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			t.Logf("%d tries for 40", tries.Load())
+			if granted.Load() != 20 || refused.Load() != 20 || jobs(t, pool, "count(*)") != 22 {
+				t.Errorf("%d granted, %d denied, %d rows, want 20, 20 and 22", granted.Load(), refused.Load(), jobs(t, pool, "count(*)"))
+			}
+			if level != pgx.ReadCommitted && tries.Load() == 40 {
+				t.Error("nothing was run again: this test has not seen a conflict")
+			}
+		})
+	}
+}
+
+// TestSendTxOverGrant is not parallel: it wants the machine for itself.
+func TestSendTxOverGrant(t *testing.T) {
+	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
+	var limiter ratelimit.Limiter
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			pool := newPool(t, 16)
+			g := hammer(t, func(ctx context.Context) (time.Time, bool, error) {
+				var batch pgx.Batch
+				result, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("k"))
+				if err == nil {
+					err = limiter.SendTx(ctx, pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+				}
+				if denied(err) {
+					return time.Time{}, false, nil
+				}
+				return result.At, err == nil, err
+			})
+			if g.n > g.bound() || g.n < 38 {
+				t.Errorf("%d grants, %d are due", g.n, g.bound())
+			}
+			if n := pool.Stat().NewConnsCount(); n > 16 {
+				t.Errorf("%d connections", n)
+			}
+		})
+	}
+}
+
+func TestSendTxRunsAgainAndGivesUpAsInTxDoes(t *testing.T) {
+	t.Parallel()
+	inBatch := func(sql string) (*pgx.Batch, *int) {
+		calls := 0
+		var batch pgx.Batch
+		batch.Queue("INSERT INTO jobs VALUES (3)").Exec(func(pgconn.CommandTag) error { calls++; return nil })
+		batch.Queue(sql)
+		return &batch, &calls
+	}
+	var limiter ratelimit.Limiter
+	t.Run("gives up", func(t *testing.T) {
+		t.Parallel()
+		pool := newJobs(t, 1)
+		for _, condition := range []string{"serialization_failure", "deadlock_detected"} {
+			batch, calls := inBatch("DO $$ BEGIN RAISE " + condition + "; END $$")
+			err := limiter.SendTx(t.Context(), pool, batch, ratelimit.Attempts(3))
+			retryErr, ok := errors.AsType[*ratelimit.RetryError](err)
+			if !ok || retryErr.Attempts != 3 || *calls != 3 || !strings.HasPrefix(sqlState(err), "40") {
+				t.Errorf("%d calls, %v", *calls, err)
+			}
+		}
+		if n := jobs(t, pool, "count(*)"); n != 2 || pool.Stat().NewConnsCount() != 1 {
+			t.Errorf("%d rows, %d connections", n, pool.Stat().NewConnsCount())
+		}
+	})
+	t.Run("a conflict at COMMIT", func(t *testing.T) {
+		t.Parallel()
+		pool := newJobs(t, 1)
+		_, err := pool.Exec(t.Context(), `CREATE SEQUENCE tries;
+			CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF nextval(''tries'') < 3 THEN RAISE serialization_failure; END IF; RETURN NULL; END';
+			CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION conflict()`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch, calls := inBatch("SELECT 1")
+		if err := limiter.SendTx(t.Context(), pool, batch); err != nil || *calls != 3 || jobs(t, pool, "count(*)") != 3 {
+			t.Errorf("%d calls, %v", *calls, err)
+		}
+		if n := pool.Stat().NewConnsCount(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+	})
+	t.Run("the context ends", func(t *testing.T) {
+		t.Parallel()
+		pool := newJobs(t, 1)
+		reason := errors.New("the caller went home")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var batch pgx.Batch
+		batch.Queue("INSERT INTO jobs VALUES (3)").Exec(func(pgconn.CommandTag) error { cancel(reason); return nil })
+		batch.Queue("DO $$ BEGIN PERFORM pg_sleep(0.2); RAISE serialization_failure; END $$")
+		err := limiter.SendTx(ctx, pool, &batch)
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, reason) {
+			t.Errorf("%v", err)
+		}
+		if n := jobs(t, pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows", n)
+		}
+	})
+	t.Run("a batch may be sent twice", func(t *testing.T) {
+		t.Parallel()
+		pool, other := newJobs(t, 1), newJobs(t, 1)
+		limiter, _ := newLimiter()
+		var batch pgx.Batch
+		batch.Queue("UPDATE jobs SET done = done + @by WHERE n = 1", pgx.NamedArgs{"by": 2})
+		result := queue(t, limiter, &batch, ratelimit.TokenBucket("bucket", 2, time.Minute).Global())
+		for i := range 3 {
+			err := limiter.SendTx(t.Context(), pool, &batch)
+			if denied(err) != (i == 2) || result.OK == (i == 2) || err != nil && i < 2 {
+				t.Errorf("%d: %+v, %v", i, result, err)
+			}
+		}
+		if err := limiter.SendTx(t.Context(), other, &batch); err != nil || !result.OK {
+			t.Errorf("elsewhere: %+v, %v", result, err)
+		}
+		if n := jobs(t, pool, "sum(done)"); n != 4 {
+			t.Errorf("%d done, want 4", n)
+		}
+	})
+}
+
+func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	mine := errors.New("mine")
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := reconfigured(t, newJobs(t, 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			if _, err := pool.Exec(t.Context(), `CREATE TABLE unique_later (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO unique_later VALUES (1)`); err != nil {
+				t.Fatal(err)
+			}
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("bucket", 100, 24*time.Hour)
+			left := 100.0
+			for name, row := range map[string]struct {
+				queue     func(batch *pgx.Batch)
+				check     func(err error) bool
+				committed bool
+			}{
+				"a unique violation": {
+					func(batch *pgx.Batch) { batch.Queue("INSERT INTO jobs VALUES ($1)", 1) },
+					func(err error) bool { return sqlState(err) == "23505" && !strings.Contains(err.Error(), "ratelimit") }, false,
+				},
+				"one that a function wraps": {
+					func(batch *pgx.Batch) {
+						batch.Queue("INSERT INTO jobs VALUES ($1) RETURNING n", 1).QueryRow(func(row pgx.Row) error {
+							if err := row.Scan(new(int)); err != nil {
+								return fmt.Errorf("what I did: %w", err)
+							}
+							return nil
+						})
+					},
+					func(err error) bool {
+						return sqlState(err) == "23505" && strings.HasPrefix(err.Error(), "what I did: ")
+					}, false,
+				},
+				"one that a function hides": {
+					func(batch *pgx.Batch) {
+						batch.Queue("INSERT INTO jobs VALUES ($1) RETURNING n", 1).QueryRow(func(row pgx.Row) error {
+							_ = row.Scan(new(int))
+							return nil
+						})
+					},
+					func(err error) bool { return sqlState(err) == "23505" }, false,
+				},
+				"a unique violation at COMMIT": {
+					func(batch *pgx.Batch) { batch.Queue("INSERT INTO unique_later VALUES (1)") },
+					func(err error) bool {
+						return sqlState(err) == "23505" && strings.HasPrefix(err.Error(), "ratelimit: commit: ")
+					}, false,
+				},
+				"a syntax error": {
+					func(batch *pgx.Batch) { batch.Queue("INSRT") },
+					func(err error) bool { return sqlState(err) == "42601" }, false,
+				},
+				"a function that does not exist": {
+					func(batch *pgx.Batch) { batch.Queue("SELECT nonsense()") },
+					func(err error) bool { return sqlState(err) == "42883" && !strings.Contains(err.Error(), "migrated") }, false,
+				},
+				"a function's own error": {
+					func(batch *pgx.Batch) {
+						batch.Queue("SELECT 1").QueryRow(func(row pgx.Row) error { return errors.Join(row.Scan(new(int)), mine) })
+						batch.Queue("SELECT 1").QueryRow(func(pgx.Row) error { t.Error("called after an error"); return nil })
+					},
+					func(err error) bool { return errors.Is(err, mine) }, true,
+				},
+				"a function's own error, that looks like a conflict and a denial": {
+					func(batch *pgx.Batch) {
+						batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error {
+							return errors.Join(&pgconn.PgError{Code: "40001"}, &ratelimit.ExceededError{}, mine)
+						})
+					},
+					func(err error) bool { return errors.Is(err, mine) }, true,
+				},
+				"a function's own error, and then one of the server's": {
+					func(batch *pgx.Batch) {
+						batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return mine })
+						batch.Queue("INSERT INTO jobs VALUES ($1)", 1)
+					},
+					func(err error) bool { return !errors.Is(err, mine) && sqlState(err) == "23505" }, false,
+				},
+			} {
+				var batch pgx.Batch
+				queue(t, &limiter, &batch, limit.Key("k"))
+				row.queue(&batch)
+				err := limiter.SendTx(t.Context(), pool, &batch)
+				if !row.check(err) || denied(err) != strings.Contains(name, "a denial") {
+					t.Errorf("%s: %v", name, err)
+				}
+				if row.committed {
+					left--
+				}
+				if check, err := limiter.Check(t.Context(), pool, limit.Key("k").Count(0)); err != nil || !near(check.Requests[0].Remaining, left) && check.Requests[0].Remaining-left > 0.1 {
+					t.Errorf("%s: %v left, %v, want %v", name, check.Requests[0].Remaining, err, left)
+				}
+			}
+			if n := jobs(t, pool, "count(*)"); n != 2 || pool.Stat().NewConnsCount() != 1 {
+				t.Errorf("%d rows, %d connections", n, pool.Stat().NewConnsCount())
+			}
+		})
+	}
+}
+
+func TestAnothersPT429IsPassedOn(t *testing.T) {
+	t.Parallel()
+	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
+		_, err := pool.Exec(t.Context(), `CREATE FUNCTION full_up() RETURNS int LANGUAGE plpgsql AS
+			$$ BEGIN RAISE SQLSTATE 'PT429' USING MESSAGE = 'full up', DETAIL = '{"at": 0, "ord": [1], "value": [0], "ts": [0]}'; END $$`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limiter, _ := newLimiter()
+		limit := ratelimit.TokenBucket("bucket", 100, time.Minute)
+		for _, before := range []bool{true, false} {
+			var batch pgx.Batch
+			if before {
+				batch.Queue("SELECT full_up()")
+			}
+			result := queue(t, limiter, &batch, limit.Key("k"))
+			if !before {
+				batch.Queue("SELECT full_up()")
+			}
+			err := send(&batch)
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Message != "full up" || denied(err) || result.OK == before {
+				t.Errorf("%+v, %v", result, err)
+			}
+		}
+		// Not even one that comes out of our own statement.
+		for _, detail := range []string{``, `{}`, `1`, `{"at": 1, "ord": [2], "value": [1], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [1], "ts": [1], "more": 1}`} {
+			_, err := pool.Exec(t.Context(), fmt.Sprintf(`CREATE OR REPLACE FUNCTION full_up_trigger() RETURNS trigger LANGUAGE plpgsql AS
+				$$ BEGIN RAISE SQLSTATE 'PT429' USING MESSAGE = 'full up', DETAIL = '%s'; END $$;
+				CREATE OR REPLACE TRIGGER full_up BEFORE INSERT ON rate_limits FOR EACH ROW EXECUTE FUNCTION full_up_trigger()`, detail))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var batch pgx.Batch
+			result := queue(t, limiter, &batch, limit.Key("k"))
+			err = send(&batch)
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Message != "full up" || denied(err) || result.OK {
+				t.Errorf("%q: %+v, %v", detail, result, err)
+			}
+		}
+	})
+}
+
+func TestABatchSaysWhenTheSchemaIsMissing(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := reconfigured(t, connect(t, newSchema(t), 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("bucket", 1, time.Minute)
+			for _, requests := range [][]ratelimit.Request{{limit.Key("k")}, {limit.Key("k"), limit.Global()}} {
+				var batch pgx.Batch
+				result := queue(t, &limiter, &batch, requests...)
+				err := limiter.SendTx(t.Context(), pool, &batch)
+				if result.OK || sqlState(err) != "42883" || !strings.Contains(err.Error(), "has the schema of package migrations been migrated") {
+					t.Errorf("%v", err)
+				}
+			}
+			if n := pool.Stat().NewConnsCount(); n != 1 {
+				t.Errorf("%d connections", n)
+			}
+		})
+	}
+}
+
+func TestABatchEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("bucket", 1, 24*time.Hour)
+	for way, send := range batchWays {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			pool := newJobs(t, 1)
+			for _, wait := range []time.Duration{0, 100 * time.Millisecond} {
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				var batch pgx.Batch
+				result := queue(t, &limiter, &batch, limit.Key("k"))
+				batch.Queue("SELECT pg_sleep(5)")
+				err := send(ctx, pool, &batch)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) || denied(err) {
+					t.Errorf("after %v: %+v, %v", wait, result, err)
+				}
+			}
+			var batch pgx.Batch
+			result := queue(t, &limiter, &batch, limit.Key("k"))
+			if err := send(t.Context(), pool, &batch); err != nil || !result.OK {
+				t.Errorf("afterwards: %+v, %v", result, err)
+			}
+			if n := pool.Stat().AcquiredConns(); n != 0 {
+				t.Errorf("%d connections leaked", n)
+			}
+		})
+	}
+}
+
+func TestADenialNamesNoKeys(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var limiter ratelimit.Limiter
+	var batch pgx.Batch
+	limit, other := ratelimit.TokenBucket("bucket", 1, 24*time.Hour), ratelimit.TokenBucket("other", 1, 24*time.Hour)
+	queue(t, &limiter, &batch, limit.Key("ann@example.org"))
+	queue(t, &limiter, &batch, limit.Key("ann@example.org"), limit.Key("bob"), other.Key("bob"))
+	results := pool.SendBatch(t.Context(), &batch)
+	if _, err := results.Exec(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := results.Exec() // read by hand, it is the server's error
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: bucket, other" || strings.Contains(fmt.Sprintf("%+v", *pgErr), "ann@") {
+		t.Errorf("%+v", err)
+	}
+	if err := results.Close(); sqlState(err) != "PT429" {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,671 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// queued is how many hot limits and keys, shards counted apart, somebody is in the queue for.
+func queued(limiter *ratelimit.Limiter) int {
+	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("lanes").Len()
+}
+
+// nobodyQueues checks what must be so when every InTx has returned.
+func nobodyQueues(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) {
+	t.Helper()
+	if n := queued(limiter); n != 0 {
+		t.Errorf("%d queues are left behind", n)
+	}
+	// A connection whose wait was cancelled is closed in the background.
+	eventually(t, "all connections are back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+}
+
+// waitingForTurns is how many transactions wait for a turn in the database.
+func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IN
+		(SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname LIKE 'rate\_limits\_turn\_%')`).Scan(&n)
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+// eventually waits until it is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Errorf("it never came about that %s", what)
+			return
+		}
+	}
+}
+
+// hold takes the turn on hot limits, and returns when it has it. The function it returns ends that.
+func hold(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, requests ...ratelimit.Request) (release func()) {
+	t.Helper()
+	running, end := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- limiter.InTx(t.Context(), db, func(context.Context, pgx.Tx) error {
+			close(running)
+			<-end
+			return nil
+		}, ratelimit.Hot(requests...))
+	}()
+	select {
+	case <-running:
+	case err := <-done:
+		t.Errorf("the turn was not to be had: %v", err)
+		return func() {}
+	case <-time.After(20 * time.Second):
+		t.Error("the turn was not to be had within 20 s")
+	}
+	return func() {
+		t.Helper()
+		close(end)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// nothing is a function for InTx that only has to be reached.
+func nothing(context.Context, pgx.Tx) error { return nil }
+
+// TestHotLimitsAreExact is TestOverGrant with the queue. Not parallel: it wants the machine for itself.
+func TestHotLimitsAreExact(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst), ratelimit.Shards(shards))
+		for _, level := range levels {
+			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 16)
+				var limiter ratelimit.Limiter
+				g := hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
+					err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+						result, err := limiter.Consume(ctx, tx, limit.Key("k"))
+						at = result.At
+						return err
+					}, ratelimit.Isolation(level), ratelimit.Attempts(1000), ratelimit.Hot(limit.Key("k")))
+					if denied(err) {
+						return at, false, nil
+					}
+					return at, err == nil, err
+				})
+				if g.n > g.bound() {
+					t.Errorf("%d grants, %d are due", g.n, g.bound())
+				}
+				if g.n < 34 { // shards that are full at the start lose a little
+					t.Errorf("%d grants, about 38 are due", g.n)
+				}
+				nobodyQueues(t, &limiter, pool)
+			})
+		}
+	}
+}
+
+// inLine is a context that says when somebody begins to wait for its end: then it is in the queue.
+type inLine struct {
+	context.Context
+	once  *sync.Once
+	there chan struct{}
+}
+
+func (c inLine) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.there) })
+	return c.Context.Done()
+}
+
+func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+	const n = 12
+	var mu sync.Mutex
+	var order []int
+	release := hold(t, &limiter, pool, limit.Global())
+	var wg sync.WaitGroup
+	for i := range n {
+		ctx := inLine{t.Context(), new(sync.Once), make(chan struct{})}
+		wg.Go(func() {
+			err := limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error {
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				if i < n-1 { // be slower than the next one is in getting past the queue
+					eventually(t, "the next one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
+				}
+				return nil
+			}, ratelimit.Hot(limit.Global()))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		<-ctx.there
+		if i == 0 {
+			eventually(t, "the first waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
+		}
+	}
+	if n := waitingForTurns(t, pool); n != 1 {
+		t.Errorf("%d wait in the database, want one", n)
+	}
+	release()
+	wg.Wait()
+	if !slices.IsSorted(order) || len(order) != n {
+		t.Errorf("they ran in the order %v", order)
+	}
+	nobodyQueues(t, &limiter, pool)
+}
+
+// Two limiters with a pool each are two processes.
+func TestHotTransactionsDoNotConflict(t *testing.T) {
+	t.Parallel()
+	for _, processes := range []int{1, 2} {
+		for _, level := range levels {
+			t.Run(fmt.Sprintf("%s, %d processes", level, processes), func(t *testing.T) {
+				t.Parallel()
+				pools := []*pgxpool.Pool{newJobs(t, 16)}
+				for len(pools) < processes {
+					pools = append(pools, connect(t, pools[0].Config().ConnString(), 16))
+				}
+				one := ratelimit.TokenBucket("one", 1e6, time.Hour)
+				const each = 25
+				run := func(hot bool) (attempts int64) {
+					var n atomic.Int64
+					var wg sync.WaitGroup
+					for _, pool := range pools {
+						limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+						options := []ratelimit.TxOption{ratelimit.Isolation(level), ratelimit.Attempts(1000)}
+						if hot {
+							options = append(options, ratelimit.Hot(one.Key("k")))
+						}
+						for range 16 / processes {
+							wg.Go(func() {
+								for range each {
+									err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+										n.Add(1)
+										if _, err := limiter.Consume(ctx, tx, one.Key("k")); err != nil {
+											return err
+										}
+										_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // whoever sees an old snapshot fails
+										return err
+									}, options...)
+									if err != nil {
+										t.Error(err)
+									}
+								}
+							})
+						}
+						defer nobodyQueues(t, limiter, pool)
+					}
+					wg.Wait()
+					return n.Load()
+				}
+				if n := run(true); n != 16*each {
+					t.Errorf("%d attempts for %d commits", n, 16*each)
+				}
+				if n := jobs(t, pools[0], "count(*)"); n != 2+16*each {
+					t.Errorf("%d rows", n)
+				}
+				if t.Failed() || level == pgx.ReadCommitted {
+					return
+				}
+				if n := run(false); n == 16*each {
+					t.Error("without the queue there is no conflict either: this test cannot see one")
+				}
+			})
+		}
+	}
+}
+
+// At REPEATABLE READ there is a conflict as soon as two transactions take from one shard at the same time.
+func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 32)
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
+		t.Fatal(err)
+	}
+	var attempts, together, most atomic.Int64
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for range 20 {
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					attempts.Add(1)
+					for now := together.Add(1); ; {
+						if before := most.Load(); now <= before || most.CompareAndSwap(before, now) {
+							break
+						}
+					}
+					defer together.Add(-1)
+					for range 2 { // of the same shard
+						if _, err := limiter.Consume(ctx, tx, limit.Key("k")); err != nil {
+							return err
+						}
+					}
+					return nil
+				}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(limit.Key("k")))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := attempts.Load(); n != 32*20 {
+		t.Errorf("%d attempts for %d commits", n, 32*20)
+	}
+	if n := most.Load(); n < 2 || n > 5 {
+		t.Errorf("%d at the same time, want as many as there are shards", n)
+	}
+	var taken float64
+	var used int
+	err := pool.QueryRow(t.Context(), `SELECT sum(1e6 / 5 - value), count(*) FILTER (WHERE value < 1e6 / 5) FROM rate_limits`).Scan(&taken, &used)
+	if err != nil || taken < 2*32*20-1e-3 || taken > 2*32*20+1e-3 || used != 5 {
+		t.Errorf("%v tokens taken from %d shards, %v", taken, used, err)
+	}
+	nobodyQueues(t, &limiter, pool)
+}
+
+func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour, ratelimit.Shards(5))
+	for i := range 11 {
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limiter.Consume(ctx, tx, limit.Key("k"))
+			return err
+		}, ratelimit.Hot(limit.Key("k")))
+		if want := i == 10; denied(err) != want || err != nil != want {
+			t.Errorf("token %d of 10: %v", i+1, err)
+		}
+	}
+}
+
+func TestHotEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+	var pool *pgxpool.Pool
+	var limiter *ratelimit.Limiter
+	begin := func(t *testing.T) {
+		pool, limiter = newPool(t, 4), new(ratelimit.Limiter)
+	}
+	ends := func(t *testing.T, err error) {
+		t.Helper()
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want that of the context", err)
+		}
+		eventually(t, "nobody waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
+	}
+	t.Run("in the queue", func(t *testing.T) {
+		begin(t)
+		release := hold(t, limiter, pool, limit.Global())
+		ctx, cancel := context.WithCancel(t.Context())
+		errs := make(chan error, 2)
+		for range 2 { // the second stays in the process
+			go func() { errs <- limiter.InTx(ctx, pool, nothing, ratelimit.Hot(limit.Global())) }()
+		}
+		eventually(t, "one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
+		time.Sleep(10 * time.Millisecond)
+		cancel()
+		ends(t, <-errs)
+		ends(t, <-errs)
+		release()
+		if err := limiter.InTx(t.Context(), pool, nothing, ratelimit.Hot(limit.Global())); err != nil {
+			t.Error(err)
+		}
+		nobodyQueues(t, limiter, pool)
+	})
+	t.Run("while it runs", func(t *testing.T) {
+		begin(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			cancel()
+			_, err := limiter.Consume(ctx, tx, limit.Global())
+			return err
+		}, ratelimit.Hot(limit.Global()))
+		ends(t, err)
+		hold(t, limiter, pool, limit.Global())()
+		nobodyQueues(t, limiter, pool)
+	})
+	t.Run("before", func(t *testing.T) {
+		begin(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		ends(t, limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global())))
+		nobodyQueues(t, limiter, pool)
+	})
+	t.Run("in the queue again", func(t *testing.T) {
+		begin(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		attempts := 0
+		held := make(chan func(), 1)
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			attempts++
+			go func() { // between this attempt and the next
+				held <- hold(t, limiter, pool, limit.Global())
+				eventually(t, "the next attempt waits", func() bool { return waitingForTurns(t, pool) == 1 })
+				cancel()
+			}()
+			eventually(t, "another waits", func() bool { return waitingForTurns(t, pool) == 1 })
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+			return err
+		}, ratelimit.Hot(limit.Global()))
+		ends(t, err)
+		gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
+		if !ok || gaveUp.Attempts != 2 || attempts != 1 || sqlState(err) != "40001" {
+			t.Errorf("%d attempts: %v", attempts, err)
+		}
+		(<-held)()
+		nobodyQueues(t, limiter, pool)
+	})
+}
+
+func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+	for name, end := range map[string]func(){
+		"panic":  func() { panic("a bug") },
+		"Goexit": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			var limiter ratelimit.Limiter
+			for range 3 { // more than may be past the queue
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					defer func() { _ = recover() }()
+					_ = limiter.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { end(); return nil }, ratelimit.Hot(limit.Global()))
+				}()
+				<-done
+			}
+			nobodyQueues(t, &limiter, pool)
+			hold(t, &limiter, pool, limit.Global())()
+		})
+	}
+}
+
+func TestHotWorksOnAnythingThatBegins(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
+	t.Run("a pool of one connection", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 1)
+		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+		var wg sync.WaitGroup
+		for g := range 16 {
+			wg.Go(func() {
+				for range 10 {
+					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, limit.Key("k"))
+						return err
+					}, ratelimit.Hot(limit.Key("k"), limit.Key(fmt.Sprint(g%2))))
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		nobodyQueues(t, &limiter, pool)
+		if result, err := limiter.Check(t.Context(), pool, limit.Key("k").Count(0)); err != nil || result.Requests[0].Remaining != 840 {
+			t.Errorf("%v remaining, %v", result.Requests[0].Remaining, err)
+		}
+	})
+	t.Run("connections at every level", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 1)
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		var limiter ratelimit.Limiter
+		for _, db := range []ratelimit.TxBeginner{conn, conn.Conn()} {
+			for _, level := range append(levels, "") {
+				var got string
+				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+					return tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
+				}, ratelimit.Isolation(level), ratelimit.Hot(limit.Global()))
+				if level == "" {
+					level = pgx.ReadCommitted // the server's default
+				}
+				if err != nil || got != string(level) {
+					t.Errorf("%T, %q: %q, %v", db, level, got, err)
+				}
+			}
+		}
+	})
+}
+
+// With a pool of 4, 64 goroutines that want one key leave connections for the others; without the queue they do not.
+func TestAHotKeyDoesNotDrainThePool(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	var conns []*pgxpool.Conn
+	for range 4 { // that none has to be made later
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
+	limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
+	var limiter ratelimit.Limiter
+	waited := func(options ...ratelimit.TxOption) (queries int64, worst time.Duration) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, limit.Key("k"))
+						time.Sleep(2 * time.Millisecond)
+						return err
+					}, append(options, ratelimit.Isolation(pgx.ReadCommitted))...)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(200 * time.Millisecond)
+		before := pool.Stat().EmptyAcquireCount()
+		for range 20 {
+			begin := time.Now()
+			if _, err := pool.Exec(t.Context(), "SELECT 1"); err != nil {
+				t.Error(err)
+			}
+			worst = max(worst, time.Since(begin))
+			time.Sleep(10 * time.Millisecond)
+		}
+		queries = pool.Stat().EmptyAcquireCount() - before
+		cancel()
+		wg.Wait()
+		nobodyQueues(t, &limiter, pool)
+		return queries, worst
+	}
+	n, worst := waited(ratelimit.Hot(limit.Key("k")))
+	t.Logf("with the queue, %d acquisitions waited for a connection, a query took %v at the worst", n, worst)
+	if n != 0 {
+		t.Errorf("%d acquisitions had to wait for a connection", n)
+	}
+	n, worst = waited()
+	t.Logf("without, %d and %v", n, worst)
+	if n == 0 {
+		t.Error("nor without the queue: this test cannot see it")
+	}
+}
+
+func TestSeveralHotLimitsInAnyOrderNeverDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	other := connect(t, pool.Config().ConnString(), 8)
+	r := newRand(t)
+	limits := make([]ratelimit.Limit, 5)
+	for i := range limits {
+		limits[i] = ratelimit.TokenBucket(fmt.Sprintf("limit %d", i), 1e6, time.Hour, ratelimit.Shards(1+2*(i%2)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	var limiters [2]ratelimit.Limiter
+	var attempts atomic.Int64
+	var wg sync.WaitGroup
+	for g := range 24 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		limiter, pool := &limiters[g%2], []*pgxpool.Pool{pool, other}[g%2]
+		wg.Go(func() {
+			for range 25 {
+				var requests []ratelimit.Request
+				for _, i := range r.Perm(len(limits))[:1+r.IntN(3)] {
+					requests = append(requests, limits[i].Key(fmt.Sprint(r.IntN(2))))
+				}
+				err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+					attempts.Add(1)
+					for _, request := range requests { // one after another, in any order: the turns keep it from deadlocking
+						if _, err := limiter.Consume(ctx, tx, request); err != nil {
+							return err
+						}
+					}
+					return nil
+				}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(requests...))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d attempts for %d commits", attempts.Load(), 24*25)
+	nobodyQueues(t, &limiters[0], pool)
+	nobodyQueues(t, &limiters[1], other)
+}
+
+func TestHotInHotIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	var limiter ratelimit.Limiter
+	a, b := ratelimit.TokenBucket("a", 10, time.Hour), ratelimit.TokenBucket("b", 10, time.Hour)
+	for _, inner := range []ratelimit.Limit{a, b} {
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+			return limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(inner.Global()))
+		}, ratelimit.Hot(a.Global()))
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	}
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+		return limiter.InTx(ctx, pool, nothing) // which is not hot
+	}, ratelimit.Hot(a.Global()))
+	if err != nil {
+		t.Error(err)
+	}
+	nobodyQueues(t, &limiter, pool)
+}
+
+func TestHotSaysWhatTheRoleLacks(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+	var limiter ratelimit.Limiter
+	pool := newPool(t, 2)
+	try := func(conn *pgx.Conn, want string) {
+		t.Helper()
+		err := limiter.InTx(t.Context(), conn, nothing, ratelimit.Hot(limit.Global()))
+		if sqlState(err) != want || want != "" && !strings.Contains(err.Error(), "rate_limits_turn_00 to _31") {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if status := conn.PgConn().TxStatus(); status != 'I' {
+			t.Errorf("the connection is left in transaction status %q", status)
+		}
+		if n := queued(&limiter); n != 0 {
+			t.Errorf("%d queues are left behind", n)
+		}
+	}
+	conn := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
+	try(conn, "42501")
+	var role string
+	if err := conn.QueryRow(t.Context(), "SELECT current_user").Scan(&role); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 32 {
+		if _, err := pool.Exec(t.Context(), fmt.Sprintf("GRANT UPDATE ON rate_limits_turn_%02d TO %s", n, role)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	try(conn, "") // UPDATE is enough
+	try(acquire(t, connect(t, newSchema(t), 1)), "42P01")
+}
+
+// A lock_timeout of the caller's, or a statement_timeout, strikes those who wait in the database.
+func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+	pool := newPool(t, 2)
+	var holder, limiter ratelimit.Limiter // two processes
+	conns := connect(t, pool.Config().ConnString()+"&lock_timeout=50ms", 1)
+	release := hold(t, &holder, pool, limit.Global())
+	for _, db := range []string{"pool", "pool's connection", "connection"} {
+		t.Run(db, func(t *testing.T) {
+			begin := func(attempt func(db ratelimit.TxBeginner)) {
+				if db == "pool" {
+					attempt(conns)
+					return
+				}
+				conn, err := conns.Acquire(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Release()
+				if db == "connection" {
+					attempt(conn.Conn())
+				} else {
+					attempt(conn)
+				}
+				if status := conn.Conn().PgConn().TxStatus(); status != 'I' {
+					t.Errorf("the connection is left in transaction status %q", status)
+				}
+			}
+			begin(func(db ratelimit.TxBeginner) {
+				err := limiter.InTx(t.Context(), db, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
+				if sqlState(err) != "55P03" {
+					t.Errorf("%v, want 55P03", err)
+				}
+			})
+			if _, err := conns.Exec(t.Context(), "CREATE TEMP TABLE usable (); DROP TABLE usable"); err != nil {
+				t.Errorf("the connection is not usable: %v", err)
+			}
+			nobodyQueues(t, &limiter, conns)
+		})
+	}
+	release()
+	if err := limiter.InTx(t.Context(), conns, nothing, ratelimit.Hot(limit.Global())); err != nil {
+		t.Error(err)
+	}
+}

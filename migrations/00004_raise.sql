@@ -1,0 +1,58 @@
+-- +goose Up
+
+-- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
+-- the transaction are undone. It stands behind ratelimit_consume or ratelimit_apply in one statement, and is called for
+-- denials alone, so that a grant pays nothing for it:
+--
+--   SELECT r.granted, r.at, r.value, r.ts
+--     FROM ratelimit_consume(name, ...) AS r
+--    WHERE CASE WHEN r.granted THEN true ELSE ratelimit_raise(ARRAY[name], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
+--
+-- The error:
+--   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
+--   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--             to the last bit, instants as microseconds since 1970-01-01 UTC
+
+-- +goose StatementBegin
+DO $install$
+BEGIN
+
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_raise(
+    names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
+) RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
+    -- error aborts, or of the block that catches it.
+    setting text := set_config('extra_float_digits', '1', true);
+    limits  text[] := '{}';
+    micros  bigint[] := '{}';
+    n text;
+    t timestamptz;
+BEGIN
+    FOREACH n IN ARRAY names LOOP
+        IF n <> ALL (limits) THEN
+            limits := limits || n;
+        END IF;
+    END LOOP;
+    FOREACH t IN ARRAY ts LOOP
+        micros := micros || (extract(epoch FROM t) * 1000000)::bigint;
+    END LOOP;
+    RAISE SQLSTATE 'PT429' USING
+        MESSAGE = 'rate limit exceeded: ' || array_to_string(limits, ', '),
+        DETAIL = format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * 1000000)::bigint, to_json(ord), to_json(value), to_json(micros));
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION ratelimit_raise(text[], timestamptz, integer[], double precision[], timestamptz[]);

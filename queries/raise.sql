@@ -1,0 +1,21 @@
+-- The queries Consume and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+
+-- name: ConsumeOrRaise :one
+SELECT r.granted, r.at, r.value, r.ts
+  FROM ratelimit_consume(
+      @name::text, @key::text,
+      @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
+      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise(ARRAY[@name::text], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
+
+-- name: ApplyOrRaise :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_apply(
+      @op::text, @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[],
+      @shard_a::integer[], @shard_b::integer[],
+      sqlc.narg('consumed_at')::timestamptz, sqlc.narg('now')::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise(@names::text[], r.at, r.ord, r.value, r.ts) END;

@@ -1,0 +1,249 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// QueueConsume queues a [Limiter.Consume] on the caller's batch, so that it costs no round trip of its own. What is wrong
+// with the requests ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued. Otherwise the result
+// is filled in, and [Limiter.Observer] called, when the batch has been sent and its results are read: by
+// [Limiter.SendTx], or by Close of the pgx.BatchResults. Until then it is not OK.
+//
+// Here a denial is an error in SQL too (SQLSTATE PT429), so that it stops the batch: the statements after it do not run, and
+// Close returns the [*ExceededError]. What becomes of the statements before it depends on where the batch is sent:
+//
+//   - with [Limiter.SendTx]: the transaction is rolled back;
+//   - on a connection or a pool: a batch that has no BEGIN in it is a transaction of its own, and is rolled back;
+//   - on a transaction of the caller's: that is aborted, as by any SQL error, and can only be rolled back.
+//
+// To go on after a denial, Consume in the transaction instead. Do so too where most calls are denied: as an error, a denial
+// costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
+//
+// Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
+// *pgconn.PgError for a denial, and the result is not filled in. The Observer is given ctx, which nothing else needs, and is
+// told how long the answer was waited for once its turn to be read had come.
+func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
+	if batch == nil {
+		return nil, fmt.Errorf("%w: no batch", ErrInvalid)
+	}
+	requests = slices.Clone(requests)
+
+	// The limiter is asked twice. The first time its statement is only noted down, with its arguments; the second time,
+	// when the results are read, the answer is there.
+	var note note
+	noting := Limiter{Clock: l.Clock, Observer: func(ctx context.Context, d Decision) {
+		if l.Observer != nil && !errors.Is(d.Err, errNoted) {
+			l.Observer(ctx, d)
+		}
+	}}
+	result, err := noting.ask(ctx, raising{dbsqlc.New(&note)}, verbConsume, time.Time{}, requests)
+	if !errors.Is(err, errNoted) {
+		return nil, err
+	}
+	reading := Limiter{Observer: l.Observer}
+	batch.Queue(note.sql, note.args...).Fn = func(results pgx.BatchResults) (err error) {
+		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results})}, verbConsume, time.Time{}, requests)
+		return err
+	}
+	return &result, nil
+}
+
+// note is a database that only notes the query it is asked.
+type note struct {
+	DB
+	sql  string
+	args []any
+}
+
+var errNoted = errors.New("ratelimit: queued on a batch")
+
+func (n *note) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
+	n.sql, n.args = sql, args
+	return n
+}
+
+// Scan has no row yet.
+func (n *note) Scan(...any) error { return errNoted }
+
+// answers is a database that has been asked already.
+type answers struct{ results pgx.BatchResults }
+
+func (a answers) QueryRow(context.Context, string, ...any) pgx.Row { return a.results.QueryRow() }
+
+func (a answers) Query(context.Context, string, ...any) (pgx.Rows, error) { return a.results.Query() }
+
+func (a answers) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return a.results.Exec()
+}
+
+// raising asks in the form in which a denial is a SQL error, and turns that back into the answer.
+type raising struct{ *dbsqlc.Queries }
+
+func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error) {
+	row, err := q.ConsumeOrRaise(ctx, dbsqlc.ConsumeOrRaiseParams(arg))
+	if denial, ok := denialIn(err, 1); ok && len(denial.Ord) == 1 {
+		return dbsqlc.ConsumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
+	}
+	return dbsqlc.ConsumeRow(row), err
+}
+
+func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error) {
+	row, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
+	if denial, ok := denialIn(err, len(arg.Names)); ok {
+		return denial, nil
+	}
+	return dbsqlc.ApplyRow(row), err
+}
+
+// denialState is the SQLSTATE of a denial.
+const denialState = "PT429"
+
+// denialIn is the answer of ratelimit_apply that ratelimit_raise put into an error, for so many limits. Anybody may raise a
+// PT429: what is not to the letter what ratelimit_raise writes is no denial of ours.
+func denialIn(err error, limits int) (row dbsqlc.ApplyRow, ok bool) {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != denialState {
+		return row, false
+	}
+	var detail struct {
+		At    *int64    `json:"at"`
+		Ord   []int32   `json:"ord"`
+		Value []float64 `json:"value"`
+		Ts    []int64   `json:"ts"`
+	}
+	decoder := json.NewDecoder(strings.NewReader(pgErr.Detail))
+	decoder.DisallowUnknownFields()
+	if decoder.Decode(&detail) != nil || decoder.More() || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
+		return row, false
+	}
+	row = dbsqlc.ApplyRow{At: instant(*detail.At), Ord: detail.Ord, Value: detail.Value}
+	for i, ord := range detail.Ord {
+		if ord < 1 || int(ord) > limits {
+			return row, false
+		}
+		row.Ts = append(row.Ts, instant(detail.Ts[i]))
+	}
+	return row, true
+}
+
+func instant(micros int64) pgtype.Timestamptz {
+	return pgtype.Timestamptz{Time: algebra.Micros(micros).Time(), Valid: true}
+}
+
+// BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
+type BatchTxBeginner interface {
+	TxBeginner
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+}
+
+// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise: BEGIN, the batch and COMMIT are
+// sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
+// in one more.) An error of a query, a denial among them, stops the batch, rolls it back and is returned; the connection is
+// left clean and goes back to its pool.
+//
+// If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
+// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
+// used up: copies of its queries are sent. It must not begin or end a transaction itself. The option [Hot] is refused.
+//
+// Functions that were set for the results of the queries (by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are
+// called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
+// nothing back. It keeps those after it from being called, and SendTx returns it when the transaction is committed.
+//
+// Any other error (the connection broke, ctx was over) leaves open whether the transaction was committed, since COMMIT may
+// have reached the server with the rest.
+func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
+	o := txOptions{isolation: pgx.Serializable, attempts: 30}
+	for _, option := range options {
+		option(&o)
+	}
+	if db == nil || batch == nil {
+		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
+	}
+	if len(o.hot) > 0 {
+		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
+	}
+	var failed error
+	err := retry(ctx, o.attempts, func() (open bool, err error) {
+		open, failed, err = sendOnce(ctx, db, o.isolation, batch)
+		return open, err
+	})
+	if err == nil {
+		return failed
+	}
+	return err
+}
+
+// sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
+// that read its results. open says that err leaves open whether it was committed.
+func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (open bool, failed, err error) {
+	var sent pgx.Batch // pgx sends no query twice
+	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
+	for i, q := range batch.QueuedQueries {
+		sent.Queue(q.SQL, q.Arguments...).Fn = func(results pgx.BatchResults) error {
+			if q.Fn == nil {
+				return read(results, &sent, 1)
+			}
+			if failed = q.Fn(results); failed == nil {
+				return nil
+			}
+			// Is it the batch that has failed? Read on to COMMIT, calling nobody.
+			return read(results, &sent, len(batch.QueuedQueries)-i)
+		}
+	}
+	committing := false
+	sent.Queue("commit").Fn = func(results pgx.BatchResults) error {
+		committing = true
+		return read(results, &sent, 1)
+	}
+
+	results := db.SendBatch(ctx, &sent)
+	tx := results.Tx()
+	defer func() {
+		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		_ = tx.Rollback(rollbackCtx) // after COMMIT it only lets go of the connection
+	}()
+	err = results.Close()
+	var preparing pgx.ErrPreprocessingBatch
+	switch {
+	case err == nil:
+		return false, failed, nil
+	case tx.Conn() == nil: // there was none to send it on
+		return false, nil, fmt.Errorf("ratelimit: begin: %w", err)
+	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
+		return false, nil, failed // the same, by somebody who knows more about it
+	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "ratelimit_raise"):
+		return false, nil, explain(verbConsume, err)
+	case committing:
+		err = fmt.Errorf("ratelimit: commit: %w", err)
+	}
+	return sqlState(err) == "", nil, err
+}
+
+// read reads n results, up to an error.
+func read(results pgx.BatchResults, batch *pgx.Batch, n int) error {
+	for range n {
+		if _, err := results.Exec(); err != nil {
+			if retryable(err) || sqlState(err) == denialState {
+				// pgx prepares the queries of a batch that failed anew, since that may be why. Here it is not: pgx shall find
+				// none in it, so that a flood of denials is not one of preparations.
+				batch.QueuedQueries = nil
+			}
+			return err
+		}
+	}
+	return nil
+}
