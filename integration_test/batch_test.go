@@ -322,6 +322,9 @@ func TestInvalidRequestsAreNotQueued(t *testing.T) {
 			t.Errorf("SendTx of nothing: %v", err)
 		}
 	}
+	if err := limiter.SendTx(t.Context(), newPool(t, 1), &batch, ratelimit.Hot(limit.Key("k"))); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("SendTx with Hot: %v", err)
+	}
 }
 
 func TestTheObserverSeesTheDecisionsOfABatch(t *testing.T) {

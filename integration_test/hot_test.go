@@ -236,9 +236,19 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 	}
 }
 
-// At REPEATABLE READ there is a conflict as soon as two transactions take from one shard at the same time.
+// At REPEATABLE READ there is a conflict as soon as two transactions take from one shard at the same time; in SERIALIZABLE
+// also when one reads a shard that another takes from.
 func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			hotShards(t, level)
+		})
+	}
+}
+
+func hotShards(t *testing.T, level pgx.TxIsoLevel) {
 	pool := newPool(t, 32)
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
 	limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
@@ -264,7 +274,7 @@ func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 						}
 					}
 					return nil
-				}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(limit.Key("k")))
+				}, ratelimit.Isolation(level), ratelimit.Hot(limit.Key("k")))
 				if err != nil {
 					t.Error(err)
 				}
