@@ -91,30 +91,6 @@ func openInTxBy(ctx context.Context, e *env, o setting, limit ratelimit.Limit, o
 	return &it, nil
 }
 
-// openCoalesced opens a coalescer over a pool.
-func openCoalesced(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openCoalescedWith(ctx, e, o)
-}
-
-// openCoalescedAsync opens one whose commits are not waited for.
-func openCoalescedAsync(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openCoalescedWith(ctx, e, o, ratelimit.AsyncCommit())
-}
-
-func openCoalescedWith(ctx context.Context, e *env, o setting, options ...ratelimit.CoalescerOption) (*opened, error) {
-	pool, err := e.newPool(ctx, o.conns, o.tracer)
-	if err != nil {
-		return nil, err
-	}
-	coalescer := ratelimit.NewCoalescer(pool, options...)
-	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
-	limit := o.limit()
-	return &opened{take: func(ctx context.Context, key string) (bool, error) {
-		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
-		return decision(err)
-	}}, nil
-}
-
 func openBatched(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openBatchedAt(ctx, e, o, ratelimit.Isolation(pgx.ReadCommitted))
 }
@@ -129,7 +105,7 @@ func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.
 	options = append(options, ratelimit.Attempts(often))
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		var batch pgx.Batch
-		if _, err := limits.QueueConsume(&batch, limit.Key(key)); err != nil {
+		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
 			return false, err
 		}
 		return decision(limits.SendTx(ctx, pool, &batch, options...))

@@ -144,7 +144,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	batched := &side{name: "one batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
 		key := pick(worker)
 		var batch pgx.Batch
-		if _, err := limits.QueueConsume(&batch, limit.Key(key)); err != nil {
+		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
 			return err
 		}
 		batch.Queue(insertOrderSQL, key)
