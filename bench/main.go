@@ -54,7 +54,10 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	case "all":
 		return all(ctx, e)
 	case "contenders":
-		_, err := measureContenders(ctx, e)
+		measured, err := measureContenders(ctx, e)
+		if err == nil {
+			writeContenders(out, measured)
+		}
 		return err
 	}
 	for _, f := range asked {
