@@ -50,8 +50,8 @@ generate: ## write migrations/schema.sql and internal/dbsqlc from the migrations
 	cd migrations && go run generate.go > schema.sql.new && mv schema.sql.new schema.sql
 	$(SQLC) generate
 
-bench: ## run the benchmarks
-	go test -run '^$$' -bench . ./integration_test
+bench: ## measure everything side by side, into bench/RESULTS.md (about 15 minutes; wants redis-server, and a quiet machine)
+	go run ./bench all
 
 fuzz: ## run each fuzz target for a while (FUZZTIME=10s)
 	@listed=$$(go test -list '^Fuzz' work) || { echo "$$listed"; exit 1; }; \

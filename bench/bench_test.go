@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestEveryFigureIsListed: the figures are those that the library is held to, each with its bound.
+func TestEveryFigureIsListed(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), &out, []string{"list"}); err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]string{}
+	for line := range strings.Lines(out.String()) {
+		fields := strings.Fields(line)
+		listed[fields[0]] = strings.Join(fields[1:4], " ")
+	}
+	want := map[string]string{
+		"tx_own_keys":                  "at least 0.93",
+		"tx_serializable_small_table":  "at least 4",
+		"hot_queue_vs_retry":           "at least 1.3",
+		"hot_queue_vs_update":          "at least 1",
+		"hot_queue_p99":                "at most 0.25",
+		"hot_queue_wasted":             "at most 0.05",
+		"hot_queue_wasted_4_processes": "at most 0.3",
+		"shards_vs_one_row":            "at least 2.2",
+		"shard_utilization":            "at least 0.97",
+		"coalesced_hot_64":             "at least 1.5",
+		"coalesced_hot_256":            "at least 4",
+		"coalesced_own_64":             "at least 1",
+		"coalesced_own_256":            "at least 2",
+		"coalesced_100k_256":           "at least 1.3",
+		"coalesced_idle":               "at least 0.95",
+		"denials_vs_for_update":        "at least 8",
+		"pipelined_tx":                 "at least 1.5",
+		"multi_3":                      "at least 1.4",
+		"ten_million_rows":             "at least 0.85",
+		"over_grant":                   "at most 0",
+	}
+	for name, bound := range want {
+		if listed[name] != bound {
+			t.Errorf("%s is listed with %q, want %q", name, listed[name], bound)
+		}
+	}
+	if len(listed) != len(want) {
+		t.Errorf("%d figures are listed, want %d:\n%s", len(listed), len(want), &out)
+	}
+}
+
+func TestAnUnknownFigureIsAnError(t *testing.T) {
+	if err := run(t.Context(), io.Discard, []string{"nonsense"}); err == nil || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestExactContendersGrantWithinTheBound: one key, many goroutines, each way on a real server.
+func TestExactContendersGrantWithinTheBound(t *testing.T) {
+	for _, c := range contenders {
+		if c.floor {
+			continue // it decides nothing
+		}
+		t.Run(c.name, func(t *testing.T) {
+			e := testEnv(t)
+			it, err := c.open(t.Context(), e, setting{perSecond: grantRate, burst: grantBurst, conns: 8, goroutines: 16})
+			if errors.Is(err, errNoRedis) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			g, err := countGrants(t.Context(), 250*time.Millisecond, 16, func(ctx context.Context) (bool, error) { return it.take(ctx, "hot") })
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("granted %v", g)
+			if c.exact && g.excess() > 0 {
+				t.Errorf("granted %v", g)
+			}
+			if g.granted < grantBurst {
+				t.Errorf("granted %d, less than the burst", g.granted)
+			}
+		})
+	}
+}
+
+// TestCountGrantsSeesAnOverGrant: one that grants everything is found out.
+func TestCountGrantsSeesAnOverGrant(t *testing.T) {
+	g, err := countGrants(t.Context(), 50*time.Millisecond, 4, func(context.Context) (bool, error) {
+		time.Sleep(time.Millisecond)
+		return true, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.excess() == 0 {
+		t.Errorf("granted %v, and there was no excess", g)
+	}
+}
+
+// TestCompare compares calls that take 5 ms and 10 ms, beside 20 ms.
+func TestCompare(t *testing.T) {
+	sleep := func(name string, d time.Duration) *side {
+		return &side{name: name, goroutines: 4, call: func(context.Context, int) error { time.Sleep(d); return nil }}
+	}
+	var out bytes.Buffer
+	c, err := compare(t.Context(), &out, 2, 150*time.Millisecond, sleep("one", 5*time.Millisecond), sleep("two", 10*time.Millisecond), sleep("three", 20*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := c.ratio(); r < 1.4 || r > 2.6 {
+		t.Errorf("the ratio is %v, want about 2:\n%s", r, &out)
+	}
+	if p := c.b.latencies.quantile(0.5); p < 10*time.Millisecond || p > 20*time.Millisecond {
+		t.Errorf("the median latency is %v, want about 10 ms", p)
+	}
+	if beside := c.beside[0].perSecond(); beside >= c.b.perSecond() {
+		t.Errorf("20 ms a call are %.0f per second, 10 ms are %.0f", beside, c.b.perSecond())
+	}
+}
+
+// TestCompareEndsWithAnError: neither goes on.
+func TestCompareEndsWithAnError(t *testing.T) {
+	broken := errors.New("broken")
+	fine := &side{name: "fine", goroutines: 2, call: func(context.Context, int) error { time.Sleep(time.Millisecond); return nil }}
+	_, err := compare(t.Context(), io.Discard, 2, time.Millisecond, fine, &side{name: "bad", goroutines: 2, call: func(context.Context, int) error { return broken }})
+	if !errors.Is(err, broken) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	var h histogram
+	for i := range 1000 {
+		h.add(time.Duration(i) * time.Microsecond)
+	}
+	for q, want := range map[float64]time.Duration{0.5: 500 * time.Microsecond, 0.99: 990 * time.Microsecond} {
+		if got := h.quantile(q); got < want || got > want+want/25 {
+			t.Errorf("the quantile %v is %v, want %v", q, got, want)
+		}
+	}
+}
+
+// servers outlive the tests' own env, so that Postgres and Redis are started once.
+var servers = &env{out: io.Discard}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := servers.close(); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// testEnv is the servers, and what the test opens on them is closed at its end.
+func testEnv(t *testing.T) *env {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := servers.undo(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return servers
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/throttled/throttled/v2"
+)
+
+// othersTables are those of the other ways, and of the figures.
+const othersTables = `
+	-- What a bare UPDATE works on: the layout of rate_limits, without its checks.
+	CREATE TABLE counters (
+		name text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, shard smallint NOT NULL, shards smallint NOT NULL,
+		value double precision NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key, shard)
+	) WITH (fillfactor = 90);
+	-- Token buckets that are computed by the client. value is NULL while the row is new.
+	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
+	-- One counter for each window.
+	CREATE TABLE windows (
+		key text COLLATE "C" NOT NULL, starts timestamptz NOT NULL, count bigint NOT NULL, PRIMARY KEY (key, starts)
+	) WITH (fillfactor = 90);
+	-- Theoretical arrival times, for throttled.
+	CREATE TABLE arrivals (key text COLLATE "C" PRIMARY KEY, tat bigint NOT NULL) WITH (fillfactor = 90);
+	-- The caller's own business.
+	CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, at timestamptz NOT NULL DEFAULT now());`
+
+// bucket is a token bucket that the client computes.
+type bucket struct {
+	value *float64 // nil: full
+	ts    *time.Time
+	now   time.Time
+}
+
+func (b *bucket) scan(row pgx.Row) error { return row.Scan(&b.value, &b.ts, &b.now) }
+
+// take refills, and takes one token if there is one.
+func (b *bucket) take(o setting) (left float64, granted bool) {
+	left = float64(o.burst)
+	if b.value != nil {
+		left = min(left, *b.value+max(0, b.now.Sub(*b.ts).Seconds())*float64(o.perSecond))
+	}
+	if left < 1 {
+		return left, false
+	}
+	return left - 1, true
+}
+
+const (
+	selectBucket = `SELECT value, ts, clock_timestamp() FROM buckets WHERE key = $1`
+	upsertBucket = `INSERT INTO buckets (key, value, ts) VALUES ($1, $2, $3)
+		ON CONFLICT (key) DO UPDATE SET value = excluded.value, ts = excluded.ts`
+)
+
+// openSerializable reads, computes and writes in SERIALIZABLE, and does it again on 40001, at once.
+func openSerializable(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	var it opened
+	it.take = func(ctx context.Context, key string) (granted bool, err error) {
+		retries, err := retry(func() error {
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				granted, err = readComputeWrite(ctx, tx, key, o)
+				return err
+			})
+		})
+		if retries > 0 {
+			it.retries.Add(int64(retries))
+		}
+		return granted, err
+	}
+	return &it, nil
+}
+
+// retry runs fn again, at once, as long as it fails with 40001 or 40P01.
+func retry(fn func() error) (retries int, err error) {
+	for {
+		err := fn()
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "40001" && pgErr.Code != "40P01" {
+			return retries, err
+		}
+		retries++
+	}
+}
+
+func readComputeWrite(ctx context.Context, tx pgx.Tx, key string, o setting) (granted bool, err error) {
+	var b bucket
+	if err := b.scan(tx.QueryRow(ctx, selectBucket, key)); errors.Is(err, pgx.ErrNoRows) {
+		b.now = time.Now()
+	} else if err != nil {
+		return false, err
+	}
+	left, granted := b.take(o)
+	if granted {
+		_, err = tx.Exec(ctx, upsertBucket, key, left, b.now)
+	}
+	return granted, err
+}
+
+// openForUpdate does what Bucket4j's PostgreSQLSelectForUpdateBasedProxyManager does: SELECT FOR UPDATE; if there is no row,
+// INSERT ON CONFLICT DO NOTHING and again; compute; UPDATE if it was granted; COMMIT.
+func openForUpdate(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	return &opened{take: func(ctx context.Context, key string) (granted bool, err error) {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			var b bucket
+			err := b.scan(tx.QueryRow(ctx, selectBucket+` FOR UPDATE`, key))
+			if errors.Is(err, pgx.ErrNoRows) {
+				if _, err := tx.Exec(ctx, `INSERT INTO buckets (key) VALUES ($1) ON CONFLICT DO NOTHING`, key); err != nil {
+					return err
+				}
+				err = b.scan(tx.QueryRow(ctx, selectBucket+` FOR UPDATE`, key))
+			}
+			if err != nil {
+				return err
+			}
+			var left float64
+			if left, granted = b.take(o); granted {
+				_, err = tx.Exec(ctx, `UPDATE buckets SET value = $2, ts = $3 WHERE key = $1`, key, left, b.now)
+			}
+			return err
+		})
+		return granted, err
+	}}, nil
+}
+
+// openAdvisory takes an advisory lock on the key for the transaction, and then reads, computes and writes.
+func openAdvisory(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	return &opened{take: func(ctx context.Context, key string) (granted bool, err error) {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, key); err != nil {
+				return err
+			}
+			granted, err = readComputeWrite(ctx, tx, key, o)
+			return err
+		})
+		return granted, err
+	}}, nil
+}
+
+// openCounter counts calls in windows of one second, or of so many as the burst takes to refill. A denial counts too.
+func openCounter(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	period := time.Duration(o.burst) * time.Second / time.Duration(o.perSecond)
+	const upsert = `INSERT INTO windows (key, starts, count) VALUES ($1, date_bin($2, clock_timestamp(), 'epoch'), 1)
+		ON CONFLICT (key, starts) DO UPDATE SET count = windows.count + 1 RETURNING count`
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		var count int64
+		err := pool.QueryRow(ctx, upsert, key, period).Scan(&count)
+		return err == nil && count <= int64(o.burst), err
+	}}, nil
+}
+
+// openUpdate takes a token without asking whether there is one.
+func openUpdate(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		err := bareUpdate(ctx, pool, key)
+		if errors.Is(err, pgx.ErrNoRows) {
+			_, err = pool.Exec(ctx, `INSERT INTO counters VALUES ('limit', $1, 0, 1, $2, now()) ON CONFLICT DO NOTHING`, key, o.burst)
+		}
+		return err == nil, err
+	}}, nil
+}
+
+// bareUpdate is the floor: one UPDATE by primary key.
+func bareUpdate(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, key string) error {
+	var value float64
+	return db.QueryRow(ctx, `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`,
+		"limit", key).Scan(&value)
+}
+
+// openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.
+func openThrottled(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	var it opened
+	limiter, err := throttled.NewGCRARateLimiterCtx(&arrivals{pool: pool, it: &it}, throttled.RateQuota{
+		MaxRate: throttled.PerSec(o.perSecond), MaxBurst: o.burst - 1,
+	})
+	if err != nil {
+		return nil, err
+	}
+	limiter.SetMaxCASAttemptsLimit(often)
+	it.take = func(ctx context.Context, key string) (bool, error) {
+		limited, _, err := limiter.RateLimitCtx(ctx, key, 1)
+		return err == nil && !limited, err
+	}
+	return &it, nil
+}
+
+// arrivals is a store for throttled. It keeps keys for ever, as the others here do.
+type arrivals struct {
+	pool *pgxpool.Pool
+	it   *opened
+}
+
+func (s *arrivals) GetWithTime(ctx context.Context, key string) (tat int64, now time.Time, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT coalesce((SELECT tat FROM arrivals WHERE key = $1), -1), clock_timestamp()`, key).Scan(&tat, &now)
+	return tat, now, err
+}
+
+func (s *arrivals) SetIfNotExistsWithTTL(ctx context.Context, key string, value int64, _ time.Duration) (bool, error) {
+	return s.set(s.pool.Exec(ctx, `INSERT INTO arrivals (key, tat) VALUES ($1, $2) ON CONFLICT DO NOTHING`, key, value))
+}
+
+func (s *arrivals) CompareAndSwapWithTTL(ctx context.Context, key string, old, value int64, _ time.Duration) (bool, error) {
+	return s.set(s.pool.Exec(ctx, `UPDATE arrivals SET tat = $3 WHERE key = $1 AND tat = $2`, key, old, value))
+}
+
+func (s *arrivals) set(tag pgconn.CommandTag, err error) (bool, error) {
+	if err != nil {
+		return false, fmt.Errorf("arrivals: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		s.it.retries.Add(1)
+	}
+	return tag.RowsAffected() == 1, nil
+}

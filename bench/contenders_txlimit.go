@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// limits is the library's limiter, ready as it is.
+var limits ratelimit.Limiter
+
+// often is more attempts than any transaction here needs.
+const often = 1_000_000
+
+func (o setting) limit(options ...ratelimit.Option) ratelimit.Limit {
+	return ratelimit.TokenBucket("limit", float64(o.perSecond), time.Second, append(options, ratelimit.Capacity(float64(o.burst)))...)
+}
+
+// decision makes of Consume's error the answer that it is.
+func decision(err error) (granted bool, _ error) {
+	if err == nil {
+		return true, nil
+	}
+	if _, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+		return false, nil
+	}
+	return false, err
+}
+
+func openDirect(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openDirectOn(ctx, e, o, o.limit())
+}
+
+// openDirectOn opens Consume on the pool, for any limit.
+func openDirectOn(ctx context.Context, e *env, o setting, limit ratelimit.Limit) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		_, err := limits.Consume(ctx, pool, limit.Key(key))
+		return decision(err)
+	}}, nil
+}
+
+func openInTx(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openInTxAt(ctx, e, o, o.limit(), ratelimit.Isolation(pgx.ReadCommitted))
+}
+
+func openQueued(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openQueuedOn(ctx, e, o, o.limit())
+}
+
+// openQueuedOn opens InTx that queues for the key that it will take from, for any limit.
+func openQueuedOn(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options ...ratelimit.TxOption) (*opened, error) {
+	options = slices.Clip(append(options, ratelimit.Attempts(often)))
+	return openInTxBy(ctx, e, o, limit, func(key string) []ratelimit.TxOption {
+		return append(options, ratelimit.Hot(limit.Key(key)))
+	})
+}
+
+// openInTxAt opens InTx with options, for any limit.
+func openInTxAt(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options ...ratelimit.TxOption) (*opened, error) {
+	options = append(options, ratelimit.Attempts(often))
+	return openInTxBy(ctx, e, o, limit, func(string) []ratelimit.TxOption { return options })
+}
+
+// openInTxBy opens InTx with options that depend on the key.
+func openInTxBy(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options func(key string) []ratelimit.TxOption) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	var it opened
+	it.take = func(ctx context.Context, key string) (bool, error) {
+		attempts := 0
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if attempts++; attempts > 1 {
+				it.retries.Add(1)
+			}
+			_, err := limits.Consume(ctx, tx, limit.Key(key))
+			return err
+		}, options(key)...)
+		return decision(err)
+	}
+	return &it, nil
+}
+
+func openBatched(ctx context.Context, e *env, o setting) (*opened, error) {
+	return openBatchedAt(ctx, e, o, ratelimit.Isolation(pgx.ReadCommitted))
+}
+
+// openBatchedAt opens a transaction of one consume, sent in one round trip.
+func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.TxOption) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	limit := o.limit()
+	options = append(options, ratelimit.Attempts(often))
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		var batch pgx.Batch
+		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
+			return false, err
+		}
+		return decision(limits.SendTx(ctx, pool, &batch, options...))
+	}}, nil
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib" // for goose
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+)
+
+// env is what a figure runs in. The servers are started when the first figure asks for them, and serve all that follow.
+type env struct {
+	out      io.Writer
+	postgres *postgres.Server
+	redis    *redisServer
+	undos    []func() error // what the present figure has opened
+}
+
+// undo closes and drops what a figure has opened, and lets the next begin with an empty write-ahead log.
+func (e *env) undo(ctx context.Context) error {
+	err := e.undoTo(0)
+	if e.postgres != nil && ctx.Err() == nil {
+		err = errors.Join(err, e.checkpoint(ctx))
+	}
+	return err
+}
+
+// undoTo closes and drops all but what was opened first, of which there are so many.
+func (e *env) undoTo(first int) error {
+	var errs []error
+	for len(e.undos) > first {
+		last := len(e.undos) - 1
+		errs = append(errs, e.undos[last]())
+		e.undos = e.undos[:last]
+	}
+	return errors.Join(errs...)
+}
+
+func (e *env) close() error {
+	err := e.undo(context.Background())
+	if e.redis != nil {
+		err = errors.Join(err, e.redis.close())
+	}
+	if e.postgres != nil {
+		err = errors.Join(err, e.postgres.Close())
+	}
+	return err
+}
+
+// newSchema makes a schema with this library's table and functions, and those of the others, and returns the URL that leads
+// there. Each side of a comparison has its own.
+func (e *env) newSchema(ctx context.Context) (string, error) {
+	if e.postgres == nil {
+		server, err := postgres.Start(ctx)
+		if err != nil {
+			return "", err
+		}
+		e.postgres = server
+		fmt.Fprintln(e.out, "on", server)
+	}
+	url, drop, err := e.postgres.NewSchema(ctx)
+	if err != nil {
+		return "", err
+	}
+	e.undos = append(e.undos, drop)
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		return "", err
+	}
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	if err != nil {
+		return "", err
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return "", err
+	}
+	_, err = db.ExecContext(ctx, othersTables)
+	return url, err
+}
+
+// newPool makes a schema and a pool of so many connections to it.
+func (e *env) newPool(ctx context.Context, conns int, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
+	url, err := e.newSchema(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return e.connect(ctx, url, conns, tracer)
+}
+
+func (e *env) connect(ctx context.Context, url string, conns int, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = int32(conns)
+	config.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	e.undos = append(e.undos, func() error { pool.Close(); return nil })
+	return pool, nil
+}
+
+// checkpoint does nothing where the role may not.
+func (e *env) checkpoint(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, e.postgres.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, "CHECKPOINT")
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "42501" {
+		return nil
+	}
+	return err
+}

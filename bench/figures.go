@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// figure is a number that the library is held to.
+type figure struct {
+	name, what string
+	bound      float64
+	atMost     bool // the bound is an upper one
+	run        func(ctx context.Context, e *env) (outcome, error)
+}
+
+// outcome is what a figure came to.
+type outcome struct {
+	value float64
+	note  string // the absolute numbers behind it
+}
+
+// figures are all of them, in the order in which they are run.
+var figures = []figure{
+	{"tx_own_keys", "transactions/s: consume + insert, READ COMMITTED, own keys, 16 goroutines / with a bare UPDATE for the limiter", 0.93, false, txOwnKeys},
+	{"tx_serializable_small_table", "the same in SERIALIZABLE, on an analyzed table of 100 rows", 4, false, txSerializableSmallTable},
+	{"hot_queue_vs_retry", "commits/s, SERIALIZABLE, one hot key, 64 goroutines: InTx with the queue / without", 1.3, false, hotQueueVsRetry},
+	{"hot_queue_vs_update", "the same, queue / READ COMMITTED with a bare UPDATE for the limiter", 1.0, false, hotQueueVsUpdate},
+	{"hot_queue_p99", "p99 latency, queue / without", 0.25, true, hotQueueP99},
+	{"hot_queue_wasted", "transactions wasted per commit, queue, one process", 0.05, true, hotQueueWasted},
+	{"hot_queue_wasted_4_processes", "the same, 4 processes on the key", 0.3, true, hotQueueWasted4Processes},
+	{"shards_vs_one_row", "SERIALIZABLE, queue, 64 goroutines: 10 shards / 1 shard", 2.2, false, shardsVsOneRow},
+	{"shard_utilization", "share of a 10-shard limit's capacity that 16 goroutines get, 1 at a time, before the first denial", 0.97, false, shardUtilization},
+	{"coalesced_hot_64", "one hot key, 64 goroutines: coalesced / Redis EVALSHA by go-redis", 1.5, false, coalescedVsRedis(64, hotKey, 0)},
+	{"coalesced_hot_256", "the same, 256 goroutines", 4, false, coalescedVsRedis(256, hotKey, 0)},
+	{"coalesced_own_64", "a key of its own for each of 64 goroutines: coalesced / Redis EVALSHA", 1.0, false, coalescedVsRedis(64, ownKey, 0)},
+	{"coalesced_own_256", "the same, 256 goroutines", 2, false, coalescedVsRedis(256, ownKey, 0)},
+	{"coalesced_100k_256", "100,000 keys at random, 256 goroutines: coalesced / Redis EVALSHA", 1.3, false, coalescedVsRedis(256, anyKey(100_000), 100_000)},
+	{"coalesced_idle", "one goroutine: coalesced / direct call", 0.95, false, coalescedIdle},
+	{"denials_vs_for_update", "denials/s on a hot key, direct / SELECT FOR UPDATE", 8, false, denialsVsForUpdate},
+	{"pipelined_tx", "whole transactions, limiter in both, 16 goroutines: in one batch / statement by statement", 1.5, false, pipelinedTx},
+	{"multi_3", "three limits in one call / in three calls, in a READ COMMITTED transaction, 16 goroutines", 1.4, false, multi3},
+	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a bare UPDATE", 0.85, false, tenMillionRows},
+	{"over_grant", "grants beyond the bound, all of this library's ways, summed", 0, true, overGrant},
+}
+
+func figureNamed(name string) (figure, bool) {
+	i := slices.IndexFunc(figures, func(f figure) bool { return f.name == name })
+	if i < 0 {
+		return figure{}, false
+	}
+	return figures[i], true
+}
+
+func (f figure) bounds() string {
+	if f.atMost {
+		return fmt.Sprintf("at most %v", f.bound)
+	}
+	return fmt.Sprintf("at least %v", f.bound)
+}
+
+func (f figure) passes(value float64) bool {
+	if f.atMost {
+		return value <= f.bound
+	}
+	return value >= f.bound
+}
+
+// How the sides of most figures are run. A slice of each warms up.
+const (
+	pairs = 8
+	slice = 700 * time.Millisecond
+)
+
+// keys are "0", "1", ...
+func keys(n int) []string {
+	s := make([]string, n)
+	for i := range s {
+		s[i] = strconv.Itoa(i)
+	}
+	return s
+}
+
+// ownKeys picks at random from the share of n keys that each goroutine has for itself.
+func ownKeys(n, goroutines int) (pick func(worker int) string) {
+	all, share := keys(n), n/goroutines
+	return func(worker int) string { return all[worker*share+rand.IntN(share)] }
+}
+
+// anyKey picks at random from n keys.
+func anyKey(n int) (pick func(worker int) string) {
+	all := keys(n)
+	return func(int) string { return all[rand.IntN(n)] }
+}
+
+// ownKey picks a key of each goroutine's own.
+func ownKey(worker int) string { return ownOnes[worker] }
+
+// ownOnes are as many as there are goroutines at the most.
+var ownOnes = keys(256)
+
+// hotKey picks the same key for everybody.
+func hotKey(int) string { return "hot" }
+
+// fill makes n rows, full ones of a limit, in rate_limits or in counters, and has the planner know it.
+func fill(ctx context.Context, pool *pgxpool.Pool, table, limit string, n int) error {
+	_, err := pool.Exec(ctx, `INSERT INTO `+table+` (name, key, shard, shards, value, ts)
+		SELECT $1, i::text, 0, 1, 1e9, now() FROM generate_series(0, $2::integer - 1) AS i`, limit, n)
+	if err != nil {
+		return err
+	}
+	_, err = pool.Exec(ctx, `VACUUM ANALYZE `+table)
+	return err
+}

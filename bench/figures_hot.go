@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Transactions on one hot key are slow one by one: longer slices, and fewer.
+const (
+	hotGoroutines = 64
+	hotPairs      = 6
+	hotSlice      = 1500 * time.Millisecond
+	// Connections: with the queue an ordinary pool, without it one for each goroutine.
+	queueConns = 16
+)
+
+// hot is InTx on one key: consume and insert, in SERIALIZABLE.
+type hot struct {
+	pool              *pgxpool.Pool
+	limit             ratelimit.Limit
+	options           []ratelimit.TxOption
+	attempts, commits atomic.Int64
+}
+
+func newHot(pool *pgxpool.Pool, limit ratelimit.Limit, queue bool) *hot {
+	h := &hot{pool: pool, limit: limit, options: []ratelimit.TxOption{ratelimit.Attempts(often)}}
+	if queue {
+		h.options = append(h.options, ratelimit.Hot(limit.Key(hotKey(0))))
+	}
+	return h
+}
+
+func (h *hot) call(ctx context.Context, worker int) error {
+	key := hotKey(worker)
+	err := limits.InTx(ctx, h.pool, func(ctx context.Context, tx pgx.Tx) error {
+		h.attempts.Add(1)
+		if _, err := limits.Consume(ctx, tx, h.limit.Key(key)); err != nil {
+			return err
+		}
+		return insertOrder(ctx, tx, key)
+	}, h.options...)
+	if err == nil {
+		h.commits.Add(1)
+	}
+	return err
+}
+
+// wasted is the attempts that were rolled back, per commit.
+func (h *hot) wasted() float64 {
+	return float64(h.attempts.Load())/float64(h.commits.Load()) - 1
+}
+
+func openHot(ctx context.Context, e *env, name string, conns int, queue bool, options ...ratelimit.Option) (*side, *hot, error) {
+	pool, err := e.newPool(ctx, conns, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := newHot(pool, plenty(hotGoroutines).limit(options...), queue)
+	return &side{name: name, goroutines: hotGoroutines, call: h.call}, h, nil
+}
+
+// queueAndRetry compares InTx with and without the queue.
+func queueAndRetry(ctx context.Context, e *env) (*comparison, *hot, string, error) {
+	a, queue, err := openHot(ctx, e, "with the queue", queueConns, true)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	b, without, err := openHot(ctx, e, "without", hotGoroutines, false)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	note := fmt.Sprintf("wasted per commit %.4f : %.2f", queue.wasted(), without.wasted())
+	fmt.Fprintln(e.out, " ", note)
+	return c, queue, note, nil
+}
+
+func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
+	c, _, note, err := queueAndRetry(ctx, e)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += "; " + note
+	return result, nil
+}
+
+func hotQueueP99(ctx context.Context, e *env) (outcome, error) {
+	c, _, _, err := queueAndRetry(ctx, e)
+	if err != nil {
+		return outcome{}, err
+	}
+	a, b := c.a.latencies.quantile(0.99), c.b.latencies.quantile(0.99)
+	return outcome{value: a.Seconds() / b.Seconds(), note: short(a) + " : " + short(b)}, nil
+}
+
+func hotQueueWasted(ctx context.Context, e *env) (outcome, error) {
+	_, queue, note, err := queueAndRetry(ctx, e)
+	if err != nil {
+		return outcome{}, err
+	}
+	return outcome{value: queue.wasted(), note: note}, nil
+}
+
+func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
+	a, _, err := openHot(ctx, e, "SERIALIZABLE, queue", queueConns, true)
+	if err != nil {
+		return outcome{}, err
+	}
+	pool, err := e.newPool(ctx, hotGoroutines, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if _, err := pool.Exec(ctx, `INSERT INTO counters VALUES ('limit', $1, 0, 1, 1e9, now())`, hotKey(0)); err != nil {
+		return outcome{}, err
+	}
+	b := &side{name: "READ COMMITTED, bare UPDATE", goroutines: hotGoroutines, call: func(ctx context.Context, worker int) error {
+		return order(ctx, pool, pgx.ReadCommitted, hotKey(worker), updateOne)
+	}}
+	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
+func shardsVsOneRow(ctx context.Context, e *env) (outcome, error) {
+	a, sharded, err := openHot(ctx, e, "10 shards", queueConns, true, ratelimit.Shards(10))
+	if err != nil {
+		return outcome{}, err
+	}
+	b, one, err := openHot(ctx, e, "one row", queueConns, true)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	note := fmt.Sprintf("wasted per commit %.4f : %.4f", sharded.wasted(), one.wasted())
+	fmt.Fprintln(e.out, " ", note)
+	result.note += "; " + note
+	return result, nil
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// order is a caller's whole transaction: take from the limit, insert a row, commit.
+func order(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, key string, take func(ctx context.Context, tx pgx.Tx, key string) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		if err := take(ctx, tx, key); err != nil {
+			return err
+		}
+		return insertOrder(ctx, tx, key)
+	})
+}
+
+const insertOrderSQL = `INSERT INTO orders (customer) VALUES ($1)`
+
+func insertOrder(ctx context.Context, tx pgx.Tx, key string) error {
+	_, err := tx.Exec(ctx, insertOrderSQL, key)
+	return err
+}
+
+// consumeOne takes from a limit by this library.
+func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key string) error {
+	return func(ctx context.Context, tx pgx.Tx, key string) error {
+		_, err := limits.Consume(ctx, tx, limit.Key(key))
+		return err
+	}
+}
+
+// updateOne does a bare UPDATE in the limiter's place.
+func updateOne(ctx context.Context, tx pgx.Tx, key string) error { return bareUpdate(ctx, tx, key) }
+
+// txSide is a side whose transactions run again, at once, when they could not be serialized.
+type txSide struct {
+	side
+	retries atomic.Int64
+}
+
+// perCommit is the retries per commit. Those of the warm-up are among them, but hardly matter.
+func (s *txSide) perCommit(t *tally) float64 {
+	return float64(s.retries.Load()) / float64(t.latencies.n)
+}
+
+// How the sides of a comparison of transactions differ.
+var (
+	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
+	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
+)
+
+type txKind struct {
+	name, table string
+	take        func(ctx context.Context, tx pgx.Tx, key string) error
+}
+
+// txGoroutines have a connection each.
+const txGoroutines = 16
+
+// openOrders opens orders on a table of n rows.
+func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, n int, pick func(worker int) string) (*txSide, error) {
+	pool, err := e.newPool(ctx, txGoroutines, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := fill(ctx, pool, kind.table, "limit", n); err != nil {
+		return nil, err
+	}
+	s := &txSide{side: side{name: kind.name, goroutines: txGoroutines}}
+	s.call = func(ctx context.Context, worker int) error {
+		retries, err := retry(func() error { return order(ctx, pool, level, pick(worker), kind.take) })
+		if retries > 0 {
+			s.retries.Add(int64(retries))
+		}
+		return err
+	}
+	return s, nil
+}
+
+func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
+	const n = 100_000
+	pick := ownKeys(n, txGoroutines)
+	a, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	b, err := openOrders(ctx, e, byUpdate, pgx.ReadCommitted, n, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
+func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
+	const n = 100
+	a, err := openOrders(ctx, e, byConsume, pgx.Serializable, n, ownKey)
+	if err != nil {
+		return outcome{}, err
+	}
+	b, err := openOrders(ctx, e, byUpdate, pgx.Serializable, n, ownKey)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, pairs, slice, &a.side, &b.side)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	again := fmt.Sprintf("%.3f : %.2f retries per commit", a.perCommit(&c.a), b.perCommit(&c.b))
+	fmt.Fprintln(e.out, " ", again)
+	result.note += "; " + again
+	return result, nil
+}
+
+// pipelinedTx compares the whole transaction in one batch with the same, statement by statement.
+func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
+	const n = 100_000
+	pick := ownKeys(n, txGoroutines)
+	limit := plenty(txGoroutines).limit()
+	byStatement, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	byStatement.name = "statement by statement"
+	pool, err := e.newPool(ctx, txGoroutines, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	if err := fill(ctx, pool, "rate_limits", "limit", n); err != nil {
+		return outcome{}, err
+	}
+	batched := &side{name: "one batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
+		key := pick(worker)
+		var batch pgx.Batch
+		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
+			return err
+		}
+		batch.Queue(insertOrderSQL, key)
+		return limits.SendTx(ctx, pool, &batch, ratelimit.Isolation(pgx.ReadCommitted))
+	}}
+	c, err := compare(ctx, e.out, pairs, slice, batched, &byStatement.side)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
+// multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. What one call on the pool does, which is a
+// transaction by itself, is printed besides.
+func multi3(ctx context.Context, e *env) (outcome, error) {
+	const n = 33_333
+	o := plenty(txGoroutines)
+	three := make([]ratelimit.Limit, 3)
+	for i := range three {
+		three[i] = ratelimit.TokenBucket(fmt.Sprintf("limit%d", i), 1e9, time.Second)
+	}
+	pick := ownKeys(n, txGoroutines)
+	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error) (*side, error) {
+		pool, err := e.newPool(ctx, o.conns, nil)
+		if err != nil {
+			return nil, err
+		}
+		for i := range three {
+			if err := fill(ctx, pool, "rate_limits", fmt.Sprintf("limit%d", i), n); err != nil {
+				return nil, err
+			}
+		}
+		return &side{name: name, goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
+			key := pick(worker)
+			return work(ctx, pool, three[0].Key(key), three[1].Key(key), three[2].Key(key))
+		}}, nil
+	}
+	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	one, err := open("one call", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			_, err := limits.Consume(ctx, tx, a, b, c)
+			return err
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	alone, err := open("one call on the pool", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		_, err := limits.Consume(ctx, pool, a, b, c)
+		return err
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	calls, err := open("three calls", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			for _, r := range []ratelimit.Request{a, b, c} {
+				if _, err := limits.Consume(ctx, tx, r); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	onPool, err := compare(ctx, e.out, pairs/2, slice, alone, calls)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, pairs, slice, one, calls)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g", onPool.ratio())
+	return result, nil
+}

@@ -1,0 +1,88 @@
+// Command bench measures this library side by side with Redis and with the other ways to limit rates in Postgres.
+//
+//	go run ./bench list          the figures, one a line, with the bound that each must reach
+//	go run ./bench FIGURE...     measure them; each ends with a line FIGURE VALUE
+//	go run ./bench contenders    measure every contender
+//	go run ./bench all           all of it, into bench/RESULTS.md and bench/*.svg
+//
+// It starts what it needs: a Postgres, by internal/postgres, with fsync on; and redis-server, which must be installed.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, args []string) (err error) {
+	if len(args) == 0 || args[0] == "list" {
+		return list(out)
+	}
+	if args[0] == childCommand {
+		return child(ctx, os.Stdin, out)
+	}
+	var asked []figure
+	for _, name := range args {
+		if name == "all" || name == "contenders" {
+			continue
+		}
+		f, ok := figureNamed(name)
+		if !ok {
+			return fmt.Errorf("there is no figure %q; `go run ./bench list` names them", name)
+		}
+		asked = append(asked, f)
+	}
+
+	e := &env{out: out}
+	defer func() { err = errors.Join(err, e.close()) }()
+	switch args[0] {
+	case "all":
+		return all(ctx, e)
+	case "contenders":
+		measured, err := measureContenders(ctx, e)
+		if err == nil {
+			writeContenders(out, measured)
+		}
+		return err
+	}
+	for _, f := range asked {
+		if _, err := e.measure(ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func list(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, f := range figures {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", f.name, f.bounds(), f.what)
+	}
+	return w.Flush()
+}
+
+// measure runs one figure and prints its line.
+func (e *env) measure(ctx context.Context, f figure) (outcome, error) {
+	fmt.Fprintf(e.out, "%s: %s; must be %s\n", f.name, f.what, f.bounds())
+	result, err := f.run(ctx, e)
+	if err = errors.Join(err, e.undo(ctx)); err != nil {
+		return outcome{}, fmt.Errorf("%s: %w", f.name, err)
+	}
+	fmt.Fprintf(e.out, "%s %.4g\n", f.name, result.value)
+	return result, nil
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/bits"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+)
+
+// side is one side of a comparison: goroutines that make one call after another.
+type side struct {
+	name       string
+	goroutines int
+	call       func(ctx context.Context, worker int) error
+}
+
+// tally is what came of running a side for a while.
+type tally struct {
+	calls     int
+	elapsed   time.Duration
+	latencies histogram
+	mallocs   uint64 // of this process
+}
+
+func (t *tally) add(u *tally) {
+	t.calls += u.calls
+	t.elapsed += u.elapsed
+	t.latencies.merge(&u.latencies)
+	t.mallocs += u.mallocs
+}
+
+func (t *tally) perSecond() float64 { return float64(t.calls) / t.elapsed.Seconds() }
+
+func (t *tally) String() string {
+	return fmt.Sprintf("%9s per s   p50 %8s   p99 %8s", thousands(t.perSecond()), short(t.latencies.quantile(0.5)), short(t.latencies.quantile(0.99)))
+}
+
+// run runs a side for a duration. It counts the calls that ended in time; the others are waited for, and only their latency
+// is counted.
+func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type worker struct {
+		calls     int
+		latencies histogram
+	}
+	workers := make([]worker, s.goroutines)
+	start := make(chan struct{})
+	var deadline time.Time
+	var wg sync.WaitGroup
+	for i := range workers {
+		wg.Go(func() {
+			// A context of its own, as requests have: what the drivers hang on it is not shared by all goroutines.
+			ctx, done := context.WithCancel(ctx)
+			defer done()
+			w := &workers[i]
+			<-start
+			last := time.Now()
+			for {
+				if err := s.call(ctx, i); err != nil {
+					cancel(fmt.Errorf("%s: %w", s.name, err))
+					return
+				}
+				now := time.Now()
+				w.latencies.add(now.Sub(last))
+				if now.After(deadline) {
+					return
+				}
+				w.calls++
+				last = now
+			}
+		})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	deadline = time.Now().Add(d)
+	close(start)
+	wg.Wait()
+	runtime.ReadMemStats(&after)
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	t := &tally{elapsed: d, mallocs: after.Mallocs - before.Mallocs}
+	for i := range workers {
+		t.calls += workers[i].calls
+		t.latencies.merge(&workers[i].latencies)
+	}
+	return t, nil
+}
+
+// comparison is two sides that ran in turn.
+type comparison struct {
+	a, b   tally
+	ratios []float64 // of the throughputs, pair by pair
+	beside []tally   // of further sides
+}
+
+// compare warms the sides up and runs them in turn: a b, b a, a b, ... Further sides take their turns beside them.
+func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration, a, b *side, beside ...*side) (*comparison, error) {
+	sides := append([]*side{a, b}, beside...)
+	width := 0
+	for _, s := range sides {
+		width = max(width, len(s.name))
+		if _, err := s.run(ctx, slice); err != nil { // warms up
+			return nil, err
+		}
+	}
+	totals := make([]tally, len(sides))
+	var ratios []float64
+	for range pairs {
+		turn := make([]*tally, len(sides))
+		for i, s := range sides {
+			var err error
+			if turn[i], err = s.run(ctx, slice); err != nil {
+				return nil, err
+			}
+			totals[i].add(turn[i])
+		}
+		ratios = append(ratios, turn[slices.Index(sides, a)].perSecond()/turn[slices.Index(sides, b)].perSecond())
+		slices.Reverse(sides)
+		slices.Reverse(totals)
+	}
+	if sides[0] != a {
+		slices.Reverse(sides)
+		slices.Reverse(totals)
+	}
+	for i, s := range sides {
+		fmt.Fprintf(out, "  %-*s %v\n", width, s.name, &totals[i])
+	}
+	c := &comparison{a: totals[0], b: totals[1], ratios: ratios, beside: totals[2:]}
+	fmt.Fprintf(out, "  ratio %.3f, the median of %d pairs of %v each (%.3f to %.3f)\n", c.ratio(), pairs, slice, slices.Min(c.ratios), slices.Max(c.ratios))
+	return c, nil
+}
+
+func (c *comparison) ratio() float64 { return median(c.ratios) }
+
+// outcome is the ratio as a figure's.
+func (c *comparison) outcome() outcome {
+	return outcome{
+		value: c.ratio(),
+		note: fmt.Sprintf("%s/s : %s/s, pairs %.3g to %.3g", thousands(c.a.perSecond()), thousands(c.b.perSecond()),
+			slices.Min(c.ratios), slices.Max(c.ratios)),
+	}
+}
+
+func median(values []float64) float64 {
+	s := slices.Sorted(slices.Values(values))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+// histogram counts durations in bins that are 3 % wide or less, without allocating.
+type histogram struct {
+	counts [40 * 32]uint32
+	n      int
+}
+
+func (h *histogram) add(d time.Duration) {
+	h.counts[bin(d)]++
+	h.n++
+}
+
+func (h *histogram) merge(other *histogram) {
+	for i, n := range other.counts {
+		h.counts[i] += n
+	}
+	h.n += other.n
+}
+
+// bin is the number of bits that are left of the upper six, and those but the first.
+func bin(d time.Duration) int {
+	v := uint64(max(d, 0))
+	shift := max(bits.Len64(v)-6, 0)
+	return min(shift*32+int(v>>shift), len(histogram{}.counts)-1)
+}
+
+// quantile is the upper end of the bin in which it lies.
+func (h *histogram) quantile(q float64) time.Duration {
+	rank := int(q * float64(h.n))
+	for i, n := range h.counts {
+		if rank -= int(n); rank < 0 {
+			if i < 64 {
+				return time.Duration(i)
+			}
+			shift := i/32 - 1
+			return time.Duration(uint64(i-shift*32+1) << shift)
+		}
+	}
+	return 0
+}
+
+// short prints a duration with three digits.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.2f ms", d.Seconds()*1000)
+	case d < time.Second:
+		return fmt.Sprintf("%.0f ms", d.Seconds()*1000)
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// thousands prints a whole number as 1,234,567.
+func thousands(v float64) string {
+	s := fmt.Sprintf("%.0f", v)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
