@@ -1,5 +1,3 @@
-//go:build coalesce
-
 package main
 
 import (
