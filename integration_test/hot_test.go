@@ -282,7 +282,11 @@ func hotShards(t *testing.T, level pgx.TxIsoLevel) {
 		})
 	}
 	wg.Wait()
-	if n := attempts.Load(); n != 32*20 {
+	spare := int64(0)
+	if level == pgx.Serializable {
+		spare = 32 * 20 / 20 // a row that moves to another page writes to the index, where all keys are neighbours
+	}
+	if n := attempts.Load(); n < 32*20 || n > 32*20+spare {
 		t.Errorf("%d attempts for %d commits", n, 32*20)
 	}
 	if n := most.Load(); n < 2 || n > 5 {

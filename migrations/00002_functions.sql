@@ -60,6 +60,8 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
+    enough  boolean;
+    sane    boolean := count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16 AND (now IS NULL OR isfinite(now));
 BEGIN
     LOOP
         at := coalesce(now, clock_timestamp());
@@ -69,9 +71,9 @@ BEGIN
         -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
         -- constant start.)
         --
-        -- What could grant more than it should (NaN is above everything) is kept out; the rest of the validation can
-        -- wait until this has failed. A count above capacity - floor is never granted.
-        IF count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16 AND (now IS NULL OR isfinite(now)) THEN
+        -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation can
+        -- wait until a row has to be inserted.
+        IF sane THEN
             IF start IS NULL THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
@@ -93,49 +95,51 @@ BEGIN
             END IF;
         END IF;
 
-        IF attempt IS NULL THEN
-            IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
-                AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
-                AND floor <= 0 AND capacity - count >= floor
-                AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
-                    quote_nullable(name), count, rate, period, capacity, floor);
-            END IF;
-            attempt := 0;
-        END IF;
-        attempt := attempt + 1;
-        IF attempt > 100 THEN
-            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
-        END IF;
-
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
         -- refilled for time that has passed.
-        at := coalesce(now, clock_timestamp());
-        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        SELECT r.value, r.ts, r.shard = 0 AND r.shards = 1 INTO value, ts, one
+        SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
           FROM @extschema@.rate_limits AS r
-         WHERE r.name = name AND r.key = key
-         ORDER BY r.shard LIMIT 1;
-        IF NOT FOUND THEN
+         WHERE r.name = name AND r.key = key AND r.shard = 0;
+        at := coalesce(now, clock_timestamp());
+        IF sane AND one AND rate > 0 AND capacity - count >= floor THEN
+            IF start IS NULL THEN
+                enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;
+            ELSE
+                enough := @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor;
+            END IF;
+            IF NOT enough THEN
+                RETURN ROW(false, at, value, ts);
+            END IF;
+        END IF;
+
+        IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
+            AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
+            AND floor <= 0 AND capacity - count >= floor
+            AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
+                quote_nullable(name), count, rate, period, capacity, floor);
+        END IF;
+        IF one THEN
+            NULL; -- it has enough by now: go round
+        ELSIF EXISTS (SELECT FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
+            PERFORM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+        ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-            VALUES (name, key, 0, 1, capacity - count, upto)
+            VALUES (name, key, 0, 1, capacity - count, CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END)
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
                 RETURN ROW(true, at, value, ts);
             END IF;
-        ELSIF one THEN
-            IF @extschema@.ratelimit_available(value, ts, upto, rate, period, capacity, start) - count < floor THEN
-                RETURN ROW(false, at, value, ts);
-            END IF;
-            -- It has enough by now: go round.
-        ELSE
-            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
-            PERFORM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
         END IF;
         value := NULL;
+        attempt := coalesce(attempt, 0) + 1;
+        IF attempt = 100 THEN
+            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
+        END IF;
     END LOOP;
 END
 $body$
@@ -165,7 +169,9 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
     OUT granted boolean, OUT at timestamptz,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+LANGUAGE plpgsql
+-- Whatever the statistics say: for each limit, look into the primary key. And plan once.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
