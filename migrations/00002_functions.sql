@@ -196,72 +196,68 @@ DECLARE
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
-            -- 1. A row of each limit that has enough by itself, by a plain read: of a sharded limit the better of the two.
-            -- A shard takes only what it has; debts are shared by all shards (step 3). Above READ COMMITTED the first of
-            -- the two is taken: one that is read and not taken conflicts with whoever takes it.
+            -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
+            -- is read and not taken conflicts with whoever takes it.
             at := coalesce(now, clock_timestamp());
             IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
                 picks := shard_a;
-                SELECT count(*) INTO m
-                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks)
-                    AS u (name, key, rate, period, capacity, start, shards, count, floor, pick)
-                  JOIN @extschema@.rate_limits AS r
-                    ON r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
-                 WHERE @extschema@.ratelimit_available(r.value, r.ts,
-                           CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                           u.rate / u.shards, u.period, u.capacity / u.shards, u.start) - u.count
-                       >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
-                   AND u.count >= 0 AND u.floor <= 0 AND u.period > '0' AND u.count + u.rate + u.capacity < 1e16
-                   AND isfinite(coalesce(u.start, at)) AND u.shards BETWEEN 1 AND 100;
             ELSE
-                SELECT count(*), array_agg(s.shard ORDER BY u.ord) INTO m, picks
-                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b) WITH ORDINALITY
-                    AS u (name, key, rate, period, capacity, start, shards, count, floor, a, b, ord),
-                    LATERAL (
-                        SELECT r.shard, @extschema@.ratelimit_available(r.value, r.ts,
-                                   CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                                   u.rate / u.shards, u.period, u.capacity / u.shards, u.start) - u.count AS remaining
-                          FROM @extschema@.rate_limits AS r
-                         WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND r.shards = u.shards
-                         ORDER BY 2 DESC, 1 LIMIT 1
-                    ) AS s
-                 WHERE s.remaining >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
-                   AND u.count >= 0 AND u.floor <= 0 AND u.period > '0' AND u.count + u.rate + u.capacity < 1e16
-                   AND isfinite(coalesce(u.start, at)) AND u.shards BETWEEN 1 AND 100
-                   AND u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1;
+                SELECT array_agg(CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
+                                 ORDER BY u.ord) INTO picks
+                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
+                    AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
+                  LEFT JOIN LATERAL (
+                    SELECT r.shard
+                      FROM @extschema@.rate_limits AS r
+                     WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
+                     ORDER BY @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                                  u.rate / u.shards, u.period, u.capacity / u.shards, u.start) DESC, r.shard
+                     LIMIT 1
+                  ) AS s ON true;
             END IF;
 
-            -- 2. If there is one for each, take from them. The UPDATE locks the rows in order (it looks up one after
-            -- another, since other ways to join are off), and evaluates its WHERE again on what it waited for (or raises
-            -- 40001). If one fails, the subtransaction gives everything back, locks included.
-            IF m = cardinality(names) THEN
-                BEGIN
-                    WITH taken AS (
-                        UPDATE @extschema@.rate_limits AS r
-                           SET value = @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate / u.shards, u.period,
-                                   u.capacity / u.shards, u.start) - u.count,
-                               ts = greatest(r.ts, u.upto)
-                          FROM (
-                            SELECT *, CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END AS upto
-                              FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks) WITH ORDINALITY
-                                AS t (name, key, rate, period, capacity, start, shards, count, floor, pick, ord)
-                             ORDER BY name COLLATE "C", key COLLATE "C"
-                          ) AS u
-                         WHERE r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
-                           AND @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate / u.shards, u.period,
-                                   u.capacity / u.shards, u.start) - u.count >= CASE WHEN u.shards = 1 THEN u.floor ELSE 0 END
-                        RETURNING u.ord, r.value, r.ts
-                    )
-                    SELECT array_agg(t.ord), array_agg(t.value), array_agg(t.ts) INTO ord, value, ts FROM taken AS t;
-                    IF cardinality(ord) = cardinality(names) THEN
-                        granted := true;
-                        RETURN;
-                    END IF;
-                    RAISE SQLSTATE 'RL001';
-                EXCEPTION WHEN SQLSTATE 'RL001' THEN
-                    NULL;
-                END;
-            END IF;
+            -- 2. If one row of each limit has enough by itself, take from those. A shard takes only what it has: debts are
+            -- shared by all shards (step 3). The UPDATE begins when all rows have been seen by a plain read; it locks
+            -- them in order (one after another, since other ways to join are off), and evaluates its WHERE again on what
+            -- it has waited for (or raises 40001). If that fails for one, the subtransaction gives everything back, locks
+            -- included.
+            --
+            -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation
+            -- can wait until this has failed.
+            BEGIN
+                WITH u AS MATERIALIZED (
+                    SELECT t.ord, t.name, t.key, t.pick, t.shards, t.rate / t.shards AS rate, t.period, t.capacity / t.shards AS capacity,
+                           t.start, t.count, CASE t.shards WHEN 1 THEN t.floor ELSE 0 END AS floor,
+                           CASE WHEN t.start IS NULL THEN at ELSE date_bin(t.period, at, t.start) END AS upto
+                      FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks) WITH ORDINALITY
+                        AS t (name, key, rate, period, capacity, start, shards, count, floor, pick, ord)
+                     WHERE t.count >= 0 AND t.floor <= 0 AND t.period > '0' AND t.count + t.rate + t.capacity < 1e16 AND t.shards BETWEEN 1 AND 100
+                       AND isfinite(coalesce(t.start, at))
+                     ORDER BY t.name COLLATE "C", t.key COLLATE "C"
+                ), enough AS MATERIALIZED (
+                    SELECT u.ord
+                      FROM u
+                      JOIN @extschema@.rate_limits AS r ON r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
+                     WHERE @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count >= u.floor
+                ), taken AS (
+                    UPDATE @extschema@.rate_limits AS r
+                       SET value = @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count,
+                           ts = greatest(r.ts, u.upto)
+                      FROM u
+                     WHERE r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
+                       AND @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count >= u.floor
+                       AND (SELECT count(*) FROM enough) = cardinality(names)
+                    RETURNING u.ord, r.value, r.ts
+                )
+                SELECT array_agg(t.ord), array_agg(t.value), array_agg(t.ts) INTO ord, value, ts FROM taken AS t;
+                IF cardinality(ord) = cardinality(names) THEN
+                    granted := true;
+                    RETURN;
+                END IF;
+                RAISE SQLSTATE 'RL001';
+            EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                NULL;
+            END;
         END IF;
 
         -- What could grant more than it should has been kept out so far.
@@ -400,6 +396,79 @@ END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));
 
+-- Takes from one limit that is sharded: from one shard, or else what ratelimit_apply does, which it answers like.
+--
+-- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
+-- but shard_a: one that is read and not taken conflicts with whoever takes it.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_consume_sharded(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL,
+    OUT granted boolean, OUT at timestamptz,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    each      double precision; -- rate of one shard
+    room      double precision; -- capacity of one shard
+    upto      timestamptz;
+    pick      integer;
+    new_value double precision;
+    new_ts    timestamptz;
+BEGIN
+    -- What could grant more than it should is kept out, as in ratelimit_consume.
+    IF shards BETWEEN 1 AND 100 AND count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16
+        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
+        at := coalesce(now, clock_timestamp());
+        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+        each := rate / shards;
+        room := capacity / shards;
+        pick := shard_a;
+        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+            SELECT r.shard INTO pick
+              FROM @extschema@.rate_limits AS r
+             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
+             ORDER BY @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+        END IF;
+
+        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
+        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
+        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
+        BEGIN
+            IF start IS NULL THEN
+                UPDATE @extschema@.rate_limits AS r
+                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                       ts = greatest(r.ts, upto)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE @extschema@.rate_limits AS r
+                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                       ts = greatest(r.ts, upto)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= 0
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF new_value IS NULL THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END IF;
+    SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
+      FROM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+               ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now) AS r;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
 -- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_reset(names text[], keys text[], OUT deleted integer)
@@ -430,6 +499,7 @@ $install$;
 
 -- +goose Down
 DROP FUNCTION ratelimit_consume(text, text, double precision, interval, double precision, timestamptz, double precision, double precision, timestamptz);
+DROP FUNCTION ratelimit_consume_sharded(text, text, double precision, interval, double precision, timestamptz, integer, double precision, double precision, integer, integer, timestamptz);
 DROP FUNCTION ratelimit_apply(text, text[], text[], double precision[], interval[], double precision[], timestamptz[], integer[], double precision[], double precision[], integer[], integer[], timestamptz, timestamptz);
 DROP FUNCTION ratelimit_reset(text[], text[]);
 DROP TYPE ratelimit_decision;

@@ -1,4 +1,4 @@
--- The queries Consume and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+-- The queries Consume, ConsumeSharded and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
 
 -- name: ConsumeOrRaise :one
 SELECT r.granted, r.at, r.value, r.ts
@@ -8,6 +8,16 @@ SELECT r.granted, r.at, r.value, r.ts
       @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r
  WHERE CASE WHEN r.granted THEN true
        ELSE ratelimit_raise(ARRAY[@name::text], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
+
+-- name: ConsumeShardedOrRaise :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_sharded(
+      @name::text, @key::text,
+      @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
+      @shards::integer, @count::double precision, @floor::double precision,
+      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise(ARRAY[@name::text], r.at, r.ord, r.value, r.ts) END;
 
 -- name: ApplyOrRaise :one
 SELECT r.granted, r.at, r.ord, r.value, r.ts

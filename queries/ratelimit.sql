@@ -5,6 +5,14 @@ SELECT r.granted, r.at, r.value, r.ts
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
       @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r;
 
+-- name: ConsumeSharded :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_sharded(
+      @name::text, @key::text,
+      @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
+      @shards::integer, @count::double precision, @floor::double precision,
+      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz) AS r;
+
 -- name: Apply :one
 SELECT r.granted, r.at, r.ord, r.value, r.ts
   FROM ratelimit_apply(

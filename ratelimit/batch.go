@@ -100,6 +100,14 @@ func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.
 	return dbsqlc.ConsumeRow(row), err
 }
 
+func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (dbsqlc.ConsumeShardedRow, error) {
+	row, err := q.ConsumeShardedOrRaise(ctx, dbsqlc.ConsumeShardedOrRaiseParams(arg))
+	if denial, ok := denialIn(err, 1); ok {
+		return dbsqlc.ConsumeShardedRow(denial), nil
+	}
+	return dbsqlc.ConsumeShardedRow(row), err
+}
+
 func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error) {
 	row, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
 	if denial, ok := denialIn(err, len(arg.Names)); ok {

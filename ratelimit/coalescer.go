@@ -319,7 +319,7 @@ func (c *Coalescer) separate(b *batch) {
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
 	return c.retry(ctx, func(q *dbsqlc.Queries) error {
-		if len(ds) == 1 && ds[0].limit.shards == 1 {
+		if len(ds) == 1 {
 			return consume(ctx, q, ds[0], now, result)
 		}
 		return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)

@@ -111,6 +111,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 // querier is how the database is asked: sqlc's queries, those of a batch (raising), or a coalescer with its own (coalescing).
 type querier interface {
 	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error)
+	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (dbsqlc.ConsumeShardedRow, error)
 	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error)
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
@@ -159,7 +160,7 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 	case v == verbReset:
 		err = reset(ctx, q, ds)
 		result.OK = err == nil
-	case (v == verbConsume || v == verbCharge) && len(ds) == 1 && ds[0].limit.shards == 1:
+	case (v == verbConsume || v == verbCharge) && len(ds) == 1:
 		err = consume(ctx, q, ds[0], now, result)
 	default:
 		err = apply(ctx, q, v, ds, consumed, now, result)
@@ -178,20 +179,42 @@ func explain(v verb, err error) error {
 	return nil
 }
 
-// consume is the short way for one demand on a limit that is not sharded.
+// consume is the short way for one demand.
 func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, result *Result) error {
 	numbers := d.limit.forKey(d.key)
-	row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+	if d.limit.shards == 1 {
+		row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+			Name: d.limit.name, Key: d.key,
+			Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
+			Count: d.count, Floor: d.floor, Now: now,
+		})
+		if err != nil {
+			return err
+		}
+		s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
+		answer(result, []demand{d}, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+		return nil
+	}
+	a, b := pick(ctx, d)
+	row, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
 		Name: d.limit.name, Key: d.key,
-		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
-		Count: d.count, Floor: d.floor, Now: now,
+		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers), Shards: int32(d.limit.shards),
+		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: now,
 	})
 	if err != nil {
 		return err
 	}
-	s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
-	answer(result, []demand{d}, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+	applied([]demand{d}, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
 	return nil
+}
+
+// pick chooses two shards to take from: the one that the transaction has queued for, or any two.
+func pick(ctx context.Context, d demand) (a, b int32) {
+	if shard, ok := hotShard(ctx, d.limit, d.key); ok {
+		return int32(shard), int32(shard)
+	}
+	x, y := shardpick.Two(ctx, d.limit.shards)
+	return int32(x), int32(y)
 }
 
 // apply is the way for any number of demands.
@@ -202,10 +225,7 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 	}
 	for _, d := range ds {
 		numbers := d.limit.forKey(d.key)
-		a, b := shardpick.Two(ctx, d.limit.shards)
-		if shard, ok := hotShard(ctx, d.limit, d.key); ok {
-			a, b = shard, shard
-		}
+		a, b := pick(ctx, d)
 		args.Names = append(args.Names, d.limit.name)
 		args.Keys = append(args.Keys, d.key)
 		args.Rates = append(args.Rates, numbers.Rate)
@@ -215,23 +235,28 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 		args.Shards = append(args.Shards, int32(d.limit.shards))
 		args.Counts = append(args.Counts, d.count)
 		args.Floors = append(args.Floors, d.floor)
-		args.ShardA = append(args.ShardA, int32(a))
-		args.ShardB = append(args.ShardB, int32(b))
+		args.ShardA = append(args.ShardA, a)
+		args.ShardB = append(args.ShardB, b)
 	}
 	row, err := q.Apply(ctx, args)
 	if err != nil {
 		return err
 	}
+	applied(ds, row, row.Granted.Bool && v != verbCheck, result)
+	return nil
+}
+
+// applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
+func applied(ds []demand, row dbsqlc.ApplyRow, taken bool, result *Result) {
 	states := make([]state, len(ds))
 	for i, ord := range row.Ord {
 		s := &states[ord-1]
 		s.rows = append(s.rows, algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)})
 	}
 	for i := range states {
-		states[i].taken = row.Granted.Bool && v != verbCheck
+		states[i].taken = taken
 	}
 	answer(result, ds, states, algebra.At(row.At.Time), row.Granted.Bool)
-	return nil
 }
 
 func reset(ctx context.Context, q querier, ds []demand) error {

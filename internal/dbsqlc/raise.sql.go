@@ -107,7 +107,7 @@ type ConsumeOrRaiseRow struct {
 	Ts      pgtype.Timestamptz
 }
 
-// The queries Consume and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+// The queries Consume, ConsumeSharded and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
 func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) (ConsumeOrRaiseRow, error) {
 	row := q.db.QueryRow(ctx, consumeOrRaise,
 		arg.Name,
@@ -124,6 +124,66 @@ func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) 
 	err := row.Scan(
 		&i.Granted,
 		&i.At,
+		&i.Value,
+		&i.Ts,
+	)
+	return i, err
+}
+
+const consumeShardedOrRaise = `-- name: ConsumeShardedOrRaise :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_sharded(
+      $1::text, $2::text,
+      $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
+      $7::integer, $8::double precision, $9::double precision,
+      $10::integer, $11::integer, $12::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise(ARRAY[$1::text], r.at, r.ord, r.value, r.ts) END
+`
+
+type ConsumeShardedOrRaiseParams struct {
+	Name     string
+	Key      string
+	Rate     float64
+	Period   time.Duration
+	Capacity float64
+	Start    pgtype.Timestamptz
+	Shards   int32
+	Count    float64
+	Floor    float64
+	ShardA   int32
+	ShardB   int32
+	Now      pgtype.Timestamptz
+}
+
+type ConsumeShardedOrRaiseRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Ord     []int32
+	Value   []float64
+	Ts      []pgtype.Timestamptz
+}
+
+func (q *Queries) ConsumeShardedOrRaise(ctx context.Context, arg ConsumeShardedOrRaiseParams) (ConsumeShardedOrRaiseRow, error) {
+	row := q.db.QueryRow(ctx, consumeShardedOrRaise,
+		arg.Name,
+		arg.Key,
+		arg.Rate,
+		arg.Period,
+		arg.Capacity,
+		arg.Start,
+		arg.Shards,
+		arg.Count,
+		arg.Floor,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Now,
+	)
+	var i ConsumeShardedOrRaiseRow
+	err := row.Scan(
+		&i.Granted,
+		&i.At,
+		&i.Ord,
 		&i.Value,
 		&i.Ts,
 	)

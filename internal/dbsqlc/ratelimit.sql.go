@@ -124,6 +124,64 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) (ConsumeRow, e
 	return i, err
 }
 
+const consumeSharded = `-- name: ConsumeSharded :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_sharded(
+      $1::text, $2::text,
+      $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
+      $7::integer, $8::double precision, $9::double precision,
+      $10::integer, $11::integer, $12::timestamptz) AS r
+`
+
+type ConsumeShardedParams struct {
+	Name     string
+	Key      string
+	Rate     float64
+	Period   time.Duration
+	Capacity float64
+	Start    pgtype.Timestamptz
+	Shards   int32
+	Count    float64
+	Floor    float64
+	ShardA   int32
+	ShardB   int32
+	Now      pgtype.Timestamptz
+}
+
+type ConsumeShardedRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Ord     []int32
+	Value   []float64
+	Ts      []pgtype.Timestamptz
+}
+
+func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) (ConsumeShardedRow, error) {
+	row := q.db.QueryRow(ctx, consumeSharded,
+		arg.Name,
+		arg.Key,
+		arg.Rate,
+		arg.Period,
+		arg.Capacity,
+		arg.Start,
+		arg.Shards,
+		arg.Count,
+		arg.Floor,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Now,
+	)
+	var i ConsumeShardedRow
+	err := row.Scan(
+		&i.Granted,
+		&i.At,
+		&i.Ord,
+		&i.Value,
+		&i.Ts,
+	)
+	return i, err
+}
+
 const reset = `-- name: Reset :exec
 SELECT ratelimit_reset($1::text[], $2::text[])
 `
