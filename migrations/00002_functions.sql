@@ -171,7 +171,7 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
 )
 LANGUAGE plpgsql
 -- Whatever the statistics say: for each limit, look into the primary key. And plan once.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE

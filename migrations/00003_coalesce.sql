@@ -41,7 +41,7 @@ CREATE FUNCTION @extschema@.ratelimit_coalesce(
 )
 LANGUAGE plpgsql
 -- Whatever the statistics say: for each key, look into the primary key. And plan once.
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET plan_cache_mode = force_generic_plan SET jit = off
 AS $body$
 #variable_conflict use_variable
