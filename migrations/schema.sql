@@ -538,6 +538,8 @@ BEGIN
 --   names, rates, periods, capacities   definitions of limits
 --   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
 --                                       starts may be empty if all are token buckets
+--                                       (For speed, the first of them, those with repeats, are to be in the order of name
+--                                       and key, "C": in any other, calls could deadlock.)
 --   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
 --                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
 --                                       no subtraction rounds, and all of them are one
@@ -568,8 +570,7 @@ CREATE FUNCTION @extschema@.ratelimit_coalesce(
 )
 LANGUAGE plpgsql
 -- Whatever the statistics say: for each key, look into the primary key. And plan once.
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -603,23 +604,26 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (cardinality(keys) > 0 AND isfinite(coalesce(now, 'epoch'))
+    IF (cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
         AND cardinality(names) = ALL (ARRAY[cardinality(rates), cardinality(periods), cardinality(capacities)])
         AND cardinality(keys) = cardinality(defs) AND cardinality(starts) IN (0, cardinality(keys))
-        AND cardinality(repeats) = ALL (ARRAY[cardinality(counts), cardinality(floors)]) AND cardinality(repeats) <= cardinality(keys)
-        AND cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
-        AND '' < ALL (names) AND '' <= ALL (keys)
+        AND cardinality(repeats) = cardinality(counts) AND cardinality(repeats) = cardinality(floors) AND cardinality(repeats) <= cardinality(keys)
+        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
         AND 1e-15 <= ALL (rates) AND 1e15 >= ALL (rates) AND '0' < ALL (periods) AND 0 <= ALL (capacities) AND 1e15 >= ALL (capacities)
-        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)
-        AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
-        AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
-        AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
-        AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    END IF;
+    IF asks <> '{}' OR asks IS NULL THEN
+        IF (cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
+            AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
+            AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
+            AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+        END IF;
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    todo := ARRAY(SELECT generate_series(1, cardinality(repeats)));
+    todo := array_positions(array_fill(1, ARRAY[cardinality(repeats)]), 1); -- 1 to so many, without a query
 
     -- What the keys with asks hold, by a plain read.
     IF cardinality(asks) > 0 THEN
@@ -680,12 +684,13 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
-                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, rates[a.d], periods[a.d], capacities[a.d], a.start) AS available
+                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
-                        SELECT i, defs[i] AS d, names[defs[i]] AS name, keys[i] AS key, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
+                        SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
+                               capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
                                starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
-                          FROM unnest(todo) AS i
-                         ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+                          FROM unnest(todo) AS i -- in order
+                        OFFSET 0
                       ) AS a
                       LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
                     OFFSET 0
@@ -712,7 +717,7 @@ BEGIN
             IF cardinality(todo) = cardinality(done) THEN
                 todo := NULL;
             ELSIF done IS NOT NULL THEN
-                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done));
+                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done) ORDER BY 1);
             END IF;
         END IF;
         IF misfit THEN

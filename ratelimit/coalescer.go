@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -396,6 +397,7 @@ type batch struct {
 	flight  *flight
 	of      []int // the groups of the waiters' demands, one after another
 	groups  []group
+	order   []int32 // the places of the groups, sorted
 	index   map[groupID]int
 	args    dbsqlc.CoalesceParams
 	byOrd   []int32 // the group of each of args.Keys
@@ -430,7 +432,7 @@ func (b *batch) clear() {
 	clear(b.index)
 	clear(b.args.Names)
 	clear(b.args.Keys)
-	b.waiters, b.flight, b.of, b.groups, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.byOrd[:0], b.limits[:0]
+	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.limits[:0]
 }
 
 // group sorts the demands by limit and key and makes the statement's arguments.
@@ -463,8 +465,15 @@ func (b *batch) group() {
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
 		Now: b.waiters[0].now,
 	}
+	for i := range b.groups {
+		b.order = append(b.order, int32(i))
+	}
+	slices.SortFunc(b.order, func(i, j int32) int { // in which the database locks
+		x, y := b.groups[i].first, b.groups[j].first
+		return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))
+	})
 	for _, mixed := range []bool{false, true} {
-		for i := range b.groups {
+		for _, i := range b.order {
 			g := &b.groups[i]
 			if g.mixed != mixed {
 				continue
@@ -483,7 +492,7 @@ func (b *batch) group() {
 				a.Counts = append(a.Counts, g.first.count)
 				a.Floors = append(a.Floors, g.first.floor)
 			}
-			b.byOrd = append(b.byOrd, int32(i))
+			b.byOrd = append(b.byOrd, i)
 		}
 	}
 	for len(a.Starts) > 0 && len(a.Starts) < len(a.Keys) {
