@@ -57,16 +57,16 @@ DECLARE
     early_ts    timestamptz[];
     early_after double precision[];
     -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
-    held    double precision[] := '{}';
-    since   timestamptz[] := '{}';
-    mine    boolean[] := '{}';
-    taken   boolean[] := '{}';
-    wanted  integer[] := '{}';    -- those of which something will be taken, by what a plain read saw
-    before_value double precision[] := '{}'; -- what they held before, since when
+    held    double precision[];
+    since   timestamptz[];
+    mine    boolean[];
+    taken   boolean[];
+    wanted  integer[];            -- those of which something will be taken, by what a plain read saw
+    before_value double precision[]; -- what they held before, since when
     before_ts    timestamptz[] := '{}';
     -- Of the asks of one call: what there is, up to when.
-    available double precision[] := '{}';
-    upto    timestamptz[] := '{}';
+    available double precision[];
+    upto    timestamptz[];
     first   integer;
     last    integer;
     granted boolean;
@@ -176,7 +176,7 @@ BEGIN
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
-               AND CASE pass WHEN 1 THEN cardinality(wanted) = 0
+               AND CASE pass WHEN 1 THEN wanted IS NULL
                    ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
             RETURNING s.i
         )
@@ -196,7 +196,7 @@ BEGIN
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
         END IF;
-        EXIT WHEN pass = 1 AND todo IS NULL AND cardinality(wanted) = 0;
+        EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
         IF pass = 2 THEN
             IF todo IS NOT NULL THEN
                 RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
@@ -206,7 +206,7 @@ BEGIN
         early_ord := ord; early_value := value; early_ts := ts; early_after := after;
 
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
-        IF missing OR cardinality(wanted) > 0 THEN
+        IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
                    CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
@@ -235,19 +235,23 @@ BEGIN
         END LOOP;
     END LOOP;
 
-    early := coalesce(cardinality(early_ord), 0);
-    ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
-    FOR k IN 1..CASE WHEN cardinality(asks) > 0 THEN cardinality(keys) ELSE 0 END LOOP
-        CONTINUE WHEN k <= cardinality(repeats);
-        IF taken[k] THEN
-            UPDATE @extschema@.rate_limits AS r
-               SET value = held[k], ts = since[k]
-             WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
-            ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
-        ELSIF since[k] IS NOT NULL THEN
-            ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
-        END IF;
-    END LOOP;
+    early := 0;
+    IF early_ord IS NOT NULL THEN
+        early := cardinality(early_ord);
+        ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
+    END IF;
+    IF since IS NOT NULL THEN
+        FOR k IN cardinality(repeats) + 1..cardinality(keys) LOOP
+            IF taken[k] THEN
+                UPDATE @extschema@.rate_limits AS r
+                   SET value = held[k], ts = since[k]
+                 WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
+                ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
+            ELSIF since[k] IS NOT NULL THEN
+                ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
+            END IF;
+        END LOOP;
+    END IF;
 END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));
