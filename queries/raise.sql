@@ -5,7 +5,7 @@ SELECT r.granted, r.at, r.value, r.ts
   FROM ratelimit_consume(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
-      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz) AS r
+      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean) AS r
  WHERE CASE WHEN r.granted THEN true
        ELSE ratelimit_raise(ARRAY[@name::text], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
 

@@ -186,13 +186,16 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 		row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 			Name: d.limit.name, Key: d.key,
 			Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
-			Count: d.count, Floor: d.floor, Now: now,
+			Count: d.count, Floor: d.floor, Now: now, ExpectDenial: denied.expect(d),
 		})
 		if err != nil {
 			return err
 		}
 		s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
 		answer(result, []demand{d}, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+		if !result.OK {
+			denied.remember(d, result.RetryAfter)
+		}
 		return nil
 	}
 	a, b := pick(ctx, d)

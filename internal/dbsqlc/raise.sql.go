@@ -83,21 +83,22 @@ SELECT r.granted, r.at, r.value, r.ts
   FROM ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz) AS r
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean) AS r
  WHERE CASE WHEN r.granted THEN true
        ELSE ratelimit_raise(ARRAY[$1::text], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END
 `
 
 type ConsumeOrRaiseParams struct {
-	Name     string
-	Key      string
-	Rate     float64
-	Period   time.Duration
-	Capacity float64
-	Start    pgtype.Timestamptz
-	Count    float64
-	Floor    float64
-	Now      pgtype.Timestamptz
+	Name         string
+	Key          string
+	Rate         float64
+	Period       time.Duration
+	Capacity     float64
+	Start        pgtype.Timestamptz
+	Count        float64
+	Floor        float64
+	Now          pgtype.Timestamptz
+	ExpectDenial bool
 }
 
 type ConsumeOrRaiseRow struct {
@@ -119,6 +120,7 @@ func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) 
 		arg.Count,
 		arg.Floor,
 		arg.Now,
+		arg.ExpectDenial,
 	)
 	var i ConsumeOrRaiseRow
 	err := row.Scan(

@@ -80,19 +80,20 @@ SELECT r.granted, r.at, r.value, r.ts
   FROM ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz) AS r
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean) AS r
 `
 
 type ConsumeParams struct {
-	Name     string
-	Key      string
-	Rate     float64
-	Period   time.Duration
-	Capacity float64
-	Start    pgtype.Timestamptz
-	Count    float64
-	Floor    float64
-	Now      pgtype.Timestamptz
+	Name         string
+	Key          string
+	Rate         float64
+	Period       time.Duration
+	Capacity     float64
+	Start        pgtype.Timestamptz
+	Count        float64
+	Floor        float64
+	Now          pgtype.Timestamptz
+	ExpectDenial bool
 }
 
 type ConsumeRow struct {
@@ -113,6 +114,7 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) (ConsumeRow, e
 		arg.Count,
 		arg.Floor,
 		arg.Now,
+		arg.ExpectDenial,
 	)
 	var i ConsumeRow
 	err := row.Scan(
