@@ -19,6 +19,18 @@ const othersTables = `
 		name text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, shard smallint NOT NULL, shards smallint NOT NULL,
 		value double precision NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key, shard)
 	) WITH (fillfactor = 90);
+
+	-- The least that a function can cost: the bare UPDATE, in PL/pgSQL, with the arguments of ratelimit_consume.
+	CREATE FUNCTION update_in_function(name text, key text, rate double precision, period interval, capacity double precision,
+		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS double precision
+	LANGUAGE plpgsql AS $$
+	#variable_conflict use_variable
+	DECLARE
+		value double precision;
+	BEGIN
+		UPDATE counters AS c SET value = c.value - count WHERE c.name = name AND c.key = key AND c.shard = 0 RETURNING c.value INTO value;
+		RETURN value;
+	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
 	-- One counter for each window.
@@ -190,6 +202,13 @@ func bareUpdate(ctx context.Context, db interface {
 	var value float64
 	return db.QueryRow(ctx, `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`,
 		"limit", key).Scan(&value)
+}
+
+// updateInFunction is the floor of everything that is decided in a PL/pgSQL function.
+func updateInFunction(ctx context.Context, tx pgx.Tx, key string) error {
+	var value float64
+	return tx.QueryRow(ctx, `SELECT update_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
+		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&value)
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.

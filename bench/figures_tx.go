@@ -55,6 +55,7 @@ func (s *txSide) perCommit(t *tally) float64 {
 var (
 	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
 	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
+	byFloor   = txKind{"bare UPDATE in a function", "counters", updateInFunction}
 )
 
 type txKind struct {
@@ -96,11 +97,17 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side)
+	floor, err := openOrders(ctx, e, byFloor, pgx.ReadCommitted, n, pick)
 	if err != nil {
 		return outcome{}, err
 	}
-	return c.outcome(), nil
+	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side, &floor.side)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += fmt.Sprintf("; the UPDATE alone, but in a PL/pgSQL function: %.3g", c.beside[0].perSecond()/c.b.perSecond())
+	return result, nil
 }
 
 func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
@@ -212,15 +219,28 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT FROM
+				ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
+				ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
+				ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, pick(0))
+			return err
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
 	onPool, err := compare(ctx, e.out, pairs/2, slice, alone, calls)
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, pairs, slice, one, calls)
+	c, err := compare(ctx, e.out, pairs, slice, one, calls, together)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g", onPool.ratio())
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g",
+		onPool.ratio(), c.beside[0].perSecond()/c.b.perSecond())
 	return result, nil
 }

@@ -103,7 +103,9 @@ BEGIN
         FOR rec IN
             SELECT i, r.value, r.ts, r.shards
               FROM generate_series(cardinality(repeats) + 1, cardinality(keys)) AS i
-              LEFT JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
+              LEFT JOIN LATERAL (
+                SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+              ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
             misfit := misfit OR coalesce(rec.shards <> 1, false);
@@ -213,8 +215,9 @@ BEGIN
               FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
-            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i JOIN @extschema@.rate_limits AS r
-                    ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1) THEN
+            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i
+                    WHERE EXISTS (SELECT FROM @extschema@.rate_limits AS r
+                        WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
             END IF;
         END IF;
@@ -224,7 +227,9 @@ BEGIN
         FOR rec IN
             SELECT i, r.value, r.ts, r.xmin = xid AS inserted
               FROM unnest(wanted) AS i
-              JOIN @extschema@.rate_limits AS r ON r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0
+             CROSS JOIN LATERAL (
+                SELECT *, r.xmin FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+              ) AS r
         LOOP
             -- What was inserted here is full still, whatever the definition.
             held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
