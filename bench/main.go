@@ -38,8 +38,8 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	}
 	var asked []figure
 	for _, name := range args {
-		if name == "all" || name == "contenders" {
-			continue
+		if len(args) == 1 && (name == "all" || name == "contenders") {
+			break
 		}
 		f, ok := figureNamed(name)
 		if !ok {

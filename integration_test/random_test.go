@@ -11,6 +11,9 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0: a new one)")
 
+// chaos is for how long the chaos tests cancel, time out and kill connections at random.
+var chaos = flag.Duration("chaos", 3*time.Second, "how long each chaos test lasts")
+
 // newRand makes a source of randomness and says how to replay it if the test fails.
 func newRand(t testing.TB) *rand.Rand {
 	t.Helper()

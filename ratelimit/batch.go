@@ -33,8 +33,9 @@ import (
 // costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
 //
 // Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
-// *pgconn.PgError for a denial, and the result is not filled in. The Observer is given ctx, which nothing else needs, and is
-// told how long the answer was waited for once its turn to be read had come.
+// *pgconn.PgError for a denial, and the result is not filled in. In the function of an [Limiter.InTx] with [Hot], ctx must be
+// the one that it is given: of a limit with shards it says which one was chosen. Otherwise only the Observer is given ctx. The
+// Observer is told how long the answer was waited for once its turn to be read had come.
 func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
 	if batch == nil {
 		return nil, fmt.Errorf("%w: no batch", ErrInvalid)
@@ -151,7 +152,8 @@ func instant(micros int64) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: algebra.Micros(micros).Time(), Valid: true}
 }
 
-// BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
+// BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, but
+// not a pgx.Tx, which has begun already.
 type BatchTxBeginner interface {
 	TxBeginner
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
@@ -173,10 +175,7 @@ type BatchTxBeginner interface {
 // Any other error (the connection broke, ctx was over) leaves open whether the transaction was committed, since COMMIT may
 // have reached the server with the rest.
 func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
-	o := txOptions{isolation: pgx.Serializable, attempts: 30}
-	for _, option := range options {
-		option(&o)
-	}
+	o := newTxOptions(options)
 	if db == nil || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
 	}

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -34,6 +32,10 @@ var ErrClosed = errors.New("ratelimit: coalescer closed")
 // for several limits is all or nothing. A call that meets no others goes straight to the pool. Nothing is delayed on
 // purpose, and an idle Coalescer has no goroutines. At most two connections are in use.
 //
+// So a row that another transaction has locked holds up more than the calls for it: all that share its statement, and, when
+// both connections wait, every other. Do not coalesce a limit that transactions consume and then stay open, and give each
+// call a context with a deadline.
+//
 // [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
 // [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
 // calls whose clocks say the same are decided together.
@@ -50,12 +52,12 @@ type Coalescer struct {
 	async bool
 	begin atomic.Bool // the database's default isolation level is not READ COMMITTED
 
-	mu     sync.Mutex
-	queue  []*waiter // in order of arrival; empty if flying is 0
-	flying int       // calls or batches at the database
-	hot    bool      // the last batch asked several times of most keys, and more calls have been waiting since
-	idle   sync.Cond // flying is 0
-	closed bool
+	mu       sync.Mutex
+	queue    []*waiter // in order of arrival; empty if flying is 0
+	flying   int       // calls or batches at the database
+	sameKeys bool      // the last batch asked several times of most keys, and more calls have been waiting since
+	idle     sync.Cond // flying is 0
+	closed   bool
 }
 
 // CoalescerOption changes how a [Coalescer] works.
@@ -76,7 +78,8 @@ func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
 	return c
 }
 
-// Close waits until every call that has arrived is decided. Later ones return [ErrClosed].
+// Close waits until every call that has arrived is decided, however long the database takes. Later ones return [ErrClosed]:
+// close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,8 +110,6 @@ const (
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
-	// maxAttempts bounds how often a statement is run.
-	maxAttempts = 30
 )
 
 // The SQLSTATEs that ratelimit_coalesce refuses a batch with.
@@ -121,12 +122,12 @@ const (
 type waiter struct {
 	ds  []demand
 	now pgtype.Timestamptz
-	// done is sent to once it is decided, or, if turn is set, once it has a place to go by itself.
+	// done is sent to once it is decided, or, if direct is set, once it has a place to go by itself.
 	done chan struct{}
 
 	// Guarded by Coalescer.mu.
 	lone   bool    // cannot share a statement
-	turn   bool    // has been given a place
+	direct bool    // has been given a place to go by itself
 	left   bool    // does not wait any more
 	flight *flight // of its statement; nil: none yet
 
@@ -184,13 +185,13 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 		}
 		<-w.done
 	}
-	err, turn := w.err, w.turn
-	if err == nil && !turn {
+	err, direct := w.err, w.direct
+	if err == nil && !direct {
 		answer(result, ds, w.states, w.at, w.granted)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
-	if turn {
+	if direct {
 		defer c.landed()
 		return c.direct(ctx, v, ds, now, result)
 	}
@@ -203,7 +204,7 @@ func (c *Coalescer) leave(w *waiter) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch f := w.flight; {
-	case w.turn || f != nil && f.decided:
+	case w.direct || f != nil && f.decided:
 		return false
 	case f == nil:
 		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
@@ -229,7 +230,7 @@ func (c *Coalescer) landed() {
 
 // places is how many calls or batches may be at the database at once. c.mu is held.
 func (c *Coalescer) places() int {
-	if c.hot {
+	if c.sameKeys {
 		return 1
 	}
 	return maxInFlight
@@ -239,7 +240,7 @@ func (c *Coalescer) places() int {
 func (c *Coalescer) release() {
 	c.flying--
 	if c.flying == 0 {
-		c.hot = false
+		c.sameKeys = false
 		c.idle.Broadcast()
 	}
 }
@@ -278,7 +279,7 @@ func (c *Coalescer) next(b *batch) bool {
 	if n == 0 {
 		w := c.queue[0]
 		c.queue = slices.Delete(c.queue, 0, 1)
-		w.turn = true
+		w.direct = true
 		w.done <- struct{}{}
 		return false
 	}
@@ -295,7 +296,7 @@ func (c *Coalescer) next(b *batch) bool {
 // decided tells the waiters of a batch. Those that have left do not look.
 func (c *Coalescer) decided(b *batch, err error) {
 	c.mu.Lock()
-	c.hot = 2*len(b.groups) <= len(b.waiters)
+	c.sameKeys = 2*len(b.groups) <= len(b.waiters)
 	b.flight.decided = true
 	c.mu.Unlock()
 	b.flight.cancel()
@@ -334,13 +335,10 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries)
 		if sqlState(err) == stateIsolation && !c.begin.Swap(true) {
 			continue
 		}
-		if err == nil || !retryable(err) || attempt == maxAttempts {
+		if err == nil || !retryable(err) || attempt == defaultAttempts {
 			return err
 		}
-		bound := min(firstPause<<min(attempt-1, 10), lastPause)
-		select {
-		case <-time.After(rand.N(bound)):
-		case <-ctx.Done():
+		if !pause(ctx, attempt) {
 			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
 		}
 	}

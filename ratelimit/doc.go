@@ -4,7 +4,7 @@
 //
 // A [Limit] is a definition: a [TokenBucket] or a [FixedWindow], usually a package-level variable. A [Request] asks for
 // some tokens of it, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve(), limit.Global(). A [Limiter],
-// whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool.
+// whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool, or a [Coalescer].
 //
 // In the database, a limit and key is one row (name, key, value, ts), a missing row is a full one, and a call is one
 // round trip. The schema is in package migrations.
@@ -25,6 +25,12 @@
 // [ErrExceedsCapacity]), since a SQL error would abort the transaction. Any other error comes from the database or the
 // connection, and grants nothing. In a transaction of the caller's, that is certain. On a connection or a pool, where the
 // call is a transaction of its own, a connection that breaks before the answer leaves open whether tokens were consumed.
+//
+// # Contention
+//
+// One key can be committed as often as its row can. Where that is too seldom: [Hot] has transactions of [Limiter.InTx] wait
+// their turn instead of conflicting, [Shards] spreads a key over several rows, a [Coalescer] decides many calls outside
+// transactions by one commit, and [Limiter.SendTx] sends a short transaction in one round trip.
 //
 // # Time
 //

@@ -14,8 +14,9 @@ import (
 )
 
 // Hot makes [Limiter.InTx] queue: transactions on the same hot limit and key wait their turn in the process, before a
-// connection is taken, in order of arrival. Name the limits that many transactions want at once; elsewhere the queue costs
-// a little and gains nothing. `go run ./bench hot_queue_vs_retry` prints what it is worth.
+// connection is taken, in order of arrival. The queue is the [Limiter]'s: use one for all of the process. Name the limits
+// that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry` prints what
+// it is worth.
 //
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
@@ -49,7 +50,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if ctx.Value(turnKey{}) != nil {
 		return nil, fmt.Errorf("%w: InTx with Hot, in the function of another InTx with Hot, could wait for itself", ErrInvalid)
 	}
-	return demands(verbReset, o.hot)
+	return demands(verbReset, o.hot) // which does not look at how much is asked for, either
 }
 
 // stripes is how many views there are to lock.
@@ -57,6 +58,15 @@ const stripes = 32
 
 // turn is what a transaction has queued for. Its context carries it.
 type turn []lane
+
+// String names the limits, but not the keys, which may be personal data.
+func (t turn) String() string {
+	var names []string
+	for _, n := range t {
+		names = append(names, n.name)
+	}
+	return strings.Join(slices.Compact(names), ", ")
+}
 
 // lane is what is queued for: a limit, a key and, if the limit has shards, one of them.
 type lane struct {
@@ -142,7 +152,7 @@ func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(),
 	for _, n := range t {
 		if err := q.wait(ctx, n); err != nil {
 			leave()
-			return nil, nil, err
+			return nil, nil, fmt.Errorf("ratelimit: waiting for a turn on %s: %w", n.name, err)
 		}
 		entered++
 	}

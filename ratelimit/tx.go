@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // TxBeginner begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
@@ -24,6 +25,14 @@ type txOptions struct {
 	hot       []Request
 }
 
+func newTxOptions(options []TxOption) txOptions {
+	o := txOptions{isolation: pgx.Serializable, attempts: defaultAttempts}
+	for _, option := range options {
+		option(&o)
+	}
+	return o
+}
+
 // Isolation sets the isolation level. The default is pgx.Serializable.
 func Isolation(level pgx.TxIsoLevel) TxOption { return func(o *txOptions) { o.isolation = level } }
 
@@ -31,8 +40,10 @@ func Isolation(level pgx.TxIsoLevel) TxOption { return func(o *txOptions) { o.is
 // about 5 s; less than 1 is 1.
 func Attempts(n int) TxOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
 
-// The pause before another attempt is random, up to a bound that doubles from the first to the last of these.
 const (
+	defaultAttempts = 30
+
+	// The pause before another attempt is random, up to a bound that doubles from the first to the last of these.
 	firstPause = 25 * time.Millisecond
 	lastPause  = 400 * time.Millisecond
 )
@@ -54,10 +65,7 @@ const rollbackTimeout = 5 * time.Second
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed; it is returned as it is.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
-	o := txOptions{isolation: pgx.Serializable, attempts: 30}
-	for _, option := range options {
-		option(&o)
-	}
+	o := newTxOptions(options)
 	if db == nil || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
@@ -84,30 +92,38 @@ func retry(ctx context.Context, attempts int, once func() (committing bool, err 
 		if attempt == attempts {
 			return &RetryError{Attempts: attempt, Err: err}
 		}
-		bound := min(firstPause<<min(attempt-1, 10), lastPause)
-		select {
-		case <-time.After(rand.N(bound)):
-		case <-ctx.Done():
+		if !pause(ctx, attempt) {
 			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
 		}
 	}
 }
 
+// pause waits before the next attempt, unless ctx is over before.
+func pause(ctx context.Context, attempt int) bool {
+	select {
+	case <-time.After(rand.N(min(firstPause<<min(attempt-1, 10), lastPause))):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // once runs fn in one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
 func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, hot []demand, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
-	begin := pgx.TxOptions{IsoLevel: isolation}
+	begin, what := pgx.TxOptions{IsoLevel: isolation}, "begin"
 	if len(hot) > 0 {
 		turn, leave, err := l.queues.enter(ctx, hot)
 		if err != nil {
-			return false, fmt.Errorf("ratelimit: waiting for a turn on hot limits: %w", err)
+			return false, err
 		}
 		defer leave()
 		begin = pgx.TxOptions{BeginQuery: turn.beginQuery(isolation)}
 		ctx = context.WithValue(ctx, turnKey{}, turn)
+		what = "begin, with a turn on " + turn.String()
 	}
 	tx, err := db.BeginTx(ctx, begin)
 	if err != nil {
-		return false, beginFailed(ctx, db, err)
+		return false, beginFailed(ctx, db, what, err)
 	}
 	defer func() {
 		if !committing {
@@ -128,7 +144,7 @@ func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLe
 
 // beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for. It then leaves
 // its connection in a failed transaction: a pool throws that away, on a connection of the caller's it is rolled back.
-func beginFailed(ctx context.Context, db TxBeginner, err error) error {
+func beginFailed(ctx context.Context, db TxBeginner, what string, err error) error {
 	var conn *pgx.Conn
 	switch db := db.(type) {
 	case *pgx.Conn:
@@ -141,11 +157,12 @@ func beginFailed(ctx context.Context, db TxBeginner, err error) error {
 		defer cancel()
 		_, _ = conn.Exec(rollbackCtx, "rollback")
 	}
-	if state := sqlState(err); state == "42P01" || state == "42501" { // undefined_table, insufficient_privilege
-		return fmt.Errorf("ratelimit: begin: %w (has the schema of package migrations been migrated, is it in the search_path, "+
-			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", err)
+	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also for a database that one may not connect to
+	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+
+			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, err)
 	}
-	return fmt.Errorf("ratelimit: begin: %w", err)
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }
 
 // retryable says whether the whole transaction should be run again.
@@ -162,8 +179,8 @@ func sqlState(err error) string {
 	return ""
 }
 
-// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be serialized. Nothing was
-// committed.
+// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be
+// serialized. Nothing was committed.
 type RetryError struct {
 	Attempts int
 	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
