@@ -91,7 +91,8 @@ DECLARE
     ts      timestamptz;
     one     boolean;
     enough  boolean;
-    sane    boolean := count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16 AND (now IS NULL OR isfinite(now));
+    sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+                AND (now IS NULL OR isfinite(now));
 BEGIN
     LOOP
         at := coalesce(now, clock_timestamp());
@@ -200,9 +201,7 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
     OUT granted boolean, OUT at timestamptz,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
-LANGUAGE plpgsql
--- Whatever the statistics say: for each limit, look into the primary key. And plan once.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -221,6 +220,8 @@ DECLARE
     rec       record;
     i         integer;
     m         integer;
+    new_value double precision;
+    new_ts    timestamptz;
     available double precision;
     is_full   boolean;
     take      double precision;
@@ -247,48 +248,63 @@ BEGIN
                   ) AS s ON true;
             END IF;
 
-            -- 2. If one row of each limit has enough by itself, take from those. A shard takes only what it has: debts are
-            -- shared by all shards (step 3). The UPDATE begins when all rows have been seen by a plain read; it locks
-            -- them in order (one after another, since other ways to join are off), and evaluates its WHERE again on what
-            -- it has waited for (or raises 40001). If that fails for one, the subtransaction gives everything back, locks
-            -- included.
+            -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
+            -- has: debts are shared by all shards (step 3). Each UPDATE locks its row, in order, and evaluates its WHERE
+            -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
+            -- locks included.
             --
             -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation
-            -- can wait until this has failed.
-            BEGIN
-                WITH u AS MATERIALIZED (
-                    SELECT t.ord, t.name, t.key, t.pick, t.shards, t.rate / t.shards AS rate, t.period, t.capacity / t.shards AS capacity,
-                           t.start, t.count, CASE t.shards WHEN 1 THEN t.floor ELSE 0 END AS floor,
-                           CASE WHEN t.start IS NULL THEN at ELSE date_bin(t.period, at, t.start) END AS upto
-                      FROM unnest(names, keys, rates, periods, capacities, starts, shards, counts, floors, picks) WITH ORDINALITY
-                        AS t (name, key, rate, period, capacity, start, shards, count, floor, pick, ord)
-                     WHERE t.count >= 0 AND t.floor <= 0 AND t.period > '0' AND t.count + t.rate + t.capacity < 1e16 AND t.shards BETWEEN 1 AND 100
-                       AND isfinite(coalesce(t.start, at))
-                     ORDER BY t.name COLLATE "C", t.key COLLATE "C"
-                ), enough AS MATERIALIZED (
-                    SELECT u.ord
-                      FROM u
-                      JOIN @extschema@.rate_limits AS r ON r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
-                     WHERE @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count >= u.floor
-                ), taken AS (
-                    UPDATE @extschema@.rate_limits AS r
-                       SET value = @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count,
-                           ts = greatest(r.ts, u.upto)
-                      FROM u
-                     WHERE r.name = u.name AND r.key = u.key AND r.shard = u.pick AND r.shards = u.shards
-                       AND @extschema@.ratelimit_available(r.value, r.ts, u.upto, u.rate, u.period, u.capacity, u.start) - u.count >= u.floor
-                       AND (SELECT count(*) FROM enough) = cardinality(names)
-                    RETURNING u.ord, r.value, r.ts
-                )
-                SELECT array_agg(t.ord), array_agg(t.value), array_agg(t.ts) INTO ord, value, ts FROM taken AS t;
-                IF cardinality(ord) = cardinality(names) THEN
+            -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
+            -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
+            SELECT count(*) INTO m
+              FROM generate_subscripts(names, 1) AS p,
+                   LATERAL (
+                    SELECT FROM @extschema@.rate_limits AS r
+                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
+                       AND @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                               rates[p] / shards[p], periods[p], capacities[p] / shards[p], starts[p]) - counts[p]
+                           >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
+                    OFFSET 0
+                   ) AS r
+             WHERE least(counts[p], rates[p], capacities[p]) >= 0 AND counts[p] + rates[p] + capacities[p] < 1e16 AND floors[p] <= 0
+               AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+            IF m > 0 AND m = cardinality(names) AND m = cardinality(keys) THEN
+                ord := '{}'; value := '{}'; ts := '{}';
+                BEGIN
+                    FOR rec IN
+                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards, rates[p] / shards[p] AS rate,
+                               periods[p] AS period, capacities[p] / shards[p] AS capacity, starts[p] AS start, counts[p] AS count,
+                               CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
+                               CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
+                          FROM generate_subscripts(names, 1) AS p
+                         ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
+                    LOOP
+                        IF rec.start IS NULL THEN
+                            UPDATE @extschema@.rate_limits AS r
+                               SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                                   ts = greatest(r.ts, rec.upto)
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                               AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                            RETURNING r.value, r.ts INTO new_value, new_ts;
+                        ELSE
+                            UPDATE @extschema@.rate_limits AS r
+                               SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                                   ts = greatest(r.ts, rec.upto)
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                               AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                            RETURNING r.value, r.ts INTO new_value, new_ts;
+                        END IF;
+                        IF new_value IS NULL THEN
+                            RAISE SQLSTATE 'RL001';
+                        END IF;
+                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;
+                    END LOOP;
                     granted := true;
                     RETURN;
-                END IF;
-                RAISE SQLSTATE 'RL001';
-            EXCEPTION WHEN SQLSTATE 'RL001' THEN
-                NULL;
-            END;
+                EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                    NULL;
+                END;
+            END IF;
         END IF;
 
         -- What could grant more than it should has been kept out so far.
@@ -451,7 +467,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     -- What could grant more than it should is kept out, as in ratelimit_consume.
-    IF shards BETWEEN 1 AND 100 AND count >= 0 AND floor <= 0 AND period > '0' AND count + rate + capacity < 1e16
+    IF shards BETWEEN 1 AND 100 AND least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
         AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
         at := coalesce(now, clock_timestamp());
         upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;

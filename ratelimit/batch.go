@@ -236,6 +236,8 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		return false, nil, explain(verbConsume, err)
 	case committing:
 		err = fmt.Errorf("ratelimit: commit: %w", err)
+	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline
+		err = fmt.Errorf("%w; and then: %w", failed, err)
 	}
 	return sqlState(err) == "", nil, err
 }

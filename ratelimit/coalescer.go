@@ -331,8 +331,10 @@ func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
 func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries) error) error {
 	for attempt := 1; ; attempt++ {
-		err := c.once(ctx, statement)
-		if sqlState(err) == stateIsolation && !c.begin.Swap(true) {
+		begin := c.begin.Load()
+		err := c.once(ctx, begin, statement)
+		if sqlState(err) == stateIsolation && !begin {
+			c.begin.Store(true)
 			continue
 		}
 		if err == nil || !retryable(err) || attempt == defaultAttempts {
@@ -344,11 +346,11 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries)
 	}
 }
 
-// once runs a statement in a transaction of its own, in READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, statement func(q *dbsqlc.Queries) error) error {
+// once runs a statement in a transaction of its own, in READ COMMITTED, which has to be said if begin.
+func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsqlc.Queries) error) error {
 	var db dbsqlc.DBTX = c.pool
 	switch {
-	case c.begin.Load():
+	case begin:
 		return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if c.async {
 				if _, err := tx.Exec(ctx, asyncCommit); err != nil {
