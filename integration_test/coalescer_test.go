@@ -801,3 +801,31 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 		}
 	}
 }
+
+// Several flights find out at the same time that the database's default isolation level is another.
+func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) {
+	t.Parallel()
+	config := newPool(t, 1).Config()
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	config.MaxConns = 4
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	for round := range 20 {
+		coalescer := ratelimit.NewCoalescer(pool)
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(round), fmt.Sprint(i))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		coalescer.Close()
+	}
+}

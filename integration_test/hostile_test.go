@@ -464,6 +464,23 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 				}
 			}
 		}
+		// Where no time has passed, nothing times an infinite rate is no number, and more than any capacity.
+		w.grant(ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)).Key("k").Count(10))
+		w.grant(sharded("sharded", 2).Key("k").Count(sharded("sharded", 2).Capacity()))
+		for _, number := range numbers {
+			for _, charge := range []string{"0", "'-Infinity'"} {
+				for _, limit := range []string{"'l', 'k', %s, '1 min', %s, NULL", "'window', 'k', %s, '1 hour', %s, '2026-07-01 12:00Z'"} {
+					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, number, "10")+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+", NULL, true)")
+				}
+				for _, numbers := range []string{number + ", '1 min', 10", "10, '1 min', " + number} {
+					w.sqlFails("22023", "SELECT ratelimit_consume_sharded('sharded', 'k', "+numbers+", NULL, 2, 1, "+charge+", 0, 1)")
+				}
+			}
+		}
+		w.sqlFails("22023", `SELECT ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
+		before = w.rows()
 		for _, instant := range []string{"'infinity'", "'-infinity'"} {
 			for _, key := range []string{"k", "fresh"} {
 				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
