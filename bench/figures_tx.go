@@ -219,7 +219,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, _, _, _ ratelimit.Request) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT FROM
 				ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
