@@ -14,7 +14,7 @@ import (
 
 // othersTables are those of the other ways, and of the figures.
 const othersTables = `
-	-- What a bare UPDATE works on: the layout of rate_limits, without its checks.
+	-- What a bare UPDATE works on: the layout of rate_limits.
 	CREATE TABLE counters (
 		name text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, shard smallint NOT NULL, shards smallint NOT NULL,
 		value double precision NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key, shard)

@@ -11,8 +11,7 @@ type Func func(n int) (a, b int)
 
 type contextKey struct{}
 
-// With returns a context under which calls let f pick. It travels in the context because the choice may be made long before
-// the call, by whoever queues for a shard; so far only tests do, who want to know it.
+// With returns a context under which calls let f pick: for tests, which want to know the choice.
 func With(ctx context.Context, f Func) context.Context {
 	return context.WithValue(ctx, contextKey{}, f)
 }
