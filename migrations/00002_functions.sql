@@ -506,7 +506,7 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n         CONSTANT integer := coalesce(cardinality(names), 0);
+    n         CONSTANT integer := CASE WHEN cardinality(names) = cardinality(keys) THEN cardinality(names) ELSE 0 END;
     name      text;
     key       text;
     rate      double precision;
@@ -556,7 +556,7 @@ BEGIN
                      WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                        AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                     RETURNING r.value, r.ts INTO new_value, new_ts;
-                ELSE
+                ELSIF upto IS NOT NULL THEN
                     UPDATE @extschema@.rate_limits AS r
                        SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                            ts = greatest(r.ts, upto)
