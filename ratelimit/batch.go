@@ -55,7 +55,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 		return nil, err
 	}
 	reading := Limiter{Observer: l.Observer}
-	row := new(pgxRow)
+	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
 		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results, row})}, verbConsume, time.Time{}, requests)
 		return err
@@ -83,7 +83,7 @@ func (n *note) Scan(...any) error { return errNoted }
 // answers is a database that has been asked already, for one row.
 type answers struct {
 	results pgx.BatchResults
-	row     *pgxRow // which knows in what form
+	row     *wireRow // which knows in what form
 }
 
 func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {

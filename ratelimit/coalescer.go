@@ -357,12 +357,12 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsq
 					return err
 				}
 			}
-			return statement(dbsqlc.New(pgxDB{tx}))
+			return statement(dbsqlc.New(wire{tx}))
 		})
 	case c.async:
 		db = asyncDB{c.pool}
 	}
-	return statement(dbsqlc.New(pgxDB{db}))
+	return statement(dbsqlc.New(wire{db}))
 }
 
 // asyncCommit holds until the end of the transaction.

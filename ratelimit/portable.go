@@ -65,30 +65,30 @@ func scanPortable(answer string, dest []any) error {
 	return columns.Err()
 }
 
-// pgxDB asks a DB on pgx in the form that the connection's query mode calls for.
-type pgxDB struct{ DB }
+// wire asks a DB in the form that its connection calls for.
+type wire struct{ DB }
 
-func (db pgxDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	r := new(pgxRow)
+func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	r := new(wireRow)
 	r.Row = db.DB.QueryRow(ctx, sql, append([]any{r}, args...)...)
 	return r
 }
 
-// pgxRow is a row that pgx will answer, and the pgx.QueryRewriter that is told on which connection.
-type pgxRow struct {
+// wireRow is the row of an answer, and the pgx.QueryRewriter that is told on which connection it will be.
+type wireRow struct {
 	pgx.Row
 	portable bool
 }
 
-// RewriteQuery chooses the form.
-func (r *pgxRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
-	if r.portable = !inBinary(conn); r.portable {
+// RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
+func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}
 	return sql, args, nil
 }
 
-func (r *pgxRow) Scan(dest ...any) error {
+func (r *wireRow) Scan(dest ...any) error {
 	if !r.portable {
 		return r.Row.Scan(dest...)
 	}
@@ -99,8 +99,8 @@ func (r *pgxRow) Scan(dest ...any) error {
 	return scanPortable(answer, dest)
 }
 
-// inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection, since
-// the only way to ask is to have all of the configuration copied.
+// inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection,
+// since the only way to ask is to have all of the configuration copied.
 func inBinary(conn *pgx.Conn) bool {
 	const key = "txlimit: binary"
 	notes := conn.PgConn().CustomData()
