@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -23,17 +25,22 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-//go:embed plans.json
-var plansFile []byte
-
 var limits ratelimit.Limiter
+
+//go:embed plans.json
+var shipped []byte // what the story begins with, and edits
 
 type plans map[string]ratelimit.Limit
 
-// read makes the plans of a file, or says what is wrong with each of them.
-func read(file []byte) (plans, error) {
+// load makes the plans of a file, or says what is wrong with each of them.
+func load(path string) (plans, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
 	var configs map[string]ratelimit.Config
-	decoder := json.NewDecoder(bytes.NewReader(file))
+	decoder := json.NewDecoder(file)
 	decoder.DisallowUnknownFields() // a misspelt "capacity" must not be an unset one
 	if err := decoder.Decode(&configs); err != nil {
 		return nil, err
@@ -64,47 +71,52 @@ func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) err
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, mistake := range []struct{ right, wrong string }{
-		{`"rate": 3`, `"rate": -3`},
-		{`"token bucket"`, `"bucket"`},
-		{`"capacity"`, `"capasity"`},
-	} {
-		_, err := read(bytes.Replace(plansFile, []byte(mistake.right), []byte(mistake.wrong), 1))
-		fmt.Printf("a file with %s: %v\n", mistake.wrong, err)
+	_, err := pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro')")
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "tiers")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	edit := func(from, to string) (plans, error) {
+		path := filepath.Join(dir, "plans.json")
+		if err := os.WriteFile(path, bytes.Replace(shipped, []byte(from), []byte(to), 1), 0o600); err != nil {
+			return nil, err
+		}
+		return load(path)
+	}
+
+	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"capacity"`, `"capasity"`}} {
+		_, err := edit(mistake[0], mistake[1])
+		fmt.Printf("a file with %s: %v\n", mistake[1], err)
 		if err == nil {
 			return errors.New("nobody noticed")
 		}
 	}
-	plans, err := read(plansFile)
+	plans, err := edit("", "")
 	if err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro')")
-	if err != nil {
+	if err := plans.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
 		return err
 	}
-
-	if err := plans.use(ctx, pool, "ann", 3, 20*time.Minute); err != nil {
+	if err := plans.use(ctx, pool, "bob", 10, time.Hour); err != nil {
 		return err
 	}
-	if err := plans.use(ctx, pool, "bob", 10, time.Minute); err != nil {
+	fmt.Println("the free plan is raised to 6 a day: the next call goes by it, and what was used stays used")
+	if plans, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
 		return err
 	}
-
-	// Somebody edits the file: the next call goes by it, but what was used stays used.
-	raised := bytes.Replace(plansFile, []byte(`"rate": 3`), []byte(`"rate": 6`), 1)
-	if plans, err = read(raised); err != nil {
-		return err
-	}
-	fmt.Println("the free plan is raised to 6 per hour")
-	if err := plans.use(ctx, pool, "ann", 0, 10*time.Minute); err != nil {
-		return err
-	}
-	if _, err := pool.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = 'ann'"); err != nil {
+	if err := plans.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
 		return err
 	}
 	fmt.Println("ann pays for the pro plan")
-	return plans.use(ctx, pool, "ann", 0, time.Minute)
+	if _, err := pool.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = 'ann'"); err != nil {
+		return err
+	}
+	return plans.use(ctx, pool, "ann", 0, time.Hour)
 }
 
 // use makes requests until one is denied.
@@ -112,7 +124,7 @@ func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want in
 	for granted := 0; ; granted++ {
 		err := p.request(ctx, pool, user)
 		if denial, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
-			wait := denial.RetryAfter.Round(time.Minute)
+			wait := denial.RetryAfter.Round(time.Hour)
 			fmt.Printf("%s: %d requests granted, the next one in %v\n", user, granted, wait)
 			if granted != want || wait != wantWait {
 				return fmt.Errorf("want %d and %v", want, wantWait)
