@@ -87,6 +87,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	site := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(pool, w, r) })
 	first := visit(site, "192.0.2.7:1", "")
 	cookie, _, _ := strings.Cut(first.Header().Get("Set-Cookie"), ";")
+	_, signature, _ := strings.Cut(cookie, ".")
 	fmt.Printf("a visitor comes: %d, and gets a cookie\n", first.Code)
 
 	for _, crowd := range []struct {
@@ -98,7 +99,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}{
 		{"he comes again with it", 7, 4, func(int) string { return "192.0.2.7:1" }, cookie},
 		{"somebody throws his away each time", 20, 3, func(int) string { return "198.51.100.9:1" }, ""},
-		{"he forges one, from all addresses of his /24", 20, 0, func(i int) string { return fmt.Sprintf("198.51.100.%d:1", i) }, "session=x.y"},
+		{"he signs another as the first one is signed, from all of his /24", 20, 0, func(i int) string { return fmt.Sprintf("198.51.100.%d:1", i) }, "session=x." + signature},
 		{"somebody has all addresses of a /64", 50, 3, func(i int) string { return fmt.Sprintf("[2001:db8::%x]:1", i) }, ""},
 		{"somebody has 100 networks", 100, 14, func(i int) string { return fmt.Sprintf("10.0.%d.1:1", i) }, ""},
 	} {
