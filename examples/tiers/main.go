@@ -79,7 +79,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	edit := func(from, to string) (plans, error) {
 		path := filepath.Join(dir, "plans.json")
 		if err := os.WriteFile(path, bytes.Replace(shipped, []byte(from), []byte(to), 1), 0o600); err != nil {
