@@ -14,13 +14,16 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help demo test check lint generated tidied generate bench fuzz tidy
+.PHONY: help demo examples test check lint generated tidied generate bench fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: ## play the quickstart, ten seconds of rate limits on a real Postgres
 	go run ./examples/quickstart
+
+examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
+	go test -count=1 -v -timeout 10m ./examples/...
 
 test: ## run the tests of every module, with the race detector where there is a C compiler
 	go test $(RACE) -count=1 -timeout 20m work

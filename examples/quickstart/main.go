@@ -12,14 +12,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -48,38 +47,30 @@ var (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
-	}
+	demo.Main(func(ctx context.Context, pool *pgxpool.Pool) error { return run(ctx, pool, os.Stdout) })
 }
 
-func run(ctx context.Context, out io.Writer) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-
-	// For this demonstration only: finds or starts a Postgres, and makes an empty schema there that goes away at the end.
-	// An application has a database, and its URL.
-	server, err := postgres.Start(ctx)
+func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
+	_, err := pool.Exec(ctx, `
+		CREATE TABLE users (
+			id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+			email text NOT NULL
+		);
+		CREATE TABLE messages (
+			id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+			sender  text NOT NULL,
+			body    text NOT NULL,
+			sent_at timestamptz NOT NULL DEFAULT clock_timestamp()
+		);
+		CREATE TABLE jobs (
+			id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+			prompt     text NOT NULL,
+			run_at     timestamptz NOT NULL,
+			started_at timestamptz
+		)`)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	databaseURL, _, err := server.NewSchema(ctx)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "On", server)
-
-	pool, err := open(ctx, databaseURL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-
 	for i, act := range []struct {
 		title string
 		play  func(context.Context, *pgxpool.Pool, io.Writer) error
@@ -97,7 +88,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	}
 
 	fmt.Fprintln(out, "\nThat is all there is in the database, select * from rate_limits:")
-	if err := printTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
+	if err := demo.PrintTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
 		return err
 	}
 	fmt.Fprintln(out, "\nEverything came out as told.")
@@ -312,7 +303,7 @@ func reserveAndSchedule(ctx context.Context, pool *pgxpool.Pool, out io.Writer) 
 			return err
 		}
 	}
-	if err := printTable(ctx, pool, out, "SELECT *, started_at - run_at AS late FROM jobs ORDER BY run_at"); err != nil {
+	if err := demo.PrintTable(ctx, pool, out, "SELECT *, started_at - run_at AS late FROM jobs ORDER BY run_at"); err != nil {
 		return err
 	}
 

@@ -1,9 +1,22 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+)
 
 func TestTheStoryComesOutAsTold(t *testing.T) {
-	if err := run(t.Context(), t.Output()); err != nil {
+	pool, closePool, err := demo.Pool(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := closePool(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := run(t.Context(), pool, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 }

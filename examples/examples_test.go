@@ -1,0 +1,109 @@
+// Package examples_test plays every example as its user would, and compares what it prints with its output.txt:
+//
+//	go test -count=1 ./examples            # compares
+//	go test -count=1 ./examples -update    # writes output.txt
+package examples_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+)
+
+var update = flag.Bool("update", false, "write what the examples print to their output.txt")
+
+// The quickstart prints the time of day and how long it waited: quickstart/main_test.go plays it, and it checks itself.
+const varies = "quickstart"
+
+// At a time, since each may have 32 connections, and a server of the user's own has seldom more than 100.
+const atOnce = 2
+
+func TestEveryExampleTellsItsStory(t *testing.T) {
+	mains, err := filepath.Glob("*/main.go")
+	if err != nil || len(mains) < 2 {
+		t.Fatalf("the examples are %q, %v", mains, err)
+	}
+
+	bin := t.TempDir() // one go build for all
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator), "./...")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", build, err, output)
+	}
+
+	// One server for all. Each example makes a schema of its own there.
+	server, err := postgres.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	env := append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+server.URL(), "TXLIMIT_TEST_LADDER=")
+
+	running := make(chan struct{}, atOnce)
+	for _, main := range mains {
+		name := filepath.Dir(main)
+		if name == varies {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			running <- struct{}{}
+			defer func() { <-running }()
+			play(t, filepath.Join(bin, name), env, filepath.Join(name, "output.txt"))
+		})
+	}
+}
+
+// play runs an example, which must exit with 0, and compares what it prints on stdout. Its stderr is for what varies.
+func play(t *testing.T, program string, env []string, golden string) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program)
+	cmd.Env = env
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it drops its schema
+	cmd.WaitDelay = 30 * time.Second
+	err := cmd.Run()
+	t.Logf("\n%s%s", &stderr, &stdout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(golden, stdout.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatalf("%v (go test ./examples -update writes it, to be read before it is committed)", err)
+	}
+	if bytes.Equal(want, stdout.Bytes()) {
+		return
+	}
+	wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(stdout.String(), "\n")
+	for i := range max(len(wantLines), len(gotLines)) {
+		if w, g := at(wantLines, i), at(gotLines, i); w != g {
+			t.Fatalf("%s and what it prints part in line %d:\n- %s\n+ %s", golden, i+1, w, g)
+		}
+	}
+}
+
+// at is a line, or says that there is none.
+func at(lines []string, i int) string {
+	if i >= len(lines) {
+		return "(the end)"
+	}
+	return lines[i]
+}

@@ -1,0 +1,88 @@
+// Package demo gives each example what an application has anyway: a migrated database, a pool of connections to it, and a
+// context that ends with Ctrl-C.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+)
+
+// Main runs an example and ends the process: with 1, and the error on stderr, if the story did not come out as it is told.
+func Main(story func(ctx context.Context, pool *pgxpool.Pool) error) {
+	if err := run(story); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(story func(ctx context.Context, pool *pgxpool.Pool) error) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	pool, closePool, err := Pool(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closePool()) }()
+	return story(ctx, pool)
+}
+
+// Pool finds or starts a Postgres (package internal/postgres says how), and makes a schema there with the limiter's table and
+// functions in it. It says on stderr which server that is. closePool removes all of it.
+func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err error) {
+	server, err := postgres.Start(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	fmt.Fprintln(os.Stderr, "On", server)
+	url, _, err := server.NewSchema(ctx)
+	if err == nil {
+		pool, err = open(ctx, url)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, server.Close())
+	}
+	return pool, func() error { pool.Close(); return server.Close() }, nil
+}
+
+// open connects to the application's database and brings it up to date.
+func open(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = 32 // so that 32 transactions really are at once
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if err := migrate(ctx, pool); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+func migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	db := stdlib.OpenDBFromPool(pool) // goose speaks database/sql
+	defer db.Close()
+	// A version table of the limiter's own: its migration 1 is not the application's migration 1.
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	if err != nil {
+		return err
+	}
+	_, err = provider.Up(ctx)
+	return err
+}
