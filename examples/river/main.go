@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"time"
@@ -28,7 +29,7 @@ import (
 )
 
 const (
-	minute = 4 * time.Second // of this story, so that it is over in seconds: everything below is 15 times as fast
+	minute = 6 * time.Second // of this story, so that it is over in seconds: everything below is 10 times as fast
 
 	documents  = 20
 	parts      = 10    // calls per document
@@ -240,48 +241,51 @@ func crash(ctx context.Context, url string) error {
 	})
 }
 
-// agree holds the jobs against the limit's row: as many tokens have been taken as the jobs need, and no more.
+// agree holds the jobs against the limit's row, which must hold what these reservations leave, and no other: to the token.
 func agree(ctx context.Context, pool *pgxpool.Pool, what string, want int) error {
-	var n int
-	var first, ts time.Time // of the row: since its first use, its last one
-	var value float64
-	err := pool.QueryRow(ctx, `
-		SELECT count(*), min((args->>'ReservedAt')::timestamptz),
-		       (SELECT value FROM rate_limits WHERE name = $1), (SELECT ts FROM rate_limits WHERE name = $1)
-		  FROM river_job`, llmTokens.Name()).Scan(&n, &first, &value, &ts)
+	reserved, err := events(ctx, pool, "(args->>'ReservedAt')::timestamptz")
 	if err != nil {
 		return err
 	}
-	// It was full at first, has been refilled since, never to the brim, and holds value.
-	taken := atOnce + ts.Sub(first).Seconds()*perMinute/minute.Seconds() - value
-	fmt.Printf("%-52s %3d jobs, %6.0f tokens taken\n", what+":", n, taken)
-	if n != want || taken < float64(want*tokens)-0.001 || taken > float64(want*tokens)+0.001 {
-		return fmt.Errorf("%d jobs and %v tokens, want %d and %d", n, taken, want, want*tokens)
+	var value float64 // at ts
+	var ts time.Time
+	err = pool.QueryRow(ctx, "SELECT value, ts FROM rate_limits WHERE name = $1", llmTokens.Name()).Scan(&value, &ts)
+	if err != nil {
+		return err
+	}
+	left := timeline.Left(reserved, atOnce, perMinute, minute)
+	fmt.Printf("%-45s %3d jobs, and the tokens of %3.0f are gone\n", what+":", len(reserved), float64(len(reserved))+(left-value)/tokens)
+	if len(reserved) != want || !ts.Equal(reserved[want-1].At) || math.Abs(left-value) > 1e-6 {
+		return fmt.Errorf("%d jobs, want %d; the row holds %v since %v, want %v since the last reservation", len(reserved), want, value, ts, left)
 	}
 	return nil
 }
 
+// events are all jobs with the instant that the SQL says, in order.
+func events(ctx context.Context, pool *pgxpool.Pool, at string) ([]timeline.Event, error) {
+	return timeline.Read(ctx, pool, fmt.Sprintf("SELECT %s, %d::float8 FROM river_job", at, tokens))
+}
+
 // check holds the instants of all jobs against the limit.
 func check(ctx context.Context, pool *pgxpool.Pool) error {
-	events := func(at string) ([]timeline.Event, error) {
-		return timeline.Read(ctx, pool, fmt.Sprintf("SELECT %s, %d::float8 FROM river_job", at, tokens))
-	}
-	reserved, err := events("(args->>'ReservedAt')::timestamptz")
+	reserved, err := events(ctx, pool, "(args->>'ReservedAt')::timestamptz")
 	if err != nil {
 		return err
 	}
-	due, err := events("(args->>'RunAt')::timestamptz")
+	due, err := events(ctx, pool, "(args->>'RunAt')::timestamptz")
 	if err != nil {
 		return err
 	}
-	started, err := events("attempted_at")
+	started, err := events(ctx, pool, "attempted_at")
 	if err != nil {
 		return err
 	}
+	// From the last one, whose tokens have come in by then, back to where the first came in.
+	const refill = (documents*parts*tokens - atOnce) * minute / perMinute
+	begin := due[len(due)-1].At.Add(-refill)
 	label := func(quarter int) string { return fmt.Sprintf("%d:%02d", quarter/4, quarter%4*15) }
-	fmt.Printf("\nWhen the tokens are there and the calls may run, from the first reservation on (minutes):\n%s",
-		timeline.Chart(due, reserved[0].At, minute/4, label))
-	fmt.Fprintf(os.Stderr, "When they ran:\n%s", timeline.Chart(started, reserved[0].At, minute/4, label))
+	fmt.Printf("\nTokens of the calls that may run from then on (minutes):\n%s", timeline.Chart(due, begin, minute/4, label))
+	fmt.Fprintf(os.Stderr, "When they ran:\n%s", timeline.Chart(started, begin, minute/4, label))
 
 	var completed, early int
 	var late time.Duration

@@ -42,19 +42,24 @@ func Burst(events []Event, rate float64, period time.Duration) float64 {
 	return most
 }
 
-// Total is what all events took together.
-func Total(events []Event) (tokens float64) {
-	for _, e := range events {
-		tokens += e.Tokens
+// Left is what a token bucket that was full before holds after the last of the events, which are in order.
+func Left(events []Event, capacity, rate float64, period time.Duration) float64 {
+	left := capacity
+	for i, e := range events {
+		if i > 0 {
+			left = min(capacity, left+e.At.Sub(events[i-1].At).Seconds()*rate/period.Seconds())
+		}
+		left -= e.Tokens
 	}
-	return tokens
+	return left
 }
 
-// Chart draws what was taken in each step from an instant on: a line per step, of at most 50 characters.
+// Chart draws what was taken in each step from an instant on, the first with what was before: a line per step, of at most 50
+// characters.
 func Chart(events []Event, from time.Time, step time.Duration, label func(step int) string) string {
 	var steps []float64
 	for _, e := range events {
-		n := int(e.At.Sub(from).Round(time.Millisecond) / step)
+		n := max(0, int(e.At.Sub(from).Round(time.Millisecond)/step))
 		for len(steps) <= n {
 			steps = append(steps, 0)
 		}
