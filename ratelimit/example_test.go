@@ -2,92 +2,357 @@ package ratelimit_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-var (
-	limits       ratelimit.Limiter // the zero value is ready
-	sendMessage  = ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
-	failedLogins = ratelimit.FixedWindow("failedLogins", 5, 15*time.Minute)
-	llmTokens    = ratelimit.TokenBucket("llmTokens", 40_000, time.Minute, ratelimit.Shards(10), ratelimit.MaxReserved(80_000))
-
-	pool                    *pgxpool.Pool
-	userID, team, text, job string
-	errWrongPassword        = errors.New("wrong password")
-	passwordOK              = func(context.Context, pgx.Tx, string) (bool, error) { return true, nil }
-	estimate                = func(string) float64 { return 1_500 }
-	ctx                     = context.Background()
-)
-
-// In a transaction that the caller has: denied means an error, and the error means rollback.
+// In the caller's own transaction: the message and its token are committed together, or neither is.
 func ExampleLimiter_Consume() {
-	send := func(ctx context.Context, tx pgx.Tx) error {
+	sendMessage := ratelimit.TokenBucket("sendMessage", 10, time.Hour, ratelimit.Capacity(2))
+
+	send := func(ctx context.Context, tx pgx.Tx, userID, text string) error {
 		if _, err := limits.Consume(ctx, tx, sendMessage.Key(userID)); err != nil {
-			return err // *ratelimit.ExceededError: which limits, RetryAt, RetryAfter
+			return err // denied, and the error rolls the transaction back
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
 		return err
 	}
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx) })
-	var exceeded *ratelimit.ExceededError
-	if errors.As(err, &exceeded) {
-		time.Sleep(exceeded.RetryAfter)
-	}
-}
 
-// The same in one round trip: the row, the limit and COMMIT are sent together, and a denial stops them all.
-func ExampleLimiter_SendTx() {
-	send := func(ctx context.Context) error {
-		var batch pgx.Batch
-		batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
-		if _, err := limits.QueueConsume(ctx, &batch, sendMessage.Key(userID)); err != nil {
-			return err
+	for range 3 {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx, "ann", "hello") })
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
+		} else if err != nil {
+			fmt.Println(err)
+		} else {
+			fmt.Println("sent")
 		}
-		return limits.SendTx(ctx, pool, &batch) // *ratelimit.ExceededError: nothing was written
 	}
-	_ = send(ctx)
+	// Output:
+	// sent
+	// sent
+	// denied, try again in 6m0s
 }
 
-// Failed logins: consume first, on the pool and before the login's transaction begins, so that it outlives its rollback and
-// needs no second connection; reset on success.
+// Several limits in one call are granted all together, or not at all.
+func ExampleLimiter_Consume_severalLimits() {
+	perUser := ratelimit.TokenBucket("exportsPerUser", 1, 24*time.Hour)
+	perTeam := ratelimit.TokenBucket("exportsPerTeam", 10, 24*time.Hour)
+
+	for range 2 {
+		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			for _, status := range exceeded.Denied() {
+				fmt.Println("denied by", status.Limit.Name())
+			}
+		} else if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("left: %.0f of the user's, %.0f of the team's\n", result.Requests[0].Remaining, result.Requests[1].Remaining)
+	}
+	// Output:
+	// left: 0 of the user's, 9 of the team's
+	// denied by exportsPerUser
+	// left: 0 of the user's, 9 of the team's
+}
+
+// Check writes nothing. A check of 0 tokens asks for the balance.
+func ExampleLimiter_Check() {
+	uploads := ratelimit.TokenBucket("uploads", 20, time.Hour)
+
+	balance, err := limits.Check(ctx, pool, uploads.Key("ann").Count(0))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(balance.Requests[0].Remaining, "left")
+
+	if _, err := limits.Consume(ctx, pool, uploads.Key("ann").Count(15)); err != nil {
+		fmt.Println(err)
+		return
+	}
+	six, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)) // a denial is no error here
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("six more:", six.OK, "but in", six.RetryAfter.Round(time.Minute))
+	// Output:
+	// 20 left
+	// six more: false but in 3m0s
+}
+
+// A cost that is known only afterwards: what the estimate fell short of is booked, however little is left.
+func ExampleLimiter_Charge() {
+	llmTokens := ratelimit.TokenBucket("llmTokens", 6000, time.Hour)
+
+	if _, err := limits.Consume(ctx, pool, llmTokens.Key("team 7").Count(5000)); err != nil { // the estimate
+		fmt.Println(err)
+		return
+	}
+	result, err := limits.Charge(ctx, pool, llmTokens.Key("team 7").Count(1500)) // it was 6500
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("out of debt in", result.RetryAfter.Round(time.Minute))
+	// Output:
+	// out of debt in 5m0s
+}
+
+// What an estimate was too high by is given back, by the time at which it was consumed.
+func ExampleLimiter_Refund() {
+	credits := ratelimit.TokenBucket("credits", 100, 24*time.Hour)
+
+	consumed, err := limits.Consume(ctx, pool, credits.Key("ann").Count(40))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	result, err := limits.Refund(ctx, pool, consumed.At, credits.Key("ann").Count(30)) // it took only 10
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%.0f left\n", result.Requests[0].Remaining)
+	// Output:
+	// 90 left
+}
+
+// Failed logins: each try is consumed on the pool, before the login's transaction begins, so that it outlives its rollback
+// and needs no second connection. A success makes the limit full again.
 func ExampleLimiter_Reset() {
-	login := func(ctx context.Context) error {
+	failedLogins := ratelimit.TokenBucket("failedLogins", 3, 15*time.Minute)
+
+	login := func(userID, password string) error {
 		if _, err := limits.Consume(ctx, pool, failedLogins.Key(userID)); err != nil {
 			return err
 		}
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			ok, err := passwordOK(ctx, tx, userID)
-			if err != nil {
-				return err
-			}
-			if !ok {
-				return errWrongPassword
+			if password != "correct horse" {
+				return errors.New("wrong password")
 			}
 			return limits.Reset(ctx, tx, failedLogins.Key(userID))
 		})
 	}
-	_ = login(ctx)
+
+	for _, password := range []string{"123456", "qwerty", "correct horse", "correct", "horse", "horse horse", "correct horse"} {
+		err := login("ann", password)
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			err = errors.New("denied")
+		}
+		fmt.Printf("%s: %v\n", password, err)
+	}
+	// Output:
+	// 123456: wrong password
+	// qwerty: wrong password
+	// correct horse: <nil>
+	// correct: wrong password
+	// horse: wrong password
+	// horse horse: wrong password
+	// correct horse: denied
 }
 
-// Reserve and schedule in one commit. With River it would be
+// A SERIALIZABLE transaction, which is run again when Postgres could not serialize it. An error rolls it back.
+func ExampleLimiter_InTx() {
+	invite := ratelimit.TokenBucket("invite", 5, time.Hour)
+
+	for _, guests := range []int{3, 6} {
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			for range guests {
+				if _, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ('ann', 'come in')"); err != nil {
+					return err
+				}
+			}
+			// Last, since the limit's row is locked from here to the end of the transaction.
+			_, err := limits.Consume(ctx, tx, invite.Key("ann").Count(float64(guests)))
+			return err
+		})
+		switch {
+		case errors.Is(err, ratelimit.ErrExceedsCapacity):
+			fmt.Println(guests, "guests are more than can ever be granted at once")
+		case err != nil:
+			fmt.Println(err)
+		default:
+			fmt.Println(guests, "guests are invited")
+		}
+	}
+	var messages int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'come in'").Scan(&messages); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(messages, "messages")
+	// Output:
+	// 3 guests are invited
+	// 6 guests are more than can ever be granted at once
+	// 3 messages
+}
+
+// A reservation takes tokens that are not there yet, and says when they will be: the job that is to run then is stored in
+// the same transaction. With River it would be
 //
 //	_, err = jobs.InsertTx(ctx, tx, args, &river.InsertOpts{ScheduledAt: result.RetryAt})
-func ExampleLimiter_InTx() {
-	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		result, err := limits.Consume(ctx, tx, llmTokens.Key(team).Count(estimate(job)).Reserve())
+func ExampleRequest_Reserve() {
+	promptTokens := ratelimit.TokenBucket("promptTokens", 6000, time.Hour, ratelimit.Capacity(2000), ratelimit.MaxReserved(4000))
+
+	for _, prompt := range []string{"summarize", "translate", "explain", "rhyme"} {
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			result, err := limits.Consume(ctx, tx, promptTokens.Key("team 7").Count(2000).Reserve())
+			if err != nil {
+				return err // so much is reserved already that it may not queue up
+			}
+			fmt.Println(prompt, "may run in", result.RetryAfter.Round(time.Minute))
+			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
+			return err
+		})
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println(prompt, "may be asked again in", exceeded.RetryAfter.Round(time.Minute))
+		} else if err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// summarize may run in 0s
+	// translate may run in 20m0s
+	// explain may run in 40m0s
+	// rhyme may be asked again in 20m0s
+}
+
+// One limit that many transactions want at once: they wait their turn before they take a connection, and none runs in vain.
+func ExampleHot() {
+	signUps := ratelimit.TokenBucket("signUps", 10, 24*time.Hour)
+
+	var wg sync.WaitGroup
+	for i := range 30 {
+		wg.Go(func() {
+			err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", fmt.Sprintf("user%d@example.com", i)); err != nil {
+					return err
+				}
+				_, err := limits.Consume(ctx, tx, signUps.Global()) // with the ctx that the function is given
+				return err
+			}, ratelimit.Hot(signUps.Global()))
+			var exceeded *ratelimit.ExceededError
+			if err != nil && !errors.As(err, &exceeded) {
+				fmt.Println(err)
+			}
+		})
+	}
+	wg.Wait()
+
+	var users int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM users").Scan(&users); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(users, "users")
+	// Output:
+	// 10 users
+}
+
+// For calls that are in no transaction, and of which there are many at once: those that wait are decided by one statement
+// and one commit.
+func ExampleCoalescer() {
+	requests := ratelimit.TokenBucket("requests", 100, 24*time.Hour)
+	coalescer := ratelimit.NewCoalescer(pool) // one for the process
+	defer coalescer.Close()                   // after the server, before the pool
+
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for range 300 {
+		wg.Go(func() {
+			if _, err := limits.Consume(ctx, coalescer, requests.Key("ann")); err == nil {
+				granted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(granted.Load(), "granted")
+	// Output:
+	// 100 granted
+}
+
+// On a batch of the caller's, the limit costs no round trip of its own. Here the batch is a transaction of its own.
+func ExampleLimiter_QueueConsume() {
+	comments := ratelimit.TokenBucket("comments", 1, time.Hour)
+
+	for range 2 {
+		batch := &pgx.Batch{}
+		result, err := limits.QueueConsume(ctx, batch, comments.Key("ann"))
 		if err != nil {
+			fmt.Println(err) // the request is wrong in itself
+			return
+		}
+		batch.Queue("INSERT INTO messages (sender, body) VALUES ('ann', 'first!')")
+		err = pool.SendBatch(ctx, batch).Close() // reads the results
+		var exceeded *ratelimit.ExceededError
+		fmt.Println("granted:", result.OK, "denied:", errors.As(err, &exceeded))
+	}
+	var stored int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'first!'").Scan(&stored); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(stored, "stored")
+	// Output:
+	// granted: true denied: false
+	// granted: false denied: true
+	// 1 stored
+}
+
+// BEGIN, the row, the limit and COMMIT in one round trip. A denial stops them all.
+func ExampleLimiter_SendTx() {
+	postReview := ratelimit.TokenBucket("postReview", 1, time.Hour)
+
+	post := func(userID, text string) error {
+		batch := &pgx.Batch{}
+		batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
+		if _, err := limits.QueueConsume(ctx, batch, postReview.Key(userID)); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO jobs (args, scheduled_at) VALUES ($1, $2)", job, result.RetryAt)
-		return err
-	})
-	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
-		return // it will never fit: split it
+		return limits.SendTx(ctx, pool, batch) // SERIALIZABLE, and sent again if it could not be serialized
 	}
+
+	fmt.Println("first:", post("ann", "a fine limiter"))
+	var exceeded *ratelimit.ExceededError
+	fmt.Println("second denied:", errors.As(post("ann", "a fine limiter"), &exceeded))
+	var stored int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'a fine limiter'").Scan(&stored); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(stored, "stored")
+	// Output:
+	// first: <nil>
+	// second denied: true
+	// 1 stored
+}
+
+// A limit from a configuration file. Unset and 0 are different things.
+func ExampleNew() {
+	var config ratelimit.Config
+	err := json.Unmarshal([]byte(`{"name": "calls", "kind": "token bucket", "rate": 10, "period": "1m", "maxReserved": 0}`), &config)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	limit, err := ratelimit.New(config)
+	fmt.Println(limit, err)
+
+	config.Rate = -1
+	_, err = ratelimit.New(config)
+	fmt.Println(err)
+	// Output:
+	// calls: token bucket, 10 per 1m0s, capacity 10, at most 0 reserved <nil>
+	// ratelimit: invalid: limit "calls": rate -1 is not between 1e-15 and 1e+15
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/examples/internal/demo"
@@ -36,7 +37,7 @@ func send(ctx context.Context, pool *pgxpool.Pool, sender, body string) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE messages (sender text, body text CHECK (length(body) <= 20))")
+	_, err := pool.Exec(ctx, "CREATE TABLE messages (sender text, body text CONSTRAINT body_length CHECK (length(body) <= 20))")
 	if err != nil {
 		return err
 	}
@@ -53,19 +54,19 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		{"bob", "Ann, I am here."},
 	} {
 		err := send(ctx, pool, message.sender, message.body)
-		var exceeded *ratelimit.ExceededError
 		answer := "sent"
-		switch {
-		case errors.As(err, &exceeded):
-			answer = fmt.Sprintf("wait %v", exceeded.RetryAfter.Round(time.Minute))
-		case err != nil:
-			answer = "not stored: the database refused it"
+		if denial, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+			answer = fmt.Sprintf("denied, wait %v", denial.RetryAfter.Round(time.Minute))
+		} else if refused, ok := errors.AsType[*pgconn.PgError](err); ok && refused.Code == "23514" {
+			answer = "not stored: violates " + refused.ConstraintName
+		} else if err != nil {
+			return err
 		}
 		left, err := remaining(ctx, pool, message.sender)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%s: %-45q %-37s %.0f left\n", message.sender, message.body, answer, left)
+		fmt.Printf("%s: %-45q %-33s %.0f left\n", message.sender, message.body, answer, left)
 	}
 
 	var fromAnn, fromBob int

@@ -1,0 +1,134 @@
+// Anonymous-session limits visitors who have no account: each session by a cookie that the server has signed, new sessions
+// by the network they come from, and all visitors together. So it does not help to throw the cookie away, to forge one or
+// to have many addresses. Sessions and addresses are personal data, so the keys in the table are hashes of them.
+//
+//	go run ./examples/anonymous-session
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var (
+	limits      ratelimit.Limiter
+	perSession  = ratelimit.TokenBucket("perSession", 5, time.Hour)
+	newSessions = ratelimit.TokenBucket("newSessions", 3, time.Hour) // per network
+	anonymous   = ratelimit.TokenBucket("anonymous", 25, time.Hour)  // all together
+
+	secret = []byte(rand.Text()) // an application has one that outlives a restart
+)
+
+// keyed is a hash that nobody can compute who has only the table: there are too few addresses for a plain hash to hide them.
+func keyed(purpose, text string) string {
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte(purpose + "\x00" + text))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// session is the visitor's, if he has a cookie of ours.
+func session(r *http.Request) (id string, ok bool) {
+	cookie, err := r.Cookie("session")
+	if err != nil {
+		return "", false
+	}
+	id, signature, _ := strings.Cut(cookie.Value, ".")
+	return id, hmac.Equal([]byte(signature), []byte(keyed("sign", id)))
+}
+
+// network is what one visitor can choose his addresses from: the /24 of an IPv4 address, the /64 of an IPv6 one.
+func network(r *http.Request) string {
+	addr := netip.MustParseAddrPort(r.RemoteAddr).Addr().Unmap() // behind a proxy, what that says instead
+	if addr.Is4() {
+		return netip.PrefixFrom(addr, 24).Masked().String()
+	}
+	return netip.PrefixFrom(addr, 64).Masked().String()
+}
+
+func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
+	id, known := session(r)
+	requests := []ratelimit.Request{anonymous.Global()}
+	if !known {
+		id = rand.Text()
+		requests = append(requests, newSessions.Key(keyed("network", network(r))))
+	}
+	_, err := limits.Consume(r.Context(), pool, append(requests, perSession.Key(keyed("session", id)))...)
+	switch _, denied := errors.AsType[*ratelimit.ExceededError](err); {
+	case denied:
+		http.Error(w, "try again later", http.StatusTooManyRequests)
+	case err != nil:
+		http.Error(w, "try again later", http.StatusServiceUnavailable)
+	case !known:
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: id + "." + keyed("sign", id), HttpOnly: true, Secure: true})
+	}
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	site := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(pool, w, r) })
+	first := visit(site, "192.0.2.7:1", "")
+	cookie, _, _ := strings.Cut(first.Header().Get("Set-Cookie"), ";")
+	_, signature, _ := strings.Cut(cookie, ".")
+	fmt.Printf("a visitor comes: %d, and gets a cookie\n", first.Code)
+
+	for _, crowd := range []struct {
+		who     string
+		visits  int
+		granted int64
+		addr    func(i int) string
+		cookie  string
+	}{
+		{"he comes again with it", 7, 4, func(int) string { return "192.0.2.7:1" }, cookie},
+		{"somebody throws his away each time", 20, 3, func(int) string { return "198.51.100.9:1" }, ""},
+		{"he signs another as the first one is signed, from all of his /24", 20, 0, func(i int) string { return fmt.Sprintf("198.51.100.%d:1", i) }, "session=x." + signature},
+		{"somebody has all addresses of a /64", 50, 3, func(i int) string { return fmt.Sprintf("[2001:db8::%x]:1", i) }, ""},
+		{"somebody has 100 networks", 100, 14, func(i int) string { return fmt.Sprintf("10.0.%d.1:1", i) }, ""},
+	} {
+		var granted atomic.Int64
+		var wg sync.WaitGroup
+		for i := range crowd.visits {
+			wg.Go(func() {
+				if visit(site, crowd.addr(i), crowd.cookie).Code == http.StatusOK {
+					granted.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		fmt.Printf("%s: %d of %d visits granted\n", crowd.who, granted.Load(), crowd.visits)
+		if granted.Load() != crowd.granted {
+			return fmt.Errorf("want %d", crowd.granted)
+		}
+	}
+
+	return demo.PrintTable(ctx, pool, os.Stdout, `
+		SELECT name, count(*) AS keys, bool_and(key ~ '^[0-9a-f]{64}$') AS "all are hashes"
+		  FROM rate_limits WHERE key <> '' GROUP BY name ORDER BY name`)
+}
+
+func visit(site http.Handler, addr, cookie string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = addr
+	r.Header.Set("Cookie", cookie)
+	w := httptest.NewRecorder()
+	site.ServeHTTP(w, r)
+	return w
+}

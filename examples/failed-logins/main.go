@@ -1,0 +1,125 @@
+// Failed-logins allows five guesses of a user's password, and one more every three minutes. It counts a guess before the
+// password is looked at, so that guesses that come all at once are counted too, and on the pool, so that the count
+// outlives the rollback of the login that failed. A login that succeeds makes the limit full again.
+//
+//	go run ./examples/failed-logins
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/crypto/bcrypt"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var (
+	limits       ratelimit.Limiter
+	failedLogins = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute)
+
+	passwordsChecked atomic.Int64 // for the story
+)
+
+func login(ctx context.Context, pool *pgxpool.Pool, user, password string) error {
+	// Before the transaction begins: inside, this call would need a second connection.
+	if _, err := limits.Consume(ctx, pool, failedLogins.Key(user)); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO sessions (user_name) VALUES ($1)", user); err != nil {
+			return err
+		}
+		var hash []byte
+		if err := tx.QueryRow(ctx, "SELECT hash FROM users WHERE name = $1", user).Scan(&hash); err != nil {
+			return err
+		}
+		passwordsChecked.Add(1)
+		if err := bcrypt.CompareHashAndPassword(hash, []byte(password)); err != nil {
+			return err // rolls back the session, and not the count
+		}
+		return limits.Reset(ctx, tx, failedLogins.Key(user)) // of the past: commits with the session
+	})
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	const tables = "CREATE TABLE users (name text, hash bytea); CREATE TABLE sessions (user_name text)"
+	if _, err := pool.Exec(ctx, tables); err != nil {
+		return err
+	}
+	for _, user := range []string{"ann", "bob"} {
+		hash, err := bcrypt.GenerateFromPassword([]byte(user+"'s password"), bcrypt.DefaultCost)
+		if err != nil {
+			return err
+		}
+		if _, err := pool.Exec(ctx, "INSERT INTO users VALUES ($1, $2)", user, hash); err != nil {
+			return err
+		}
+	}
+
+	if err := login(ctx, pool, "bob", "bobby"); !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
+		return fmt.Errorf("bob's wrong password: %w", err)
+	}
+	if err := expect(ctx, pool, "bob mistypes his password", "bob", 0, 4); err != nil {
+		return err
+	}
+	if err := login(ctx, pool, "bob", "bob's password"); err != nil {
+		return err
+	}
+	if err := expect(ctx, pool, "bob logs in", "bob", 1, 5); err != nil {
+		return err
+	}
+
+	passwordsChecked.Store(0)
+	var denials atomic.Int64
+	var wg sync.WaitGroup
+	for guess := range 50 {
+		wg.Go(func() {
+			if _, denied := errors.AsType[*ratelimit.ExceededError](login(ctx, pool, "ann", fmt.Sprint(guess))); denied {
+				denials.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if err := expect(ctx, pool, "50 guesses of ann's at once", "ann", 0, 0); err != nil {
+		return err
+	}
+	fmt.Printf("%d of them got as far as the password, %d were denied\n", passwordsChecked.Load(), denials.Load())
+	if passwordsChecked.Load() != 5 || denials.Load() != 45 {
+		return errors.New("want 5 and 45")
+	}
+	denial, denied := errors.AsType[*ratelimit.ExceededError](login(ctx, pool, "ann", "ann's password"))
+	if !denied {
+		return errors.New("ann was not denied")
+	}
+	fmt.Printf("ann's next try, right or wrong, in %v\n", denial.RetryAfter.Round(time.Minute))
+	return nil
+}
+
+// expect prints what is in the database, and checks it.
+func expect(ctx context.Context, pool *pgxpool.Pool, what, user string, wantSessions int, wantGuesses float64) error {
+	var sessions int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM sessions WHERE user_name = $1", user).Scan(&sessions); err != nil {
+		return err
+	}
+	result, err := limits.Check(ctx, pool, failedLogins.Key(user).Count(0)) // of 0 tokens: only to see the balance
+	if err != nil {
+		return err
+	}
+	guesses := math.Floor(result.Requests[0].Remaining)
+	fmt.Printf("%-28s %d sessions, %v guesses left\n", what+":", sessions, guesses)
+	if sessions != wantSessions || guesses != wantGuesses {
+		return fmt.Errorf("want %d sessions and %v guesses", wantSessions, wantGuesses)
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+// Tiers reads a limit for each plan from a file, plans.json. What is wrong in the file is an error when the program starts.
+// Each user's plan is in his row, and a plan that is changed takes effect at the next call. All plans are one limit with
+// different numbers: it has one name, and a user one balance, so that nobody gains tokens by changing plans to and fro.
+//
+//	go run ./examples/tiers
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var limits ratelimit.Limiter
+
+//go:embed plans.json
+var shipped []byte // what the story begins with, and edits
+
+type plans map[string]ratelimit.Limit
+
+// load makes the plans of a file, or says what is wrong with each of them.
+func load(path string) (plans, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	var configs map[string]ratelimit.Config
+	decoder := json.NewDecoder(file)
+	decoder.DisallowUnknownFields() // a misspelt "capacity" must not be an unset one
+	if err := decoder.Decode(&configs); err != nil {
+		return nil, err
+	}
+	plans, errs := plans{}, []error(nil)
+	for _, plan := range slices.Sorted(maps.Keys(configs)) {
+		limit, err := ratelimit.New(configs[plan])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("plan %s: %w", plan, err))
+		}
+		plans[plan] = limit
+	}
+	return plans, errors.Join(errs...)
+}
+
+// request is the user's work: it is limited by his plan, in the transaction that looks it up.
+func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var plan string
+		if err := tx.QueryRow(ctx, "SELECT plan FROM users WHERE name = $1", user).Scan(&plan); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ctx, tx, p[plan].Key(user)) // a plan that is not in the file is the zero Limit: an error
+		return err
+	})
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	_, err := pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro')")
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "tiers")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	edit := func(from, to string) (plans, error) {
+		path := filepath.Join(dir, "plans.json")
+		if err := os.WriteFile(path, bytes.Replace(shipped, []byte(from), []byte(to), 1), 0o600); err != nil {
+			return nil, err
+		}
+		return load(path)
+	}
+
+	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"capacity"`, `"capasity"`}} {
+		_, err := edit(mistake[0], mistake[1])
+		fmt.Printf("a file with %s: %v\n", mistake[1], err)
+		if err == nil {
+			return errors.New("nobody noticed")
+		}
+	}
+	plans, err := edit("", "")
+	if err != nil {
+		return err
+	}
+	if err := plans.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
+		return err
+	}
+	if err := plans.use(ctx, pool, "bob", 10, time.Hour); err != nil {
+		return err
+	}
+	fmt.Println("the free plan is raised to 6 a day: the next call goes by it, and what was used stays used")
+	if plans, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
+		return err
+	}
+	if err := plans.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
+		return err
+	}
+	fmt.Println("ann pays for the pro plan")
+	if _, err := pool.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = 'ann'"); err != nil {
+		return err
+	}
+	return plans.use(ctx, pool, "ann", 0, time.Hour)
+}
+
+// use makes requests until one is denied.
+func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want int, wantWait time.Duration) error {
+	for granted := 0; ; granted++ {
+		err := p.request(ctx, pool, user)
+		if denial, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+			wait := denial.RetryAfter.Round(time.Hour)
+			fmt.Printf("%s: %d requests granted, the next one in %v\n", user, granted, wait)
+			if granted != want || wait != wantWait {
+				return fmt.Errorf("want %d and %v", want, wantWait)
+			}
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package integration_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// The examples that pkg.go.dev shows are in the library's own module, which has no database: here they get one. All that
+// are written there must have run, also one that somebody adds without an // Output.
+func TestEveryExampleOfThePackageRunsAndPrintsWhatItSays(t *testing.T) {
+	t.Parallel()
+	url := newPool(t, 1).Config().ConnString()
+
+	// By the name of the package, for it is in another module than this test.
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-run", "^Example", "github.com/txlimit/txlimit/ratelimit")
+	cmd.Env = append(os.Environ(), "TXLIMIT_DATABASE_URL="+url)
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, output)
+	}
+
+	files, err := filepath.Glob("../ratelimit/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := 0
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range regexp.MustCompile(`(?m)^func (Example\w*)\(`).FindAllSubmatch(source, -1) {
+			written++
+			if passed := regexp.MustCompile(`(?m)^--- PASS: ` + string(match[1]) + ` `); !passed.Match(output) {
+				t.Errorf("%s did not run", match[1])
+			}
+		}
+	}
+	if written == 0 {
+		t.Errorf("there are no examples in %q", files)
+	}
+	t.Logf("%d examples are written", written)
+}

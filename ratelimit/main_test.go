@@ -1,0 +1,57 @@
+package ratelimit_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// What an application has, and the examples use: one limiter for the process, and a pool.
+var (
+	ctx    = context.Background()
+	limits ratelimit.Limiter // the zero value is ready
+	pool   *pgxpool.Pool
+)
+
+// TestMain gives the examples the database that TXLIMIT_DATABASE_URL names, an empty schema but for the limiter's. This
+// module has none: integration_test runs the examples with its own and checks that they ran, and by hand it is
+//
+//	go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql -- go test -v -run Example ./ratelimit
+//
+// Without it, the examples are compiled and not run.
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	flag.Parse()
+	url := os.Getenv("TXLIMIT_DATABASE_URL")
+	if url == "" {
+		skip := flag.Lookup("test.skip").Value
+		if skip.String() != "" {
+			_ = skip.Set(skip.String() + "|^Example") // a string takes everything
+		} else {
+			_ = skip.Set("^Example")
+		}
+		return m.Run()
+	}
+	var err error
+	if pool, err = pgxpool.New(ctx, url); err == nil {
+		defer pool.Close()
+		_, err = pool.Exec(ctx, `
+			CREATE TABLE messages (sender text, body text);
+			CREATE TABLE users (email text);
+			CREATE TABLE jobs (prompt text, run_at timestamptz)`)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the examples have no database:", err)
+		return 1
+	}
+	return m.Run()
+}
