@@ -230,8 +230,9 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 	t.Parallel()
 	const perSecond, capacity, most = 1500, 60, 40 // tokens; the last is that of one job
 	llmTokens := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(capacity))
+	sharded := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(3*capacity), ratelimit.Shards(3))
 
-	play := func(t *testing.T, q *jobQueue, enqueue func(estimate float64, kill bool) int64) (lost float64) {
+	play := func(t *testing.T, q *jobQueue, capacity float64, enqueue func(estimate float64, kill bool) int64) []job {
 		const enqueuers, each, workers = 8, 25, 6
 		r := newRand(t)
 		var mu sync.Mutex
@@ -285,10 +286,12 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 			t.Errorf("over some span the rate and %v tokens were due, and %v ran, up to %v late; the capacity is %v", due, run, late, capacity)
 		}
 		t.Logf("%d jobs, %d connections killed, up to %v late", len(jobs), q.killed.Load(), late)
-
+		return jobs
+	}
+	lost := func(q *jobQueue, jobs []job) float64 {
 		var value float64
-		if err := q.admin.QueryRow(t.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
-			t.Fatal(err)
+		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
+			q.Fatal(err)
 		}
 		return leftBy(jobs, capacity, perSecond) - value
 	}
@@ -297,15 +300,20 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			q := newJobQueue(t, llmTokens.Key("team"), ratelimit.Isolation(level), ratelimit.Hot(llmTokens.Key("team")))
-			if lost := play(t, q, q.enqueue); math.Abs(lost) > 1e-6 {
+			if lost := lost(q, play(t, q, capacity, q.enqueue)); math.Abs(lost) > 1e-6 {
 				t.Errorf("%v tokens are gone that no job has", lost)
 			}
 		})
 	}
+	t.Run("three shards", func(t *testing.T) {
+		t.Parallel()
+		q := newJobQueue(t, sharded.Key("team"), ratelimit.Isolation(pgx.ReadCommitted))
+		play(t, q, 3*capacity, q.enqueue) // how much of it a full shard was not refilled is not in the jobs
+	})
 	t.Run("reserved in a transaction of its own", func(t *testing.T) {
 		t.Parallel()
 		q := newJobQueue(t, llmTokens.Key("team"), ratelimit.Isolation(pgx.ReadCommitted))
-		if lost := play(t, q, q.enqueueApart); lost < 1 {
+		if lost := lost(q, play(t, q, capacity, q.enqueueApart)); lost < 1 {
 			t.Errorf("%v tokens are gone that no job has: this test cannot see that tokens are lost", lost)
 		}
 	})
