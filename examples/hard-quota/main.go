@@ -1,0 +1,118 @@
+// Hard-quota keeps to the quota of a third party, 100 calls per hour by his clock, and shows what the choice of the limit is
+// worth: a token bucket of the very same numbers spends up to rate + capacity, here twice the quota, in one of his hours.
+//
+//	go run ./examples/hard-quota
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+const quota = 100 // calls per hour
+
+var (
+	// It takes hours to tell: the story has a clock of its own, which the third party goes by, too.
+	now    time.Time
+	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
+
+	onTheHour  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // his hours begin on the hour, UTC
+	strategies = []strategy{
+		// Saves up 100, and is refilled while they are spent.
+		{"token bucket, 100 and 100 at once", ratelimit.TokenBucket("bucket", quota, time.Hour)},
+		// Without a Start, a window begins at an offset of its own: part of it lies in one of his hours, the rest in the next.
+		{"fixed window, on a grid of its own", ratelimit.FixedWindow("ownWindow", quota, time.Hour)},
+		// This is the one.
+		{"fixed window, on his grid", ratelimit.FixedWindow("hisWindow", quota, time.Hour, ratelimit.Start(onTheHour))},
+		// For a third party that counts over any 60 minutes: rate + capacity is the quota, at half the speed in the long run.
+		{"token bucket, 50 and 50 at once", ratelimit.TokenBucket("halfBucket", quota/2, time.Hour, ratelimit.Capacity(quota/2))},
+	}
+)
+
+type strategy struct {
+	name  string
+	limit ratelimit.Limit
+}
+
+// thirdParty counts the calls of each of his hours, and refuses those above the quota.
+type thirdParty struct {
+	inHour  map[time.Time]int
+	refused int
+}
+
+func (p *thirdParty) call() {
+	hour := now.Truncate(time.Hour)
+	p.inHour[hour]++
+	if p.inHour[hour] > quota {
+		p.refused++
+	}
+}
+
+// callAll makes as many calls as the limit grants until the end, and returns when.
+func callAll(ctx context.Context, pool *pgxpool.Pool, limit ratelimit.Limit, p *thirdParty, end time.Time) (calls []time.Time, err error) {
+	for now.Before(end) {
+		_, err := limits.Consume(ctx, pool, limit.Global())
+		var exceeded *ratelimit.ExceededError
+		switch {
+		case errors.As(err, &exceeded):
+			now = exceeded.RetryAt
+		case err != nil:
+			return nil, err
+		default:
+			p.call()
+			calls = append(calls, now)
+		}
+	}
+	return calls, nil
+}
+
+// busiest is the most calls that lie within any 60 minutes.
+func busiest(calls []time.Time) (most int) {
+	first := 0
+	for i, at := range calls {
+		for at.Sub(calls[first]) >= time.Hour {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	for day, begin := range []time.Time{
+		time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC),
+		time.Date(2026, 7, 2, 12, 50, 0, 0, time.UTC), // after a day without calls
+	} {
+		noon := begin.Truncate(time.Hour)
+		fmt.Printf("as many calls as the limit grants, from %s to 15:00     12h  13h  14h  refused  in any 60 minutes\n", begin.Format("15:04"))
+		for i, s := range strategies {
+			now = begin
+			p := &thirdParty{inHour: map[time.Time]int{}}
+			calls, err := callAll(ctx, pool, s.limit, p, noon.Add(3*time.Hour))
+			if err != nil {
+				return err
+			}
+			hour := func(n int) int { return p.inHour[noon.Add(time.Duration(n)*time.Hour)] }
+			fmt.Printf("   %-52s %4d %4d %4d %8d %18d\n", s.name, hour(0), hour(1), hour(2), p.refused, busiest(calls))
+
+			switch {
+			case i == 0 && day == 0 && hour(0) != 2*quota-1: // the 200th comes with the stroke of the next hour
+				return fmt.Errorf("%s: %d calls in the first hour, want %d", s.name, hour(0), 2*quota-1)
+			case i == 2 && (p.refused > 0 || hour(0) != quota || hour(1) != quota || hour(2) != quota):
+				return fmt.Errorf("%s: %v, %d of them refused, want %d each and none", s.name, p.inHour, p.refused, quota)
+			case i == 3 && busiest(calls) > quota:
+				return fmt.Errorf("%s: %d calls within 60 minutes, more than %d", s.name, busiest(calls), quota)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+// Leaky-bucket sends webhooks to a receiver that takes two per second and no burst: whatever comes waits its turn, evenly
+// spaced, and the queue has an end.
+//
+//	go run ./examples/leaky-bucket
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+const (
+	interval = 500 * time.Millisecond
+	queue    = 8
+)
+
+var (
+	limits ratelimit.Limiter
+
+	// With a capacity of 0 nothing is saved up: whoever comes must reserve, and waits for his token. MaxReserved is the
+	// length of the queue.
+	webhooks = ratelimit.TokenBucket("webhooks", 1, interval, ratelimit.Capacity(0), ratelimit.MaxReserved(queue))
+)
+
+// send waits for its turn in the queue and sends. The queue is the limit's row: it is one for all processes.
+func send(ctx context.Context, pool *pgxpool.Pool, receiver string) error {
+	turn, err := limits.Consume(ctx, pool, webhooks.Key(receiver).Reserve())
+	if err != nil {
+		return err // the queue is full
+	}
+	select {
+	case <-time.After(turn.RetryAfter):
+	case <-ctx.Done():
+		return ctx.Err() // one could give the token back, but others have been told to wait for it
+	}
+	_, err = pool.Exec(ctx, "INSERT INTO sent (turn, at) VALUES ($1, clock_timestamp())", turn.RetryAt) // and here one would send
+	return err
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	if _, err := pool.Exec(ctx, "CREATE TABLE sent (turn timestamptz, at timestamptz)"); err != nil {
+		return err
+	}
+
+	// All at once. Whoever does not find a place in the queue is told when there will be one.
+	const senders = 20
+	errs := make([]error, senders)
+	var wg sync.WaitGroup
+	for i := range senders {
+		wg.Go(func() { errs[i] = send(ctx, pool, "https://example.com/hook") })
+	}
+	wg.Wait()
+	sent, denied := 0, 0
+	for _, err := range errs {
+		var full *ratelimit.ExceededError
+		switch {
+		case errors.As(err, &full):
+			denied++
+			if full.RetryAfter > interval {
+				return fmt.Errorf("%w, want a place within %v", full, interval)
+			}
+		case err != nil:
+			return err
+		default:
+			sent++
+		}
+	}
+	fmt.Printf("%d webhooks at once: %d sent, %d found the queue full\n", senders, sent, denied)
+	if sent != queue || denied != senders-queue {
+		return fmt.Errorf("%d sent and %d denied, want %d and %d", sent, denied, queue, senders-queue)
+	}
+
+	rows, err := pool.Query(ctx, "SELECT turn - min(turn) OVER (), at - turn FROM sent ORDER BY turn")
+	if err != nil {
+		return err
+	}
+	var turn, late time.Duration
+	n := 0
+	_, err = pgx.ForEachRow(rows, []any{&turn, &late}, func() error {
+		turn = turn.Round(time.Millisecond) // it is given to the microsecond, rounded up
+		fmt.Printf("   %v after the first\n", turn)
+		fmt.Fprintf(os.Stderr, "   %v late\n", late)
+		if want := time.Duration(n) * interval; turn != want || late < 0 {
+			return fmt.Errorf("turn %d is %v after the first, and was sent %v after it, want %v and later", n, turn, late, want)
+		}
+		n++
+		return nil
+	})
+	return err
+}

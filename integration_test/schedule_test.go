@@ -1,0 +1,485 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// jobQueue is a plain table as a queue: the tokens of a job are reserved with its row, and settled when it is done. Whoever
+// works on it may lose his connection at any time.
+type jobQueue struct {
+	*testing.T
+	pool    *pgxpool.Pool // of the enqueuers and workers
+	admin   *pgxpool.Pool // of the test
+	limiter *ratelimit.Limiter
+	request ratelimit.Request
+	options []ratelimit.TxOption
+
+	killed atomic.Int64 // connections, each between a consumption or a settlement and its commit
+}
+
+func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.TxOption) *jobQueue {
+	t.Helper()
+	admin := newPool(t, 2)
+	_, err := admin.Exec(t.Context(), `
+		CREATE TABLE jobs (
+			id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+			estimate    float8 NOT NULL,
+			consumed_at timestamptz NOT NULL,
+			run_at      timestamptz NOT NULL,
+			state       text NOT NULL DEFAULT 'waiting',
+			ran_at      timestamptz,
+			cost        float8
+		)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &jobQueue{
+		T: t, pool: connect(t, admin.Config().ConnString(), 8), admin: admin,
+		limiter: &ratelimit.Limiter{}, request: request, options: append(options, ratelimit.Attempts(1000)),
+	}
+}
+
+// kill ends the connection of a transaction, and returns when it has ended: what is left to do is a commit, which fails.
+func (q *jobQueue) kill(tx pgx.Tx) error {
+	var pid int // as the server knows it: behind a pooler, the connection does not
+	var ended bool
+	err := tx.QueryRow(q.Context(), "SELECT pg_backend_pid()").Scan(&pid)
+	if err == nil {
+		err = q.admin.QueryRow(q.Context(), "SELECT pg_terminate_backend($1, 10000)", pid).Scan(&ended)
+	}
+	if err == nil && !ended {
+		err = errors.New("the connection did not end within 10 s")
+	}
+	if err != nil {
+		q.Error(err)
+	}
+	q.killed.Add(1)
+	return err
+}
+
+// inTx runs a transaction; if it wrote and is to be killed, then before the commit, and again on another connection.
+func (q *jobQueue) inTx(kill bool, fn func(ctx context.Context, tx pgx.Tx) (wrote bool, err error), options ...ratelimit.TxOption) {
+	for {
+		killed := false
+		err := q.limiter.InTx(q.Context(), q.pool, func(ctx context.Context, tx pgx.Tx) error {
+			wrote, err := fn(ctx, tx)
+			if err != nil || !wrote || !kill {
+				return err
+			}
+			killed = true
+			return q.kill(tx)
+		}, options...)
+		switch {
+		case killed && err == nil:
+			q.Error("a transaction was committed on a connection that was killed before")
+		case killed:
+			kill = false
+			continue
+		case err != nil:
+			q.Error(err)
+		}
+		return
+	}
+}
+
+// enqueue reserves and enqueues in one transaction.
+func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		result, err := q.limiter.Consume(ctx, tx, q.request.Count(estimate).Reserve())
+		if err != nil {
+			return false, err
+		}
+		return true, q.insert(ctx, tx, estimate, result).Scan(&id)
+	}, q.options...)
+	return id
+}
+
+// enqueueApart does it in two transactions, so that the tests are seen able to fail.
+func (q *jobQueue) enqueueApart(estimate float64, kill bool) (id int64) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		result, err := q.limiter.Consume(ctx, q.admin, q.request.Count(estimate).Reserve())
+		if err != nil {
+			return false, err
+		}
+		return true, q.insert(ctx, tx, estimate, result).Scan(&id)
+	}, q.options...)
+	return id
+}
+
+func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, result ratelimit.Result) pgx.Row {
+	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, run_at) VALUES ($1, $2, $3) RETURNING id", estimate, result.At, result.RetryAt)
+}
+
+// runDue runs one job that is due, if there is one that nobody else has.
+func (q *jobQueue) runDue(kill bool) (ran bool) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		tag, err := tx.Exec(ctx, `
+			UPDATE jobs SET state = 'done', ran_at = now()
+			 WHERE id = (SELECT id FROM jobs WHERE state = 'waiting' AND run_at <= now() ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED)`)
+		ran = tag.RowsAffected() > 0
+		return ran, err
+	}, ratelimit.Isolation(pgx.ReadCommitted)) // the limit's turns are not for workers
+	return ran
+}
+
+// settle corrects the estimate of a job in the transaction that marks it as done.
+func (q *jobQueue) settle(id int64, cost float64, kill bool) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, consumed_at", id, cost)
+	}, q.options...)
+}
+
+// settleAlways does not look whether that has been done, so that the tests are seen able to fail.
+func (q *jobQueue) settleAlways(id int64, cost float64, kill bool) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, consumed_at", id, cost)
+	}, q.options...)
+}
+
+func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id int64, cost float64) (wrote bool, err error) {
+	var estimate float64
+	var consumedAt time.Time
+	err = tx.QueryRow(ctx, update, id, cost).Scan(&estimate, &consumedAt)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, nil
+	case err != nil:
+		return false, err
+	case cost > estimate:
+		_, err = q.limiter.Charge(ctx, tx, q.request.Count(cost-estimate))
+	case cost < estimate:
+		_, err = q.limiter.Refund(ctx, tx, consumedAt, q.request.Count(estimate-cost))
+	}
+	return true, err
+}
+
+func (q *jobQueue) balance() float64 {
+	q.Helper()
+	result, err := q.limiter.Check(q.Context(), q.admin, q.request.Count(0))
+	if err != nil {
+		q.Fatal(err)
+	}
+	return result.Requests[0].Remaining
+}
+
+// job is a row of the table, as far as a test looks at it.
+type job struct {
+	id                       int64
+	estimate                 float64
+	consumedAt, runAt, ranAt time.Time
+}
+
+func (j job) late() time.Duration { return j.ranAt.Sub(j.runAt) }
+
+func (q *jobQueue) jobs() []job {
+	q.Helper()
+	rows, err := q.admin.Query(q.Context(), "SELECT id, estimate, consumed_at, run_at, ran_at FROM jobs ORDER BY id")
+	if err != nil {
+		q.Fatal(err)
+	}
+	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j job, err error) {
+		return j, row.Scan(&j.id, &j.estimate, &j.consumedAt, &j.runAt, &j.ranAt)
+	})
+	if err != nil {
+		q.Fatal(err)
+	}
+	return jobs
+}
+
+// burstOf is the least b such that over any span of time the jobs took at most b + span * perSecond tokens.
+func burstOf(jobs []job, perSecond float64, at func(job) time.Time) (most float64) {
+	slices.SortFunc(jobs, func(a, b job) int { return at(a).Compare(at(b)) })
+	level := 0.0
+	for i, j := range jobs {
+		if i > 0 {
+			level = max(0, level-at(j).Sub(at(jobs[i-1])).Seconds()*perSecond)
+		}
+		level += j.estimate
+		most = max(most, level)
+	}
+	return most
+}
+
+// leftBy is what a full token bucket holds after the reservations of these jobs, at the last of them.
+func leftBy(jobs []job, capacity, perSecond float64) (left float64) {
+	slices.SortFunc(jobs, func(a, b job) int { return a.consumedAt.Compare(b.consumedAt) })
+	left = capacity
+	for i, j := range jobs {
+		if i > 0 {
+			left = min(capacity, left+j.consumedAt.Sub(jobs[i-1].consumedAt).Seconds()*perSecond)
+		}
+		left -= j.estimate
+	}
+	return left
+}
+
+// TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs has many enqueue and many work, and kills their
+// connections before their commits.
+func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *testing.T) {
+	t.Parallel()
+	const perSecond, capacity, most = 1500, 60, 40 // tokens; the last is that of one job
+	const microsecond = perSecond * 1e-6           // to which instants are rounded, in tokens
+	llmTokens := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(capacity))
+	sharded := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(3*capacity), ratelimit.Shards(3))
+
+	play := func(t *testing.T, q *jobQueue, capacity float64) []job {
+		const enqueuers, each, workers = 8, 25, 6
+		r := newRand(t)
+		var mu sync.Mutex
+		acknowledged := map[int64]bool{}
+		var enqueuing, working sync.WaitGroup
+		for range enqueuers {
+			r := rand.New(rand.NewPCG(r.Uint64(), 0))
+			enqueuing.Go(func() {
+				for range each {
+					id := q.enqueue(float64(1+r.IntN(most)), r.IntN(8) == 0)
+					mu.Lock()
+					acknowledged[id] = true
+					mu.Unlock()
+				}
+			})
+		}
+		var ran atomic.Int64
+		for range workers {
+			r := rand.New(rand.NewPCG(r.Uint64(), 0))
+			working.Go(func() {
+				for ran.Load() < enqueuers*each && !t.Failed() && t.Context().Err() == nil {
+					if q.runDue(r.IntN(16) == 0) {
+						ran.Add(1)
+					} else {
+						time.Sleep(5 * time.Millisecond)
+					}
+				}
+			})
+		}
+		enqueuing.Wait()
+		working.Wait()
+
+		jobs := q.jobs() // fails if one has not run
+		for _, j := range jobs {
+			if !acknowledged[j.id] {
+				t.Errorf("job %d is there, and nobody was told", j.id)
+			}
+			if j.late() < 0 {
+				t.Errorf("job %d ran %v before its instant", j.id, -j.late())
+			}
+		}
+		if len(jobs) != enqueuers*each || len(acknowledged) != len(jobs) || ran.Load() != int64(len(jobs)) || q.killed.Load() < 10 {
+			t.Errorf("%d jobs, %d acknowledged, %d ran, want %d; %d connections killed", len(jobs), len(acknowledged), ran.Load(), enqueuers*each, q.killed.Load())
+		}
+
+		late := slices.MaxFunc(jobs, func(a, b job) int { return cmp.Compare(a.late(), b.late()) }).late()
+		most := capacity + late.Seconds()*perSecond + microsecond
+		if burst := burstOf(jobs, perSecond, func(j job) time.Time { return j.ranAt }); burst > most {
+			t.Errorf("over some span the rate and %v tokens ran, want at most %v, being up to %v late", burst, most, late)
+		}
+		t.Logf("%d jobs, %d connections killed, up to %v late", len(jobs), q.killed.Load(), late)
+		return jobs
+	}
+	// A call that waits for the row in READ COMMITTED is decided as of when it began to: then what is due may lie back. These
+	// wait for their turn before, or run again.
+	due := func(t *testing.T, jobs []job, capacity float64) {
+		if burst := burstOf(jobs, perSecond, func(j job) time.Time { return j.runAt }); burst > capacity+microsecond {
+			t.Errorf("over some span the rate and %v tokens are due, the capacity is %v", burst, capacity)
+		}
+	}
+	lost := func(q *jobQueue, jobs []job) float64 {
+		var value float64
+		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
+			q.Fatal(err)
+		}
+		return leftBy(jobs, capacity, perSecond) - value
+	}
+
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			q := newJobQueue(t, llmTokens.Key("team"), ratelimit.Isolation(level), ratelimit.Hot(llmTokens.Key("team")))
+			jobs := play(t, q, capacity)
+			due(t, jobs, capacity)
+			if lost := lost(q, jobs); math.Abs(lost) > 1e-6 {
+				t.Errorf("%v tokens are gone that no job has", lost)
+			}
+		})
+	}
+	t.Run("without turns", func(t *testing.T) {
+		t.Parallel()
+		q := newJobQueue(t, llmTokens.Key("team"), ratelimit.Isolation(pgx.ReadCommitted))
+		play(t, q, capacity)
+	})
+	t.Run("three shards", func(t *testing.T) {
+		t.Parallel()
+		q := newJobQueue(t, sharded.Key("team"), ratelimit.Isolation(pgx.Serializable))
+		due(t, play(t, q, 3*capacity), 3*capacity)
+	})
+}
+
+// TestAKilledConnectionLosesTheReservationWithItsJob, to the token.
+func TestAKilledConnectionLosesTheReservationWithItsJob(t *testing.T) {
+	t.Parallel()
+	for what, lost := range map[string]float64{"in one transaction": 0, "in two": 70} { // the second shows that this can fail
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(100))
+			q := newJobQueue(t, tokens.Key("team"))
+			enqueue := q.enqueue
+			if lost > 0 {
+				enqueue = q.enqueueApart
+			}
+			for i := range 20 {
+				enqueue(10, i%3 == 1)
+			}
+			var jobs int
+			if err := q.admin.QueryRow(t.Context(), "SELECT count(*) FROM jobs").Scan(&jobs); err != nil {
+				t.Fatal(err)
+			}
+			if balance := q.balance(); jobs != 20 || q.killed.Load() != 7 || !near(balance, 100-20*10-lost) {
+				t.Errorf("%d jobs, a balance of %v, want 20 and %v; %d connections killed, want 7", jobs, balance, 100-20*10-lost, q.killed.Load())
+			}
+		})
+	}
+}
+
+// TestAnEstimateIsSettledExactlyOnce has the results of jobs delivered several times at once, and kills connections before
+// their commits.
+func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
+	t.Parallel()
+	play := func(t *testing.T, q *jobQueue, settle func(q *jobQueue, id int64, cost float64, kill bool)) (balance, want float64) {
+		const jobs, deliveries = 30, 3
+		r := newRand(t)
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, 10)
+		spent := 0.0
+		for range jobs {
+			r := rand.New(rand.NewPCG(r.Uint64(), 0))
+			estimate := float64(1 + r.IntN(1000))
+			cost := oneOf(r, estimate, 0, float64(r.IntN(1000)), estimate+float64(r.IntN(1000)), estimate/3)
+			spent += cost
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				id := q.enqueue(estimate, r.IntN(8) == 0)
+				var delivering sync.WaitGroup
+				for range deliveries {
+					kill := r.IntN(4) == 0
+					delivering.Go(func() { settle(q, id, cost, kill) })
+				}
+				delivering.Wait()
+			})
+		}
+		wg.Wait()
+
+		var done int
+		var costs float64
+		if err := q.admin.QueryRow(t.Context(), "SELECT count(*), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &costs); err != nil {
+			t.Fatal(err)
+		}
+		if done != jobs || !near(costs, spent) || q.killed.Load() == 0 {
+			t.Errorf("%d jobs are done for %v tokens, want %d for %v; %d connections killed", done, costs, jobs, spent, q.killed.Load())
+		}
+		return q.balance(), 1e6 - spent
+	}
+
+	for _, level := range levels {
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+				t.Parallel()
+				tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(1e6), ratelimit.Shards(shards))
+				q := newJobQueue(t, tokens.Key("team"), ratelimit.Isolation(level))
+				if balance, want := play(t, q, (*jobQueue).settle); !near(balance, want) {
+					t.Errorf("the balance is %v, want %v", balance, want)
+				}
+			})
+		}
+	}
+	t.Run("whether it is settled or not", func(t *testing.T) {
+		t.Parallel()
+		tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(1e6))
+		q := newJobQueue(t, tokens.Key("team"))
+		if balance, want := play(t, q, (*jobQueue).settleAlways); near(balance, want) {
+			t.Errorf("the balance is %v: this test cannot see that a job is settled twice", balance)
+		}
+	})
+}
+
+// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles jobs in the window of their consumption and in later ones, at
+// the same time and twice each, and holds the balance against a model.
+func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
+	t.Parallel()
+	const rate = 1000
+	limit := ratelimit.FixedWindow("tokens", rate, time.Hour, ratelimit.Start(noon))
+	q := newJobQueue(t, limit.Key("team"))
+	var clock *clock
+	q.limiter, clock = newLimiter()
+	r := newRand(t)
+
+	type pending struct {
+		id       int64
+		estimate float64
+		window   time.Time
+	}
+	var waiting []pending
+	model := float64(rate)
+	var refunded, dropped, charged, indebted int
+	for range 60 {
+		before := clock.now.Truncate(time.Hour)
+		clock.Advance(time.Duration(r.Int64N(int64(50 * time.Minute))).Truncate(time.Microsecond))
+		window := clock.now.Truncate(time.Hour)
+		if window.After(before) { // 50 minutes pass one boundary at the most
+			model = min(rate, model+rate)
+		}
+		for range r.IntN(4) {
+			estimate := float64(1 + r.IntN(rate/2))
+			waiting = append(waiting, pending{q.enqueue(estimate, r.IntN(4) == 0), estimate, window})
+			model -= estimate
+		}
+		if model < 0 {
+			indebted++
+		}
+
+		r.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+		var settling sync.WaitGroup
+		n := r.IntN(len(waiting) + 1)
+		for _, p := range waiting[:n] {
+			cost := oneOf(r, p.estimate, float64(r.IntN(int(p.estimate))), float64(r.IntN(int(p.estimate))), p.estimate+float64(r.IntN(100)))
+			switch {
+			case cost > p.estimate:
+				charged++
+				model -= cost - p.estimate
+			case cost < p.estimate && p.window.Equal(window):
+				refunded++
+				model += p.estimate - cost
+			case cost < p.estimate:
+				dropped++
+			}
+			for range 2 {
+				kill := r.IntN(8) == 0
+				settling.Go(func() { q.settle(p.id, cost, kill) })
+			}
+		}
+		settling.Wait()
+		waiting = waiting[n:]
+		if balance := q.balance(); balance != model {
+			t.Fatalf("at %v the balance is %v, want %v", clock.now, balance, model)
+		}
+	}
+	t.Logf("%d refunded, %d dropped, %d charged, %d times in debt, %d connections killed", refunded, dropped, charged, indebted, q.killed.Load())
+	if refunded == 0 || dropped == 0 || charged == 0 || indebted == 0 || q.killed.Load() == 0 {
+		t.Error("something has not come up")
+	}
+}
