@@ -1073,7 +1073,7 @@ func TestHTTPWorksWithRoutersAsItIs(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			got = s.get("/hello/ann")
-			if got.Status != 429 || got.Header.Get("Retry-After") != "3600" || !reflect.DeepEqual(s.problem(got)["violated-policies"], []any{"perName"}) {
+			if got.Status != 429 || got.Header.Get("Retry-After") != "3600" || !slices.Equal(got.Header.Values("RateLimit"), []string{`"perName";r=0;t=3600`}) || !reflect.DeepEqual(s.problem(got)["violated-policies"], []any{"perName"}) {
 				t.Errorf("%+v", got)
 			}
 			got = s.get("/hello/bob")

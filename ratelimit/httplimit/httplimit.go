@@ -20,7 +20,8 @@
 //
 // RateLimit says what is left: r tokens now, rounded down, and 0 in debt. Of a request that was granted, t is the number of
 // seconds until the token bucket is full or the fixed window's next window begins; of one that was denied, until the very same
-// would be granted. In a denial, limits that would have granted have no t, so that Retry-After is never before any.
+// would be granted. Retry-After is never before any t: in a denial, limits that would have granted have none, and those of
+// middleware around this one are left out of RateLimit.
 //
 // A limit's name is told as it is, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
 package httplimit
@@ -132,6 +133,9 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 		if !limited {
 			next.ServeHTTP(w, r)
 			return
+		}
+		if !d.Passed && !d.Result.At.IsZero() {
+			w.Header().Del(fieldLimit) // of middleware around this, whose t may be later than Retry-After
 		}
 		m.setFields(w.Header(), d.Result)
 		m.observe(r, d)
