@@ -1,0 +1,525 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// withEveryDriver runs a test on a pool of database/sql, with another of pgx's for the same schema to look at it by: with a
+// table of business rows, as in newJobs. No connection may be left taken.
+func withEveryDriver(t *testing.T, conns int, test func(t *testing.T, db *sql.DB, pool *pgxpool.Pool)) {
+	t.Helper()
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			pool := newJobs(t, 4)
+			test(t, openSQL(t, driver, pool.Config().ConnString(), conns), pool)
+		})
+	}
+}
+
+func TestInSQLTxRunsAgain(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		limit := ratelimit.TokenBucket("messages", 100, time.Hour)
+		for name, lose := range map[string]func(ctx context.Context, tx *sql.Tx, key ratelimit.Request) error{
+			"40001 of a statement": func(ctx context.Context, _ *sql.Tx, key ratelimit.Request) error {
+				_, err := limiter.Consume(ctx, pool, key)
+				return err
+			},
+			// Write skew: each reads what the other writes. The other commits after this one's last statement.
+			"40001 of COMMIT": func(ctx context.Context, tx *sql.Tx, _ ratelimit.Request) error {
+				return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(other pgx.Tx) error {
+					if _, err := other.Exec(ctx, "SELECT done FROM jobs WHERE n = 2; UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
+						return err
+					}
+					if _, err := tx.ExecContext(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 2"); err != nil {
+						return err
+					}
+					_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("40001 of COMMIT"))
+					return err
+				})
+			},
+			"a deadlock": func(ctx context.Context, tx *sql.Tx, _ ratelimit.Request) error {
+				_, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE deadlock_detected; END $$")
+				return err
+			},
+		} {
+			attempts := 0
+			var losses []string
+			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+				attempts++
+				if _, err := tx.ExecContext(ctx, "SELECT done FROM jobs WHERE n = 1"); err != nil { // takes the snapshot
+					return err
+				}
+				if attempts == 1 {
+					err := lose(ctx, tx, limit.Key(name))
+					if name == "40001 of COMMIT" {
+						return err
+					}
+					if err != nil {
+						losses = append(losses, sqlState(err))
+						return fmt.Errorf("wrapped: %w", err)
+					}
+				}
+				_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key(name))
+				if err != nil {
+					losses = append(losses, sqlState(err))
+				}
+				return err
+			})
+			if err != nil || attempts != 2 || (name == "40001 of COMMIT") != (len(losses) == 0) {
+				t.Errorf("%s: %d attempts, statements failed with %v: %v", name, attempts, losses, err)
+			}
+			if left := remaining(t, pool, limit.Key(name)); left < 98 || left > 99.1 {
+				t.Errorf("%s: %v tokens are left", name, left)
+			}
+		}
+	})
+}
+
+func TestInSQLTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		for bound, want := range map[int]int{0: 1, 1: 1, 3: 3} {
+			attempts := 0
+			err := new(ratelimit.Limiter).InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+				attempts++
+				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
+					return err
+				}
+				_, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+				return err
+			}, ratelimit.Attempts(bound))
+			gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
+			if !ok || gaveUp.Attempts != want || attempts != want || sqlState(err) != "40001" {
+				t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
+			}
+		}
+		if n := jobs(t, pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows: something was committed", n)
+		}
+	})
+}
+
+func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		limit := ratelimit.TokenBucket("messages", 2, time.Hour)
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close() //nolint:errcheck // gives it back
+		mine := errors.New("mine")
+		for i, row := range []struct {
+			on   ratelimit.SQLTxBeginner
+			end  error
+			want func(err error) bool
+		}{
+			{db, nil, func(err error) bool { return err == nil }},
+			{conn, mine, func(err error) bool { return err == mine }}, //nolint:errorlint // as it is: not wrapped
+			{conn, nil, func(err error) bool { return err == nil }},
+			{db, nil, denied},
+		} {
+			err := limiter.InSQLTx(t.Context(), row.on, func(ctx context.Context, tx *sql.Tx) error {
+				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES ($1)", 10+i); err != nil {
+					return err
+				}
+				if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("ann")); err != nil {
+					var one int // a denial leaves the transaction usable
+					return errors.Join(err, tx.QueryRowContext(ctx, "SELECT 1").Scan(&one))
+				}
+				return row.end
+			})
+			if !row.want(err) || sqlState(err) != "" {
+				t.Errorf("transaction %d: %v", i, err)
+			}
+		}
+		if n := jobs(t, pool, "sum(n)"); n != 1+2+10+12 {
+			t.Errorf("other rows than those of the transactions that were granted: sum %d", n)
+		}
+		if left := remaining(t, pool, limit.Key("ann")); left > 0.1 {
+			t.Errorf("%v tokens are left", left)
+		}
+	})
+}
+
+func TestInSQLTxWorksAtEveryLevelAndRefusesOthers(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, _ *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		hot := ratelimit.Hot(ratelimit.TokenBucket("hot", 10, time.Hour).Global())
+		for _, options := range [][]ratelimit.TxOption{nil, {hot}} {
+			for level, want := range map[pgx.TxIsoLevel]string{
+				"": "read committed", pgx.ReadCommitted: "read committed", pgx.RepeatableRead: "repeatable read", pgx.Serializable: "serializable",
+			} {
+				var got string
+				err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+					return tx.QueryRowContext(ctx, "SHOW transaction_isolation").Scan(&got)
+				}, append(options, ratelimit.Isolation(level))...)
+				if err != nil || got != want {
+					t.Errorf("%q: %q, %v", level, got, err)
+				}
+			}
+		}
+		called := func(context.Context, *sql.Tx) error { t.Error("called"); return nil }
+		for name, err := range map[string]error{
+			"an unknown level":  limiter.InSQLTx(t.Context(), db, called, ratelimit.Isolation("chaos")),
+			"no database":       limiter.InSQLTx(t.Context(), nil, called),
+			"a nil database":    limiter.InSQLTx(t.Context(), (*sql.DB)(nil), called),
+			"no function":       limiter.InSQLTx(t.Context(), db, nil),
+			"a wrong hot limit": limiter.InSQLTx(t.Context(), db, called, ratelimit.Hot(ratelimit.Request{})),
+		} {
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+func TestInSQLTxRollsBackOnPanicAndGoexit(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		limit := ratelimit.TokenBucket("messages", 1, time.Hour)
+		for name, end := range map[string]func(){"panic": func() { panic("a bug") }, "Goexit": runtime.Goexit} {
+			for range 3 { // more than may be past the queue
+				done := make(chan any)
+				go func() {
+					defer func() { done <- recover() }()
+					_ = limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+						if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("ann")); err != nil {
+							t.Error(err)
+						}
+						end()
+						return nil
+					}, ratelimit.Hot(limit.Key("ann")))
+				}()
+				if got := <-done; (got == "a bug") != (name == "panic") {
+					t.Errorf("%s: recovered %v", name, got)
+				}
+			}
+			if n := db.Stats().InUse; n != 0 {
+				t.Errorf("%s: %d connections are still taken", name, n)
+			}
+		}
+		nobodyQueues(t, &limiter, pool)
+		if left := remaining(t, pool, limit.Key("ann")); left != 1 {
+			t.Errorf("%v tokens are left, want 1", left)
+		}
+	})
+}
+
+func TestInSQLTxEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+		for name, run := range map[string]func(ctx context.Context, cancel func(), tx *sql.Tx) error{
+			"before it begins": nil,
+			"in a statement": func(ctx context.Context, cancel func(), tx *sql.Tx) error {
+				time.AfterFunc(50*time.Millisecond, cancel)
+				_, err := tx.ExecContext(ctx, "SELECT pg_sleep(20)")
+				return err
+			},
+			"between statements": func(ctx context.Context, cancel func(), tx *sql.Tx) error {
+				cancel()
+				_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Global())
+				return err
+			},
+			"before COMMIT": func(_ context.Context, cancel func(), _ *sql.Tx) error {
+				cancel()
+				return nil
+			},
+			"when it is rolled back already": func(_ context.Context, cancel func(), _ *sql.Tx) error {
+				cancel()
+				eventually(t, "database/sql has rolled it back", func() bool { return db.Stats().InUse == 0 })
+				return nil
+			},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			if run == nil {
+				cancel()
+			}
+			err := limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
+				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES (4)"); err != nil {
+					return err
+				}
+				return run(ctx, cancel, tx)
+			}, ratelimit.Hot(limit.Global()))
+			// lib/pq returns the server's error for a statement that was cancelled.
+			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" {
+				t.Errorf("%s: %v", name, err)
+			}
+			eventually(t, "no connection is taken "+name, func() bool { return db.Stats().InUse == 0 })
+			if n := queued(&limiter); n != 0 {
+				t.Errorf("%s: %d queues are left behind", name, n)
+			}
+			cancel()
+		}
+		release := holdTurn(t, &ratelimit.Limiter{}, pool, limit.Global()) // of another process
+		ctx, cancel := context.WithCancel(t.Context())
+		errs := make(chan error, 3)
+		for range 3 { // one of them in the process, two past the queue, of which one waits in the database
+			go func() {
+				errs <- limiter.InSQLTx(ctx, db, func(context.Context, *sql.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
+			}()
+		}
+		eventually(t, "two wait in the database", func() bool { return waitingForTurns(t, pool) == 2 })
+		cancel()
+		for range 3 {
+			if err := <-errs; !errors.Is(err, context.Canceled) && sqlState(err) != "57014" {
+				t.Errorf("in the queue: %v", err)
+			}
+		}
+		eventually(t, "no connection is taken", func() bool { return db.Stats().InUse == 0 && waitingForTurns(t, pool) == 0 })
+		release()
+		nobodyQueues(t, &limiter, pool)
+		if n := jobs(t, pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows: something was committed", n)
+		}
+	})
+}
+
+// Two pools and limiters are two processes. With the queue nobody runs in vain; without it, somebody does.
+func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		other := openSQL(t, "pgx", pool.Config().ConnString(), 8)
+		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
+		const each = 10
+		run := func(options ...ratelimit.TxOption) (attempts int64) {
+			var n atomic.Int64
+			var wg sync.WaitGroup
+			for _, db := range []*sql.DB{db, other} {
+				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+				for range 8 {
+					wg.Go(func() {
+						for range each {
+							err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+								n.Add(1)
+								if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
+									return err
+								}
+								_, err := tx.ExecContext(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // whoever sees an old snapshot fails
+								return err
+							}, append(options, ratelimit.Attempts(1000))...)
+							if err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				defer nobodyQueues(t, limiter, pool)
+			}
+			wg.Wait()
+			return n.Load()
+		}
+		if n := run(ratelimit.Hot(limit.Key("k"))); n != 16*each {
+			t.Errorf("%d attempts for %d commits", n, 16*each)
+		}
+		if n := jobs(t, pool, "count(*)"); n != 2+16*each {
+			t.Errorf("%d rows", n)
+		}
+		if n := run(); n == 16*each {
+			t.Error("without the queue there is no conflict either: this test cannot see one")
+		}
+	})
+}
+
+func TestAHotShardIsChosenWhenQueueingOnDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
+		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
+			t.Fatal(err)
+		}
+		var attempts atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 10 {
+					err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+						attempts.Add(1)
+						for range 2 { // of the same shard
+							if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
+								return err
+							}
+						}
+						return nil
+					}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(limit.Key("k")))
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if attempts.Load() != 80 {
+			t.Errorf("%d attempts for 80 commits", attempts.Load())
+		}
+		nobodyQueues(t, &limiter, pool)
+	})
+}
+
+func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
+	t.Parallel()
+	for _, driver := range drivers {
+		db := openSQL(t, driver, newSchema(t), 1)
+		limit := ratelimit.TokenBucket("hot", 10, time.Hour)
+		var limiter ratelimit.Limiter
+		err := limiter.InSQLTx(t.Context(), db, func(context.Context, *sql.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
+		if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "rate_limits_turn_00 to _31") {
+			t.Errorf("%s: %v", driver, err)
+		}
+		_, err = limiter.Consume(t.Context(), ratelimit.SQL(db), limit.Global())
+		if sqlState(err) != "42883" || !strings.Contains(err.Error(), "has the schema of package migrations been migrated") {
+			t.Errorf("%s: %v", driver, err)
+		}
+	}
+}
+
+// 64 goroutines, one key, for 3 s: not one token too many. Not parallel: it wants the machine for itself.
+func TestDatabaseSQLIsExact(t *testing.T) {
+	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
+	for _, driver := range drivers {
+		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable, "autocommit"} {
+			t.Run(fmt.Sprint(driver, " ", level), func(t *testing.T) {
+				t.Parallel()
+				db := openSQL(t, driver, newMigrated(t), 16)
+				var limiter ratelimit.Limiter
+				g := hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
+					consume := func(ctx context.Context, db ratelimit.SQLQuerier) error {
+						result, err := limiter.Consume(ctx, ratelimit.SQL(db), limit.Key("k"))
+						at = result.At
+						return err
+					}
+					if level == "autocommit" {
+						err = consume(ctx, db)
+					} else {
+						err = limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error { return consume(ctx, tx) },
+							ratelimit.Isolation(level), ratelimit.Attempts(1000))
+					}
+					if denied(err) {
+						return at, false, nil
+					}
+					return at, err == nil, err
+				})
+				if g.n > g.bound() || g.n < 34 {
+					t.Errorf("%d grants, %d are due", g.n, g.bound())
+				}
+			})
+		}
+	}
+}
+
+// Outside a transaction, the answer is there before the commit is: an error of that must not be lost.
+func TestDatabaseSQLNoticesACommitThatFails(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		_, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
+			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var limiter ratelimit.Limiter
+		one, wide := ratelimit.TokenBucket("one", 10, time.Hour), ratelimit.TokenBucket("wide", 10, time.Hour, ratelimit.Shards(2))
+		for _, requests := range [][]ratelimit.Request{{one.Key("k")}, {wide.Key("k")}, {one.Key("k"), wide.Key("k")}} {
+			result, err := limiter.Consume(t.Context(), ratelimit.SQL(db), requests...)
+			if sqlState(err) != "23000" || result.OK {
+				t.Errorf("%+v, %v, want the error of the commit", result, err)
+			}
+		}
+	})
+}
+
+func TestSQLRefusesWhatIsNoHandle(t *testing.T) {
+	t.Parallel()
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
+	for name, db := range map[string]ratelimit.DB{
+		"nil": ratelimit.SQL(nil), "a nil *sql.DB": ratelimit.SQL((*sql.DB)(nil)), "a nil *sql.Tx": ratelimit.SQL((*sql.Tx)(nil)),
+	} {
+		if _, err := limiter.Consume(t.Context(), db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	db := ratelimit.SQL(openSQL(t, "pgx", newMigrated(t), 1))
+	if _, err := db.Query(t.Context(), "SELECT 1"); !errors.Is(err, errors.ErrUnsupported) { //nolint:sqlclosecheck // there are no rows
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		transaction := func(ctx context.Context, raise string) (err error) { // as an ORM does it
+			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback() //nolint:errcheck // after COMMIT there is nothing to roll back
+			if raise != "" {
+				if _, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE "+raise+"; END $$"); err != nil {
+					return fmt.Errorf("wrapped: %w", err)
+				}
+			}
+			if _, err := tx.ExecContext(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
+				return err
+			}
+			return tx.Commit()
+		}
+		attempts := 0
+		err := ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+			attempts++
+			return transaction(ctx, []string{1: "serialization_failure", 2: "deadlock_detected", 3: ""}[attempts])
+		})
+		if n := jobs(t, pool, "sum(done)"); err != nil || attempts != 3 || n != 1 {
+			t.Errorf("%d attempts, done %d times: %v", attempts, n, err)
+		}
+		attempts = 0
+		err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+			attempts++
+			return transaction(ctx, "serialization_failure")
+		}, ratelimit.Attempts(3))
+		gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
+		if !ok || gaveUp.Attempts != 3 || attempts != 3 || sqlState(err) != "40001" {
+			t.Errorf("%d attempts: %v", attempts, err)
+		}
+		attempts = 0
+		err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+			attempts++
+			return transaction(ctx, "unique_violation")
+		})
+		if sqlState(err) != "23505" || attempts != 1 {
+			t.Errorf("%d attempts: %v", attempts, err)
+		}
+	})
+	called := func(context.Context) error { t.Error("called"); return nil }
+	for _, err := range []error{
+		ratelimit.Retry(t.Context(), nil),
+		ratelimit.Retry(t.Context(), called, ratelimit.Isolation(pgx.Serializable)),
+		ratelimit.Retry(t.Context(), called, ratelimit.Hot(ratelimit.TokenBucket("hot", 1, time.Hour).Global())),
+	} {
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	}
+}
