@@ -7,6 +7,9 @@ replace github.com/txlimit/txlimit => ../
 replace github.com/txlimit/txlimit/internal/postgres => ../internal/postgres
 
 require (
+	github.com/dunglas/httpsfv v1.1.2
+	github.com/go-chi/chi/v5 v5.5.0
+	github.com/gorilla/mux v1.8.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/lib/pq v1.10.9
 	github.com/pressly/goose/v3 v3.28.0

@@ -1,0 +1,107 @@
+// Http-echo has the middleware in echo, a framework with handlers and errors of its own: limit is all that it takes.
+//
+//	go run ./examples/http-echo
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/labstack/echo/v4"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+var (
+	perClient = ratelimit.TokenBucket("perClient", 8, time.Hour)
+	failures  = ratelimit.TokenBucket("failures", 2, time.Hour)
+)
+
+// limit makes a Middleware one of echo's. A handler of echo returns an error, and echo answers it when all middleware is
+// through; a limit on failures wants to see the status before that, so the error is answered here.
+func limit(m httplimit.Middleware) echo.MiddlewareFunc {
+	wrapped := echo.WrapMiddleware(m.Handler)
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return wrapped(func(c echo.Context) error {
+			if err := next(c); err != nil {
+				c.Error(err)
+			}
+			return nil
+		})
+	}
+}
+
+func app(limiter *ratelimit.Limiter, db ratelimit.DB) *echo.Echo {
+	e := echo.New()
+	e.Use(limit(httplimit.Middleware{Limiter: limiter, DB: db,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perClient.Key(httplimit.ClientIP{}.Key(r))}, nil
+		},
+	}))
+	// For one route: two coupons that do not exist, and as many as one likes that do.
+	e.GET("/coupons/:code", coupon, limit(httplimit.Middleware{Limiter: limiter, DB: db,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{failures.Key(httplimit.ClientIP{}.Key(r))}, nil
+		},
+		Failed: func(status int) bool { return status == http.StatusNotFound },
+	}))
+	return e
+}
+
+func coupon(c echo.Context) error {
+	if c.Param("code") != "SUMMER" {
+		return echo.NewHTTPError(http.StatusNotFound, "no such coupon")
+	}
+	return c.String(http.StatusOK, "10 % off\n")
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	// A clock that stands still, so that the same numbers are printed each time. An application has the zero Limiter.
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	server := httptest.NewServer(app(limiter, pool))
+	defer server.Close()
+
+	for _, call := range []struct {
+		code   string
+		status int
+	}{
+		{"SUMMER", 200}, {"SUMMER", 200}, {"SUMMER", 200}, // cost no failure
+		{"WINTER", 404}, {"AUTUMN", 404},
+		{"SPRING", 429}, {"SUMMER", 429}, // guessed too often
+		{"SUMMER", 429}, {"SUMMER", 429}, // and then asked too often
+	} {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/coupons/"+call.code, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := server.Client().Do(r)
+		if err != nil {
+			return err
+		}
+		body, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: %s\n", call.code, answer.Status)
+		for _, name := range []string{"RateLimit", "Retry-After"} { // a line from each of the two
+			for _, value := range answer.Header.Values(name) {
+				fmt.Printf("   %s: %s\n", name, value)
+			}
+		}
+		if answer.StatusCode != call.status {
+			return fmt.Errorf("%s: %s %s, want %d", call.code, answer.Status, body, call.status)
+		}
+	}
+	return nil
+}

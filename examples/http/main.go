@@ -1,0 +1,210 @@
+// Http is an API whose users have plans, whose teams and whose site have limits of their own, and whose logins are limited by
+// failures alone; and its clients, who print what they are told.
+//
+//	go run ./examples/http
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+var (
+	perUser = map[string]ratelimit.Limit{ // by plan
+		"free": ratelimit.TokenBucket("free", 3, time.Minute),
+		"pro":  ratelimit.TokenBucket("pro", 30, time.Minute),
+	}
+	perTeam      = ratelimit.FixedWindow("perTeam", 12, time.Hour, ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+	perSite      = ratelimit.TokenBucket("perSite", 1000, time.Second)
+	failedLogins = ratelimit.TokenBucket("failedLogins", 3, 15*time.Minute)
+)
+
+type user struct{ name, team, plan string }
+
+// users by their API keys.
+var users = map[string]user{
+	"key-of-ann": {"ann", "acme", "free"},
+	"key-of-bob": {"bob", "acme", "pro"},
+}
+
+// apiRequests says what a call of the API costs: as many tokens as it says, of the user's plan, the team and the site.
+func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
+	u, ok := users[r.Header.Get("X-API-Key")]
+	if !ok {
+		return nil, &httplimit.StatusError{Status: http.StatusUnauthorized, Detail: "Send your API key in X-API-Key."}
+	}
+	cost := max(1, httplimit.Cost(r.URL.Query().Get("n"), 1))
+	return []ratelimit.Request{perUser[u.plan].Key(u.name).Count(cost), perTeam.Key(u.team).Count(cost), perSite.Global().Count(cost)}, nil
+}
+
+// loginRequests is one token for a try at an account, whoever tries.
+func loginRequests(r *http.Request) ([]ratelimit.Request, error) {
+	return []ratelimit.Request{failedLogins.Key(r.FormValue("account"))}, nil
+}
+
+// server is the application. tried counts the passwords that were looked at.
+func server(limiter *ratelimit.Limiter, db ratelimit.DB, tried *atomic.Int64) http.Handler {
+	api := httplimit.Middleware{Limiter: limiter, DB: db, Requests: apiRequests}
+	logins := httplimit.Middleware{Limiter: limiter, DB: db, Requests: loginRequests,
+		Failed: func(status int) bool { return status == http.StatusUnauthorized }, // others are given back
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /messages", api.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "hello")
+	})))
+	mux.Handle("POST /login", logins.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tried.Add(1)
+		if r.FormValue("password") != "secret" {
+			http.Error(w, "wrong password", http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprintln(w, "welcome")
+	})))
+	return mux
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	// The clock is the story's own, so that a wait of a minute takes none, and the numbers are the same each time. An
+	// application has the zero Limiter, on the database's clock.
+	var now atomic.Int64
+	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
+
+	coalescer := ratelimit.NewCoalescer(pool) // one for the process
+	defer coalescer.Close()
+	var tried atomic.Int64
+	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real one, on a free port
+	defer s.Close()
+	c := client{s.Client(), s.URL}
+
+	fmt.Println("An API, and what its clients are told")
+	for _, call := range []struct {
+		title, key, query string
+		status            int
+	}{
+		{"Ann's plan is free: 3 a minute", "key-of-ann", "", 200},
+		{"", "key-of-ann", "", 200},
+		{"", "key-of-ann", "", 200},
+		{"", "key-of-ann", "", 429},
+		{"She has waited, as she was told", "key-of-ann", "", 200},
+		{"Bob's plan is pro, but the team has 12 an hour, and 4 of them are gone", "key-of-bob", "?n=5.5", 200},
+		{"", "key-of-bob", "?n=5.5", 429},
+		{"A cost that is no number is 1. Bob does not wait half an hour for that", "key-of-bob", "?n=NaN", 200},
+		{"More than can ever be had, or nobody's key: waiting would not help", "key-of-ann", "?n=4", 400},
+		{"", "key-of-eve", "", 401},
+	} {
+		if call.title != "" {
+			fmt.Printf("\n%s\n", call.title)
+		}
+		wait, err := c.messages(ctx, call.key, call.query, call.status)
+		if err != nil {
+			return err
+		}
+		if call.key == "key-of-ann" {
+			now.Add(wait)
+		}
+	}
+
+	fmt.Println("\nLogins: only failures count. Ann's 10 successes leave all her 3 tries")
+	for range 10 {
+		status, err := c.login(ctx, "ann", "secret")
+		if err != nil {
+			return err
+		}
+		if status != http.StatusOK {
+			return fmt.Errorf("ann's login: %d", status)
+		}
+	}
+	fmt.Println("of 20 guesses at Bob's password, at the same time:")
+	tried.Store(0)
+	var wrong, refused atomic.Int64
+	var guesses errgroup.Group
+	for i := range 20 {
+		guesses.Go(func() error {
+			status, err := c.login(ctx, "bob", fmt.Sprint("guess", i))
+			switch status {
+			case http.StatusUnauthorized:
+				wrong.Add(1)
+			case http.StatusTooManyRequests:
+				refused.Add(1)
+			}
+			return err
+		})
+	}
+	if err := guesses.Wait(); err != nil {
+		return err
+	}
+	fmt.Printf("   %d are tried and wrong, %d are refused\n", wrong.Load(), refused.Load())
+	if wrong.Load() != 3 || refused.Load() != 17 || tried.Load() != 3 {
+		return fmt.Errorf("%d passwords were tried", tried.Load())
+	}
+	return nil
+}
+
+// client is one of the API's, and prints what it gets.
+type client struct {
+	http *http.Client
+	url  string
+}
+
+// messages asks for messages, which must be answered with that status, and returns how many seconds it is told to wait.
+func (c client) messages(ctx context.Context, key, query string, want int) (retryAfter int64, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+"/messages"+query, nil)
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("X-API-Key", key)
+	answer, err := c.http.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	fmt.Printf("%s  GET /messages%s\n   %s\n", strings.TrimPrefix(key, "key-of-"), query, answer.Status)
+	for _, name := range []string{"RateLimit-Policy", "RateLimit", "Retry-After"} {
+		if value := answer.Header.Get(name); value != "" {
+			fmt.Printf("   %s: %s\n", name, value)
+		}
+	}
+	body, err := io.ReadAll(answer.Body)
+	if answer.StatusCode >= 400 {
+		fmt.Printf("   Content-Type: %s\n   %s", answer.Header.Get("Content-Type"), body)
+	}
+	if err == nil && answer.StatusCode != want {
+		err = fmt.Errorf("want %d", want)
+	}
+	retryAfter, _ = strconv.ParseInt(answer.Header.Get("Retry-After"), 10, 64)
+	return retryAfter, err
+}
+
+// login tries a password and returns the status.
+func (c client) login(ctx context.Context, account, password string) (status int, err error) {
+	form := url.Values{"account": {account}, "password": {password}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/login", strings.NewReader(form.Encode()))
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	answer, err := c.http.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	answer.Body.Close()
+	return answer.StatusCode, nil
+}

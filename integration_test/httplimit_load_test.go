@@ -1,0 +1,149 @@
+package integration_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// load is for how long the load test lasts.
+var load = flag.Duration("load", 3*time.Second, "how long the load test of httplimit lasts")
+
+// tally is what one side counted.
+type tally struct{ ok, denied, other atomic.Int64 }
+
+func (c *tally) count(status int) {
+	switch status {
+	case http.StatusOK:
+		c.ok.Add(1)
+	case http.StatusTooManyRequests:
+		c.denied.Add(1)
+	default:
+		c.other.Add(1)
+	}
+}
+
+func (c *tally) String() string {
+	return fmt.Sprintf("%d granted, %d denied, %d others", c.ok.Load(), c.denied.Load(), c.other.Load())
+}
+
+// TestHTTPUnderLoad has 50 clients ask a real server for three times what the limit grants: once they come back when Retry-After
+// says so, and once they do not care. Each side counts. -load sets how long it goes on.
+func TestHTTPUnderLoad(t *testing.T) {
+	for name, polite := range map[string]bool{"who honour Retry-After": true, "who do not": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			underLoad(t, polite)
+		})
+	}
+}
+
+func underLoad(t *testing.T, polite bool) {
+	const clients, rate, capacity = 50, 100, 20
+	limit := ratelimit.TokenBucket("site", rate, time.Second, ratelimit.Capacity(capacity))
+	s := newSite(t, always(limit.Global()))
+	coalescer := ratelimit.NewCoalescer(s.pool)
+	t.Cleanup(coalescer.Close)
+	s.limit.Limiter, s.limit.DB = &ratelimit.Limiter{}, coalescer // on the database's clock
+	s.serve()
+	s.client.Transport.(*http.Transport).MaxIdleConnsPerHost = clients
+
+	r := newRand(t)
+	ctx, stop := context.WithTimeout(t.Context(), *load)
+	defer stop()
+	var client tally
+	var waits, grantedAfterwards atomic.Int64
+	var wg sync.WaitGroup
+	for range clients {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			// Three times the rate in all, at random instants. Who waits as he is told does not make up for it.
+			pace := int64(clients * time.Second / (3 * rate))
+			waited := false
+			for wait := time.Duration(r.Int64N(pace)); sleep(ctx, wait); wait = time.Duration(r.Int64N(2 * pace)) {
+				got, err := s.try(t.Context(), http.MethodGet, "/")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				client.count(got.Status)
+				seconds := consistent(t, got, capacity)
+				if waited && got.Status == http.StatusOK {
+					grantedAfterwards.Add(1)
+				}
+				if waited = polite && got.Status == http.StatusTooManyRequests; waited {
+					waits.Add(1)
+					if !sleep(ctx, time.Duration(seconds)*time.Second) {
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+
+	var server tally
+	var first, last time.Time // on the database's clock
+	for _, d := range s.observed() {
+		server.count(map[bool]int{true: http.StatusOK, false: d.Status}[d.Err == nil])
+		if at := d.Result.At; first.IsZero() || at.Before(first) {
+			first = at
+		}
+		if at := d.Result.At; at.After(last) {
+			last = at
+		}
+	}
+	bound := capacity + rate*last.Sub(first).Seconds()
+	t.Logf("in %v:\n  the server counted %v, and called the handler %d times; the limit allows %.1f\n  the clients counted %v; they waited %d times, and were granted %d times when they came back",
+		last.Sub(first).Round(time.Millisecond), &server, s.called.Load(), bound, &client, waits.Load(), grantedAfterwards.Load())
+	granted := server.ok.Load()
+	if float64(granted) > bound {
+		t.Errorf("%d granted, the limit allows %.1f", granted, bound)
+	}
+	if granted != client.ok.Load() || server.denied.Load() != client.denied.Load() || server.other.Load()+client.other.Load() != 0 || s.called.Load() != granted {
+		t.Error("the sides counted differently")
+	}
+	if float64(granted) < bound/3 || server.denied.Load() == 0 || polite && grantedAfterwards.Load() == 0 {
+		t.Error("this tested too little")
+	}
+}
+
+// consistent holds the fields of an answer against each other, and returns Retry-After.
+func consistent(t *testing.T, got answer, capacity int64) (retryAfter int64) {
+	limit := list(t, got.Header, "RateLimit")
+	if len(limit) != 1 || got.Header.Get("RateLimit-Policy") == "" {
+		t.Errorf("%+v", got)
+		return 1
+	}
+	remaining, isInt := limit[0].Params["r"].(int64)
+	reset, _ := limit[0].Params["t"].(int64)
+	retryAfter, err := strconv.ParseInt(got.Header.Get("Retry-After"), 10, 64)
+	switch {
+	case !isInt || remaining < 0 || remaining >= capacity: // one was taken, or there was none
+		t.Errorf("%d: %v", got.Status, limit)
+	case got.Status == http.StatusOK && got.Header.Values("Retry-After") != nil:
+		t.Errorf("granted, with Retry-After: %d", retryAfter)
+	case got.Status == http.StatusTooManyRequests && (err != nil || remaining != 0 || retryAfter < reset):
+		t.Errorf("denied: %v, Retry-After: %q", limit, got.Header.Get("Retry-After"))
+	}
+	return max(retryAfter, 1)
+}
+
+// sleep waits, unless ctx is over before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,85 @@
+package httplimit_test
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+var (
+	limits    ratelimit.Limiter
+	coalescer *ratelimit.Coalescer
+	pool      *pgxpool.Pool
+	mux       http.ServeMux
+
+	plans = map[string]ratelimit.Limit{
+		"free": ratelimit.TokenBucket("free", 60, time.Minute),
+		"pro":  ratelimit.TokenBucket("pro", 6000, time.Minute),
+	}
+	perSite      = ratelimit.TokenBucket("perSite", 10_000, time.Second, ratelimit.Shards(4))
+	failedLogins = ratelimit.FixedWindow("failedLogins", 5, 15*time.Minute)
+)
+
+// The limit by the user's plan, and one for the whole site; both or none.
+func ExampleMiddleware() {
+	limit := httplimit.Middleware{
+		Limiter: &limits,
+		DB:      coalescer,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			user, plan, ok := r.BasicAuth() // whoever the application finds it to be
+			if !ok {
+				return nil, &httplimit.StatusError{Status: http.StatusUnauthorized}
+			}
+			return []ratelimit.Request{plans[plan].Key(user), perSite.Global()}, nil
+		},
+	}
+	_ = http.ListenAndServe(":8080", limit.Handler(&mux))
+}
+
+// Five failed logins for an account and, against those who try many accounts, from an address behind one proxy.
+func ExampleMiddleware_failed() {
+	clients := httplimit.ClientIP{TrustedProxies: 1}
+	logins := httplimit.Middleware{
+		Limiter: &limits,
+		DB:      pool,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{
+				failedLogins.Key("account", r.FormValue("account")),
+				failedLogins.Key("address", clients.Key(r)),
+			}, nil
+		},
+		Failed: func(status int) bool { return status == http.StatusUnauthorized },
+	}
+	mux.Handle("POST /login", logins.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "wrong password", http.StatusUnauthorized)
+	})))
+}
+
+func ExampleClientIP() {
+	r, _ := http.NewRequest(http.MethodGet, "https://example.org/", nil)
+	r.RemoteAddr = "10.0.0.1:50000"                                       // the proxy, which appended the last entry
+	r.Header.Set("X-Forwarded-For", "127.0.0.1, 2001:db8:1:2:aaaa::beef") // and the client wrote the first
+	fmt.Println(httplimit.ClientIP{TrustedProxies: 1}.Key(r))
+	fmt.Println(httplimit.ClientIP{TrustedProxies: 1, IPv6Prefix: 48}.Key(r))
+	fmt.Println(httplimit.ClientIP{}.Key(r))
+	// Output:
+	// 2001:db8:1:2::/64
+	// 2001:db8:1::/48
+	// 10.0.0.1
+}
+
+func ExampleCost() {
+	for _, text := range []string{"2.5", "", "-1", "NaN"} {
+		fmt.Println(httplimit.Cost(text, 1))
+	}
+	// Output:
+	// 2.5
+	// 1
+	// 1
+	// 1
+}

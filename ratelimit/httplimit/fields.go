@@ -1,0 +1,181 @@
+package httplimit
+
+import (
+	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// All names of draft-ietf-httpapi-ratelimit-headers-10, which is still moving.
+const (
+	fieldPolicy = "RateLimit-Policy"
+	fieldLimit  = "RateLimit"
+
+	paramQuota     = "q"
+	paramWindow    = "w"
+	paramRemaining = "r"
+	paramReset     = "t"
+	paramPartition = "pk"
+
+	quotaExceededType  = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	quotaExceededTitle = "Request cannot be satisfied as assigned quota has been exceeded"
+)
+
+// The fields of before: of the draft's versions up to 06, and those with "X-" that it began from.
+const (
+	legacyLimit     = "RateLimit-Limit"
+	legacyRemaining = "RateLimit-Remaining"
+	legacyReset     = "RateLimit-Reset"
+	legacyPrefix    = "X-"
+)
+
+// setFields tells of each limit that was asked: the policy always, what is left if it is known. They are added to what is
+// there: fields of several lines are one list, and middleware may be nested.
+func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
+	var policies, limits []string
+	for _, s := range result.Requests {
+		if s.Limit.Validate() != nil {
+			continue
+		}
+		pk := m.partition(s)
+		policies = append(policies, policyItem(s.Limit)+pk)
+		if !result.At.IsZero() {
+			limits = append(limits, limitItem(result, s)+pk)
+		}
+	}
+	add(header, fieldPolicy, policies)
+	add(header, fieldLimit, limits)
+	if m.LegacyFields && len(limits) > 0 {
+		setLegacyFields(header, result)
+	}
+}
+
+// add adds a list, in which requests for the same limit and key are one item.
+func add(header http.Header, name string, items []string) {
+	var list []string
+	for _, item := range items {
+		if !slices.Contains(list, item) {
+			list = append(list, item)
+		}
+	}
+	if len(list) > 0 {
+		header.Add(name, strings.Join(list, ", "))
+	}
+}
+
+// policyItem is a limit's item of RateLimit-Policy.
+func policyItem(limit ratelimit.Limit) string {
+	item := fmt.Sprintf("%s;%s=%d", quoted(wireName(limit)), paramQuota, tokens(limit.Capacity()))
+	if period := time.Duration(limit.Config().Period); period >= time.Second {
+		item += fmt.Sprintf(";%s=%d", paramWindow, seconds(period))
+	}
+	return item
+}
+
+// limitItem is a request's item of RateLimit.
+func limitItem(result ratelimit.Result, s ratelimit.Status) string {
+	item := fmt.Sprintf("%s;%s=%d", quoted(wireName(s.Limit)), paramRemaining, tokens(s.Remaining))
+	if t, ok := reset(result, s); ok {
+		item += fmt.Sprintf(";%s=%d", paramReset, seconds(t))
+	}
+	return item
+}
+
+// reset is the time until there is more for a request. In a denial, those that were not denied do not say.
+func reset(result ratelimit.Result, s ratelimit.Status) (t time.Duration, ok bool) {
+	if !s.OK {
+		return s.RetryAt.Sub(result.At), true
+	}
+	return s.ResetAt.Sub(result.At), result.OK
+}
+
+// partition is the parameter pk, or empty.
+func (m Middleware) partition(s ratelimit.Status) string {
+	if len(m.PartitionSecret) == 0 || s.Key == "" {
+		return ""
+	}
+	mac := hmac.New(sha256.New, m.PartitionSecret)
+	mac.Write([]byte(s.Limit.Name() + "\x00" + s.Key)) // a name has no NUL
+	return fmt.Sprintf(";%s=:%s:", paramPartition, base64.StdEncoding.EncodeToString(mac.Sum(nil)[:12]))
+}
+
+// setLegacyFields tells of the one limit that matters most.
+func setLegacyFields(header http.Header, result ratelimit.Result) {
+	tightest := slices.MinFunc(result.Requests, func(a, b ratelimit.Status) int {
+		if c := b.RetryAt.Compare(a.RetryAt); c != 0 && !result.OK {
+			return c
+		}
+		return cmp.Compare(a.Remaining, b.Remaining)
+	})
+	t, _ := reset(result, tightest)
+	for name, value := range map[string]int64{
+		legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining), legacyReset: seconds(t),
+	} {
+		header.Set(name, strconv.FormatInt(value, 10))
+		header.Set(legacyPrefix+name, strconv.FormatInt(value, 10))
+	}
+}
+
+// retryAfter is the value of Retry-After for a denial: whole seconds, rounded up, at least 1.
+func (m Middleware) retryAfter(r *http.Request, result ratelimit.Result) string {
+	until := result.RetryAt
+	if m.Jitter > 0 {
+		var keys []string
+		for _, s := range result.Requests {
+			if s.Key != "" {
+				keys = append(keys, s.Key)
+			}
+		}
+		if len(keys) == 0 { // everybody is denied alike: it is them that are to be spread
+			keys = append(keys, ClientIP{}.Key(r))
+		}
+		span := float64(result.RetryAfter) * min(m.Jitter, 0.5)
+		until = ratelimit.Jitter(until, time.Duration(span), keys...)
+	}
+	return strconv.FormatInt(max(seconds(until.Sub(result.At)), 1), 10)
+}
+
+// maxInteger is the largest Integer of RFC 9651.
+const maxInteger = 999_999_999_999_999
+
+// tokens is a number of tokens as an Integer: rounded down, and none of what is owed.
+func tokens(value float64) int64 {
+	return int64(math.Floor(min(max(value, 0), maxInteger)))
+}
+
+// seconds is a duration in whole seconds, rounded up, none of them negative.
+func seconds(d time.Duration) int64 {
+	whole := int64(d / time.Second)
+	if d%time.Second > 0 {
+		whole++
+	}
+	return max(whole, 0)
+}
+
+// wireName is a limit's name in printable ASCII: all other bytes, and "%", are percent-encoded.
+func wireName(limit ratelimit.Limit) string {
+	var b strings.Builder
+	for _, c := range []byte(limit.Name()) {
+		if c < ' ' || c > '~' || c == '%' {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// quoted is printable ASCII as a String of RFC 9651.
+func quoted(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}

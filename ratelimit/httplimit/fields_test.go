@@ -1,0 +1,279 @@
+package httplimit
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// answered is a result as of noon.
+func answered(ok bool, statuses ...ratelimit.Status) ratelimit.Result {
+	result := ratelimit.Result{OK: ok, At: noon, RetryAt: noon, Requests: statuses}
+	for _, s := range statuses {
+		if s.RetryAt.After(result.RetryAt) {
+			result.RetryAt = s.RetryAt
+		}
+	}
+	result.RetryAfter = result.RetryAt.Sub(result.At)
+	return result
+}
+
+func left(limit ratelimit.Limit, key string, remaining float64, full time.Duration) ratelimit.Status {
+	return ratelimit.Status{Limit: limit, Key: key, Count: 1, OK: true, Remaining: remaining, ResetAt: noon.Add(full), RetryAt: noon}
+}
+
+func denial(limit ratelimit.Limit, key string, remaining float64, full, retry time.Duration) ratelimit.Status {
+	s := left(limit, key, remaining, full)
+	s.OK, s.RetryAt = false, noon.Add(retry)
+	return s
+}
+
+func TestFields(t *testing.T) {
+	burst := ratelimit.TokenBucket("burst", 100, time.Minute)
+	daily := ratelimit.FixedWindow("daily", 1000, 24*time.Hour)
+	fast := ratelimit.TokenBucket("fast", 5, time.Second-time.Microsecond)
+	for _, row := range []struct {
+		name, policy, limit string
+		result              ratelimit.Result
+	}{
+		{"the example of the draft", `"burst";q=100;w=60`, `"burst";r=50;t=30`, answered(true, left(burst, "ann", 50, 30*time.Second))},
+		{"several", `"burst";q=100;w=60, "daily";q=1000;w=86400`, `"burst";r=99;t=1, "daily";r=7;t=3601`,
+			answered(true, left(burst, "ann", 99.9, 60*time.Millisecond), left(daily, "", 7, time.Hour+time.Microsecond))},
+		{"a full one", `"burst";q=100;w=60`, `"burst";r=100;t=0`, answered(true, left(burst, "ann", 100, 0))},
+		{"under a second has no window", `"fast";q=5`, `"fast";r=4;t=1`, answered(true, left(fast, "ann", 4, time.Microsecond))},
+		{"a window is rounded up", `"w";q=5;w=2`, `"w";r=5;t=0`,
+			answered(true, left(ratelimit.TokenBucket("w", 5, time.Second+time.Microsecond), "ann", 5, 0))},
+		{"what is owed is nothing", `"burst";q=100;w=60`, `"burst";r=0;t=120`, answered(true, left(burst, "ann", -99.5, 2*time.Minute))},
+		{"just below 1", `"burst";q=100;w=60`, `"burst";r=0;t=60`, answered(true, left(burst, "ann", 1-1e-15, time.Minute))},
+		{"fractions of a token", `"f";q=0;w=1`, `"f";r=0;t=1`, answered(true, left(ratelimit.TokenBucket("f", 0.5, time.Second), "ann", 0.5, time.Second))},
+		{"the largest numbers", `"l";q=999999999999999;w=9223372037`, `"l";r=999999999999999;t=9223372037`,
+			answered(true, left(ratelimit.TokenBucket("l", 1e15, math.MaxInt64-math.MaxInt64%1000), "ann", 1e15, math.MaxInt64))},
+		{"a denial waits for what is asked, not until it is full", `"burst";q=100;w=60`, `"burst";r=0;t=1`,
+			answered(false, denial(burst, "ann", 0, time.Minute, 600*time.Millisecond))},
+		{"in a denial, only those who deny have a t", `"burst";q=100;w=60, "daily";q=1000;w=86400`, `"burst";r=0;t=1, "daily";r=7`,
+			answered(false, denial(burst, "ann", 0, time.Minute, 600*time.Millisecond), left(daily, "", 7, time.Hour))},
+		{"asked twice, told once", `"burst";q=100;w=60`, `"burst";r=50;t=30`,
+			answered(true, left(burst, "ann", 50, 30*time.Second), left(burst, "ann", 50, 30*time.Second))},
+		{"two keys of a limit", `"burst";q=100;w=60`, `"burst";r=50;t=30, "burst";r=40;t=36`,
+			answered(true, left(burst, "ann", 50, 30*time.Second), left(burst, "bob", 40, 36*time.Second))},
+		{"not known", `"burst";q=100;w=60`, ``, ratelimit.Result{Requests: []ratelimit.Status{{Limit: burst, Key: "ann", Count: 1}}}},
+		{"a limit that is none", `"burst";q=100;w=60`, ``, ratelimit.Result{Requests: []ratelimit.Status{
+			{Limit: burst}, {Limit: ratelimit.Limit{}}, {Limit: ratelimit.TokenBucket("none", math.NaN(), time.Hour)}}}},
+		{"nothing asked", ``, ``, ratelimit.Result{}},
+		{"a name with quotes", `"say \"a\\b\"";q=1;w=1`, `"say \"a\\b\"";r=1;t=0`,
+			answered(true, left(ratelimit.TokenBucket(`say "a\b"`, 1, time.Second), "ann", 1, 0))},
+		{"a name beyond ASCII", `"caf%C3%A9 100%25";q=1;w=1`, `"caf%C3%A9 100%25";r=1;t=0`,
+			answered(true, left(ratelimit.TokenBucket("café 100%", 1, time.Second), "ann", 1, 0))},
+		{"a name that would be a header field", `"a%0D%0ASet-Cookie: b=c%7F";q=1;w=1`, `"a%0D%0ASet-Cookie: b=c%7F";r=1;t=0`,
+			answered(true, left(ratelimit.TokenBucket("a\r\nSet-Cookie: b=c\x7f", 1, time.Second), "ann", 1, 0))},
+	} {
+		header := http.Header{}
+		Middleware{}.setFields(header, row.result)
+		if policy, limit := header.Get("RateLimit-Policy"), header.Get("RateLimit"); policy != row.policy || limit != row.limit {
+			t.Errorf("%s:\n%s\n%s, want\n%s\n%s", row.name, policy, limit, row.policy, row.limit)
+		}
+		for name, values := range header {
+			if len(values) != 1 || values[0] == "" {
+				t.Errorf("%s: %s: %q", row.name, name, values)
+			}
+		}
+	}
+}
+
+func TestNestedMiddlewareMakesOneList(t *testing.T) {
+	header := http.Header{}
+	for _, name := range []string{"site", "user"} {
+		Middleware{}.setFields(header, answered(true, left(ratelimit.TokenBucket(name, 10, time.Minute), "ann", 9, 6*time.Second)))
+	}
+	if got := strings.Join(header.Values("RateLimit"), ", "); got != `"site";r=9;t=6, "user";r=9;t=6` {
+		t.Error(got)
+	}
+}
+
+func TestPartitionKeysTellKeysApartAndNothingElse(t *testing.T) {
+	limit, other := ratelimit.TokenBucket("user", 10, time.Minute), ratelimit.TokenBucket("team", 10, time.Minute)
+	item := regexp.MustCompile(`^"(user|team)";(q=10;w=60|r=9;t=6);pk=(:[A-Za-z0-9+/]{16}:)$`)
+	pks := map[string]string{}
+	for _, secret := range []string{"one", "two"} {
+		for _, s := range []ratelimit.Status{left(limit, "ann", 9, 6*time.Second), left(limit, "bob", 9, 6*time.Second), left(other, "ann", 9, 6*time.Second)} {
+			header := http.Header{}
+			Middleware{PartitionSecret: []byte(secret)}.setFields(header, answered(true, s))
+			policy, limit := item.FindStringSubmatch(header.Get("RateLimit-Policy")), item.FindStringSubmatch(header.Get("RateLimit"))
+			if policy == nil || limit == nil || policy[3] != limit[3] {
+				t.Fatalf("%v", header)
+			}
+			id := secret + s.Limit.Name() + s.Key
+			if twin, found := pks[limit[3]]; found {
+				t.Errorf("%s and %s have the same pk", id, twin)
+			}
+			pks[limit[3]] = id
+		}
+	}
+	header := http.Header{}
+	Middleware{PartitionSecret: []byte("one")}.setFields(header, answered(true, left(limit, "", 9, 6*time.Second)))
+	if got := header.Get("RateLimit"); got != `"user";r=9;t=6` {
+		t.Errorf("a limit without keys: %s", got)
+	}
+	header = http.Header{}
+	Middleware{PartitionSecret: []byte("one")}.setFields(header, answered(true, left(limit, "ann", 9, 6*time.Second), left(limit, "bob", 8, 12*time.Second)))
+	if got := header.Get("RateLimit-Policy"); strings.Count(got, `"user";q=10;w=60;pk=`) != 2 {
+		t.Errorf("two keys of a limit: %s", got)
+	}
+}
+
+func TestLegacyFieldsTellOfTheTightestLimit(t *testing.T) {
+	user, site := ratelimit.TokenBucket("user", 10, time.Minute, ratelimit.Capacity(20)), ratelimit.FixedWindow("site", 1000, time.Hour)
+	for _, row := range []struct {
+		result ratelimit.Result
+		want   string // limit, remaining, reset
+	}{
+		{answered(true, left(user, "ann", 9.5, 63*time.Second), left(site, "", 500, time.Hour)), "20 9 63"},
+		{answered(true, left(user, "ann", 9.5, 63*time.Second), left(site, "", 5, time.Hour)), "1000 5 3600"},
+		{answered(false, denial(user, "ann", 0, 2*time.Minute, 6*time.Second), denial(site, "", 0, time.Hour, time.Hour)), "1000 0 3600"},
+		{answered(false, denial(user, "ann", 3, 2*time.Minute, 6*time.Second), left(site, "", 1, time.Hour)), "20 3 6"},
+		{ratelimit.Result{Requests: []ratelimit.Status{{Limit: user}}}, "  "},
+	} {
+		for _, prefix := range []string{"", "X-"} {
+			header := http.Header{}
+			Middleware{LegacyFields: true}.setFields(header, row.result)
+			got := header.Get(prefix+"RateLimit-Limit") + " " + header.Get(prefix+"RateLimit-Remaining") + " " + header.Get(prefix+"RateLimit-Reset")
+			if got != row.want || header.Get("RateLimit-Policy") == "" {
+				t.Errorf("%q, want %q: %v", got, row.want, header)
+			}
+		}
+	}
+	header := http.Header{}
+	Middleware{}.setFields(header, answered(true, left(user, "ann", 9, 63*time.Second)))
+	if len(header) != 2 {
+		t.Errorf("they are set without being asked for: %v", header)
+	}
+}
+
+func TestRetryAfterIsWholeSecondsRoundedUpAndAtLeastOne(t *testing.T) {
+	limit := ratelimit.TokenBucket("burst", 100, time.Minute)
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	for wait, want := range map[time.Duration]string{
+		0: "1", time.Microsecond: "1", time.Second: "1", time.Second + time.Microsecond: "2", 90 * time.Minute: "5400", math.MaxInt64: "9223372037",
+	} {
+		for _, jitter := range []float64{0, -1, math.NaN()} {
+			if got := (Middleware{Jitter: jitter}).retryAfter(r, answered(false, denial(limit, "ann", 0, time.Minute, wait))); got != want {
+				t.Errorf("%v, jitter %v: %s, want %s", wait, jitter, got, want)
+			}
+		}
+	}
+}
+
+func TestJitteredRetryAfterSpreadsKeysAndIsTheSameForTheSame(t *testing.T) {
+	user, site := ratelimit.TokenBucket("user", 10, time.Minute), ratelimit.TokenBucket("site", 10, time.Minute)
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	for _, row := range []struct {
+		jitter, most float64 // seconds
+	}{{0.5, 150}, {0.1, 110}, {7, 150}, {math.Inf(1), 150}} {
+		m := Middleware{Jitter: row.jitter}
+		seen := map[string]map[int]int{"by key": {}, "by address": {}}
+		for i := range 4_000 {
+			result := answered(false, denial(user, fmt.Sprint("user-", i), 0, time.Minute, 100*time.Second), left(site, "", 5, time.Minute))
+			seconds := atoi(t, m.retryAfter(r, result))
+			seen["by key"][seconds]++
+			if again := atoi(t, m.retryAfter(httptest.NewRequest(http.MethodPut, "/other", nil), result)); again != seconds {
+				t.Fatalf("%d, then %d", seconds, again)
+			}
+			// A limit without keys denies everybody: by whom they are, then.
+			crowd := httptest.NewRequest(http.MethodGet, "/", nil)
+			crowd.RemoteAddr = fmt.Sprintf("10.0.%d.%d:4711", i/256, i%256)
+			seen["by address"][atoi(t, m.retryAfter(crowd, answered(false, denial(site, "", 0, time.Minute, 100*time.Second))))]++
+		}
+		for by, counts := range seen {
+			least, most := math.Inf(1), 0.0
+			for seconds, n := range counts {
+				least, most = min(least, float64(seconds)), max(most, float64(seconds))
+				if share := 4_000 / (row.most - 100); float64(n) > 2*share {
+					t.Errorf("jitter %v %s: %d of 4,000 come after %d s", row.jitter, by, n, seconds)
+				}
+			}
+			if least < 100 || least > 102 || most > row.most || most < row.most-2 {
+				t.Errorf("jitter %v %s: from %v to %v s", row.jitter, by, least, most)
+			}
+		}
+	}
+}
+
+func atoi(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The grammar of RFC 9651, for what we send; package integration_test has it parsed by a library.
+var (
+	policyList = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";q=(\d{1,15})(;w=[1-9]\d{0,14})?;pk=:[A-Za-z0-9+/]+=*:$`)
+	limitList  = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";r=(\d{1,15})(;t=\d{1,15})?;pk=:[A-Za-z0-9+/]+=*:$`)
+)
+
+// Whatever a limit is called and whatever it holds, the fields are a list of one item whose name can be read back.
+func FuzzFields(f *testing.F) {
+	f.Add("burst", "ann", 100.0, 60.0, 50.0, int64(3e10), int64(0))
+	f.Add("a\r\nX: y", "\x00", 1e15, 1e-6, -1e15, int64(math.MaxInt64), int64(math.MinInt64))
+	f.Add(`"\%é`, "", 1e-15, 9e9, 1e15, int64(-1), int64(1))
+	f.Fuzz(func(t *testing.T, name, key string, rate, seconds, remaining float64, resetAfter, retryAfter int64) {
+		limit := ratelimit.TokenBucket(name, rate, time.Duration(min(max(seconds, 0), 9e9)*1e6)*time.Microsecond)
+		if limit.Validate() != nil || math.IsNaN(remaining) {
+			return
+		}
+		for _, ok := range []bool{true, false} {
+			s := ratelimit.Status{Limit: limit, Key: cmp.Or(key, "k"), OK: ok, Remaining: remaining,
+				ResetAt: noon.Add(time.Duration(resetAfter)), RetryAt: noon.Add(time.Duration(retryAfter))}
+			header := http.Header{}
+			m := Middleware{PartitionSecret: []byte("secret")}
+			m.setFields(header, answered(ok, s))
+			policy, item := policyList.FindStringSubmatch(header.Get("RateLimit-Policy")), limitList.FindStringSubmatch(header.Get("RateLimit"))
+			if policy == nil || item == nil || policy[1] != item[1] {
+				t.Fatalf("%q", header)
+			}
+			read, err := url.PathUnescape(regexp.MustCompile(`\\(.)`).ReplaceAllString(item[1], "$1"))
+			if err != nil || read != name {
+				t.Fatalf("%q was sent as %q, which is %q, %v", name, item[1], read, err)
+			}
+			if r := float64(atoi(t, item[2])); r != math.Floor(min(max(remaining, 0), maxInteger)) {
+				t.Fatalf("%v remain, r=%v", remaining, r)
+			}
+			var wire bytes.Buffer
+			if err := header.Write(&wire); err != nil || strings.Count(wire.String(), "\r\n") != 2 {
+				t.Fatalf("%q, %v", &wire, err)
+			}
+			if ok {
+				continue
+			}
+			after, t1 := atoi(t, m.retryAfter(httptest.NewRequest(http.MethodGet, "/", nil), answered(false, s))), atoi(t, strings.TrimPrefix(item[3], ";t="))
+			if after < 1 || after < t1 {
+				t.Fatalf("Retry-After: %d, t=%d", after, t1)
+			}
+		}
+	})
+}
+
+func TestTheNamesInAProblemAreThoseInTheFields(t *testing.T) {
+	odd, user := ratelimit.TokenBucket("café \"1\"", 10, time.Minute), ratelimit.TokenBucket("user", 10, time.Minute)
+	result := answered(false, denial(odd, "ann", 0, time.Minute, time.Second), denial(odd, "bob", 0, time.Minute, time.Second), left(user, "ann", 1, time.Minute))
+	p := problemOf(Decision{Status: 429, Err: &ratelimit.ExceededError{Result: result}})
+	if !slices.Equal(p.ViolatedPolicies, []string{`caf%C3%A9 "1"`}) {
+		t.Errorf("%q", p.ViolatedPolicies)
+	}
+}

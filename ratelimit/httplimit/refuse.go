@@ -1,0 +1,83 @@
+package httplimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// StatusError is what [Middleware.Requests] returns, wrapped or not, to refuse a request with a status of its choice.
+type StatusError struct {
+	Status int    // 400 to 599; any other is 500
+	Detail string // for the client; it may be empty
+}
+
+// Error is for logs.
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("httplimit: %d %s: %s", e.Status, http.StatusText(e.Status), e.Detail)
+}
+
+// statusOf is the status that an error of Middleware.Requests asks for.
+func statusOf(err error) int {
+	var chosen *StatusError
+	if errors.As(err, &chosen) && chosen.Status >= 400 && chosen.Status <= 599 {
+		return chosen.Status
+	}
+	return http.StatusInternalServerError
+}
+
+// problem is the body of a refusal (RFC 9457).
+type problem struct {
+	Type             string   `json:"type"`
+	Title            string   `json:"title"`
+	Status           int      `json:"status"`
+	Detail           string   `json:"detail,omitempty"`
+	ViolatedPolicies []string `json:"violated-policies,omitempty"`
+}
+
+// refuse answers a request that does not pass.
+func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
+	if !d.Result.At.IsZero() { // decided, and denied
+		w.Header().Set("Retry-After", m.retryAfter(r, d.Result))
+	}
+	if m.Refused != nil {
+		m.Refused(w, r, d)
+		return
+	}
+	body, err := json.Marshal(problemOf(d))
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(d.Status)
+	_, _ = w.Write(append(body, '\n')) // the client may be gone
+}
+
+// problemOf describes a refusal. It tells nothing of the database, nor of keys.
+func problemOf(d Decision) problem {
+	p := problem{Type: "about:blank", Title: http.StatusText(d.Status), Status: d.Status}
+	var exceeded *ratelimit.ExceededError
+	var chosen *StatusError
+	switch {
+	case errors.As(d.Err, &exceeded):
+		p.Type, p.Title = quotaExceededType, quotaExceededTitle
+		for _, s := range exceeded.Denied() {
+			if name := wireName(s.Limit); !slices.Contains(p.ViolatedPolicies, name) {
+				p.ViolatedPolicies = append(p.ViolatedPolicies, name)
+			}
+		}
+	case errors.As(d.Err, &chosen):
+		p.Detail = chosen.Detail
+	case errors.Is(d.Err, ratelimit.ErrExceedsCapacity):
+		p.Detail = "The request asks for more than its quota can ever hold."
+	case d.Status == http.StatusBadRequest:
+		p.Detail = "What the request is counted by cannot be read."
+	case d.Status == http.StatusServiceUnavailable:
+		p.Detail = "The quota of the request cannot be looked up at present."
+	}
+	return p
+}
