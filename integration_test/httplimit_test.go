@@ -26,6 +26,7 @@ import (
 	"github.com/gorilla/mux"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
@@ -139,8 +140,8 @@ func (s *site) wants(path string, status int, limit, retryAfter string) answer {
 	s.Helper()
 	got := s.get(path)
 	if got.Status != status || got.Header.Get("RateLimit") != limit || got.Header.Get("Retry-After") != retryAfter {
-		s.Fatalf("%s: %d, RateLimit: %s, Retry-After: %s, %s; want %d, %s, %s", path,
-			got.Status, got.Header.Get("RateLimit"), got.Header.Get("Retry-After"), got.Body, status, limit, retryAfter)
+		s.Fatalf("%s: %d, RateLimit: %s, Retry-After: %s, %s; want %d, %s, %s; observed %+v", path,
+			got.Status, got.Header.Get("RateLimit"), got.Header.Get("Retry-After"), got.Body, status, limit, retryAfter, s.observed())
 	}
 	return got
 }
@@ -208,6 +209,11 @@ func TestHTTPClientsAreToldWhereTheyStand(t *testing.T) {
 			coalescer := ratelimit.NewCoalescer(pool)
 			t.Cleanup(coalescer.Close)
 			return coalescer
+		},
+		"database/sql": func(pool *pgxpool.Pool) ratelimit.DB {
+			db := stdlib.OpenDBFromPool(pool)
+			t.Cleanup(func() { _ = db.Close() })
+			return ratelimit.SQL(db)
 		},
 	}
 	for name, handle := range handles {
@@ -878,8 +884,13 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		s.limit.FailOpen = open
 		s.serve()
 		s.get("/")
-		tx := s.world().begin()
-		s.world().do(func() error { _, err := s.limit.Limiter.Consume(t.Context(), tx, limit.Key("ann")); return err }())
+		tx, err := s.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.limit.Limiter.Consume(t.Context(), tx, limit.Key("ann")); err != nil {
+			t.Fatal(err)
+		}
 		s.observed()
 		want := map[bool]int{true: 200, false: 503}[open]
 		called := s.called.Load()
