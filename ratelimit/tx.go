@@ -73,11 +73,11 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if err != nil {
 		return err
 	}
-	return retry(ctx, o.attempts, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, fn) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, fn) })
 }
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
-func retry(ctx context.Context, attempts int, once func() (committing bool, err error)) error {
+func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
 		committing, err := once()
@@ -94,6 +94,9 @@ func retry(ctx context.Context, attempts int, once func() (committing bool, err 
 		}
 		if !pause(ctx, attempt) {
 			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
+		}
+		if onRetry != nil {
+			onRetry(ctx, attempt, err)
 		}
 	}
 }
