@@ -198,7 +198,7 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
 	}
 	var failed error
-	err := retry(ctx, o.attempts, func() (open bool, err error) {
+	err := retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
 		open, failed, err = sendOnce(ctx, db, o.isolation, batch)
 		return open, err
 	})

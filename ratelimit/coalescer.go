@@ -50,7 +50,8 @@ var ErrClosed = errors.New("ratelimit: coalescer closed")
 type Coalescer struct {
 	pool  *pgxpool.Pool
 	async bool
-	begin atomic.Bool // the database's default isolation level is not READ COMMITTED
+	batch func(calls int) // OnBatch, or nil
+	begin atomic.Bool     // the database's default isolation level is not READ COMMITTED
 
 	mu       sync.Mutex
 	queue    []*waiter // in order of arrival; empty if flying is 0
@@ -67,6 +68,10 @@ type CoalescerOption func(*Coalescer)
 // on disk. The default is the server's. If the server crashes, what was consumed in its last moments (up to three
 // times wal_writer_delay, which is 200 ms by default) is forgotten, and those tokens may be granted again.
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
+
+// OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
+// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick.
+func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.batch = f } }
 
 // NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.
 func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
@@ -255,6 +260,7 @@ func (c *Coalescer) flush() {
 			// Rows to be combined first, or text that the server cannot store: it concerns only some.
 			c.separate(b)
 		} else {
+			c.observe(len(b.waiters), err)
 			c.decided(b, err)
 			runtime.Gosched() // those that have been waiting may have more to ask
 		}
@@ -320,12 +326,21 @@ func (c *Coalescer) separate(b *batch) {
 
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
-	return c.retry(ctx, func(q *dbsqlc.Queries) error {
+	err := c.retry(ctx, func(q *dbsqlc.Queries) error {
 		if len(ds) == 1 {
 			return consume(ctx, q, ds[0], now, result)
 		}
 		return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)
 	})
+	c.observe(1, err)
+	return err
+}
+
+// observe tells of a statement.
+func (c *Coalescer) observe(calls int, err error) {
+	if err == nil && c.batch != nil {
+		c.batch(calls)
+	}
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.

@@ -37,10 +37,15 @@ type Limiter struct {
 
 	// Observer is called after every call of a verb, before it returns, with what came of it: for metrics, logs, alarms. A
 	// denial leaves no row behind that one could look up later. In a transaction the decision holds only if that commits.
+	// Package observe, a module of its own, has metrics and logs to put here.
 	//
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
 	// be quick, and must not use the transaction.
 	Observer func(ctx context.Context, d Decision)
+
+	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx] or [Limiter.SendTx] is about to run a transaction again: so many
+	// attempts have failed, the last with err. It is called from several goroutines at once.
+	OnRetry func(ctx context.Context, failed int, err error)
 
 	queues queues // for hot limits
 }

@@ -12,7 +12,8 @@ type Result struct {
 	// OK says whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption.
+	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption. A call that had to wait for
+	// another transaction that held the row, and was then granted, has the instant at which it began to wait.
 	At time.Time
 
 	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have

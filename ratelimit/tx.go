@@ -129,11 +129,11 @@ func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...T
 	if o.isolated || len(o.hot) > 0 {
 		return fmt.Errorf("%w: Retry begins no transaction: Isolation and Hot are for InTx and InSQLTx", ErrInvalid)
 	}
-	return retry(ctx, o.attempts, func() (committing bool, err error) { return true, fn(ctx) })
+	return retry(ctx, o.attempts, nil, func() (committing bool, err error) { return true, fn(ctx) })
 }
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
-func retry(ctx context.Context, attempts int, once func() (committing bool, err error)) error {
+func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
 		committing, err := once()
@@ -150,6 +150,9 @@ func retry(ctx context.Context, attempts int, once func() (committing bool, err 
 		}
 		if !pause(ctx, attempt) {
 			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
+		}
+		if onRetry != nil {
+			onRetry(ctx, attempt, err)
 		}
 	}
 }
@@ -179,7 +182,7 @@ func (l *Limiter) inTx(ctx context.Context, options []TxOption, begin beginner) 
 	if err != nil {
 		return err
 	}
-	return retry(ctx, o.attempts, func() (committing bool, err error) { return l.once(ctx, o.isolation, hot, begin) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, o.isolation, hot, begin) })
 }
 
 // once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.

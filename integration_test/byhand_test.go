@@ -1,0 +1,792 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// byHand is what the SQL function ratelimit answers.
+type byHand struct {
+	ok                    bool
+	remaining, retryAfter float64
+	retryAt, resetAt, at  time.Time
+}
+
+// askSQL asks the function that is typed by hand.
+func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHand, err error) {
+	c := a.limit.Config()
+	var key *string
+	if a.key != "" {
+		key = &a.key
+	}
+	err = db.QueryRow(ctx, `SELECT ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at
+		FROM ratelimit($1, $2, $3, $4, count => $5, kind => $6, capacity => $7, start => $8, reserve => $9, max_reserved => $10, shards => $11,
+			global => $12, now => $13)`,
+		c.Name, key, c.Rate, time.Duration(c.Period), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now,
+	).Scan(&r.ok, &r.remaining, &r.retryAfter, &r.retryAt, &r.resetAt, &r.at)
+	return r, err
+}
+
+// TestByHandAnswersLikeTheLibrary asks random requests of random rows, in SQL and in Go, one after the other on the same rows: the
+// answers and the rows are the same to the bit and to the microsecond. At retry_at a denial becomes a grant, and a microsecond
+// earlier it does not.
+func TestByHandAnswersLikeTheLibrary(t *testing.T) {
+	t.Parallel()
+	for part, settings := range []string{
+		"",
+		"SET TimeZone = 'America/New_York'; SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'iso_8601'",
+		"SET TimeZone = 'Asia/Kathmandu'; SET extra_float_digits = -15; SET standard_conforming_strings = off; SET bytea_output = 'escape'; SET quote_all_identifiers = on",
+		"SET TimeZone = 'Europe/Dublin'; SET plan_cache_mode = force_custom_plan; SET search_path = pg_catalog, pg_temp, %s",
+	} {
+		t.Run(fmt.Sprint(part), func(t *testing.T) {
+			t.Parallel()
+			r := newRand(t)
+			conn := acquire(t, newPool(t, 1))
+			schema := schemaOf(t, conn)
+			if _, err := conn.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schema)); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(t.Context())
+			limiter, clock := newLimiter()
+			w := world{t, tx, limiter, clock}
+			denials, debts, windows := 0, 0, 0
+			for n := range 800 {
+				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11)
+				a := ask{limit: randomLimit(r, "limit", shards), key: fmt.Sprint(n), reserve: r.IntN(2) == 0}
+				if n%50 == 0 {
+					a.key = "" // global
+				}
+				a.count = randomTokens(r, a.limit.Capacity())
+				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
+				value := a.limit.Capacity() / float64(shards) * oneOf(r, 0, 0, r.Float64(), 1, -1, -10*r.Float64())
+				ts := now.Add(time.Duration(oneOf(r, 0, -1, -r.Int64N(1e6), -r.Int64N(1e12), r.Int64N(1e9))) * time.Microsecond)
+				rows := oneOf(r, shards, shards, shards, 0, 1+r.IntN(3)) // some of them have been sharded otherwise
+				fresh := func() {
+					t.Helper()
+					w.must("DELETE FROM rate_limits WHERE name = 'limit' AND key = $1", a.key)
+					for shard := range rows {
+						insert(t, tx, a.key, shard, rows, value, ts) // alike, so that it does not matter which is picked
+					}
+				}
+				fresh()
+				clock.now = now
+				want, err := limiter.Consume(t.Context(), tx, a.request())
+				if errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					savepoint := w.begin()
+					_, err := askSQL(t.Context(), savepoint, a, now)
+					if sqlState(err) != "22023" || !strings.Contains(err.Error(), "can never be granted") {
+						t.Fatalf("case %d: %+v can never be granted: %v", n, a, err)
+					}
+					w.do(savepoint.Rollback(t.Context()))
+					continue
+				} else if err != nil && !denied(err) {
+					t.Fatal(err)
+				}
+				wantRows := w.holding(a.key)
+				fresh()
+				got, err := askSQL(t.Context(), tx, a, now)
+				if err != nil {
+					t.Fatalf("case %d: %+v: %v", n, a, err)
+				}
+				status := want.Requests[0]
+				if got.ok != want.OK || got.remaining != status.Remaining || !got.retryAt.Equal(want.RetryAt) || !got.resetAt.Equal(status.ResetAt) ||
+					!got.at.Equal(want.At) || math.Abs(got.retryAfter-want.RetryAt.Sub(want.At).Seconds()) > 1e-6 && got.retryAt.Year() < 2200 {
+					t.Fatalf("case %d: %+v on %d rows of %v at %v, at %v:\nSQL %+v\nGo  %+v", n, a, rows, value, ts, now, got, want)
+				}
+				if gotRows := w.holding(a.key); gotRows != wantRows {
+					t.Fatalf("case %d: %+v: SQL left\n%s\nGo left\n%s", n, a, gotRows, wantRows)
+				}
+				if a.limit.Config().Kind == ratelimit.KindFixedWindow {
+					windows++
+				}
+				if got.ok && got.retryAt.After(now) {
+					debts++
+				}
+				if got.ok || got.retryAt.Year() == 9999 {
+					continue
+				}
+				denials++
+				if early := got.retryAt.Add(-time.Microsecond); early.After(now) {
+					if again, err := askSQL(t.Context(), tx, a, early); err != nil || again.ok || !again.retryAt.Equal(got.retryAt) {
+						t.Fatalf("case %d: %+v denied at %v until %v; a microsecond earlier %+v, %v", n, a, now, got.retryAt, again, err)
+					}
+				}
+				if again, err := askSQL(t.Context(), tx, a, got.retryAt); err != nil || !again.ok {
+					t.Fatalf("case %d: %+v denied at %v until %v; and then %+v, %v", n, a, now, got.retryAt, again, err)
+				}
+			}
+			if denials < 100 || debts < 30 || windows < 200 {
+				t.Errorf("%d denials, %d debts and %d windows are no test", denials, debts, windows)
+			}
+		})
+	}
+}
+
+// holding is what the table holds for a key.
+func (w world) holding(key string) string {
+	w.Helper()
+	var text string
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(
+			concat_ws(' ', name, key, shards, float8send(value), timestamptz_send(ts)), e'\n' ORDER BY float8send(value), ts), '')
+		FROM rate_limits WHERE name = 'limit' AND key = $1`, key).Scan(&text))
+	return text
+}
+
+// must runs a statement.
+func (w world) must(sql string, args ...any) {
+	w.Helper()
+	if _, err := w.db.Exec(w.Context(), sql, args...); err != nil {
+		w.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// Without a start, a fixed window's grid is a hash of name and key. SQL and Go must see the same windows.
+func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	pool := newPool(t, 1)
+	var names, keys []string
+	var periods []time.Duration
+	var want []time.Time
+	text := func(n int) string {
+		var b strings.Builder
+		for b.Len() == 0 || r.IntN(n) > 0 {
+			b.WriteRune(oneOf(r, 'a', 'z', '|', '\\', '\'', '"', '%', ' ', '\n', 'é', '語', '🙂', rune(1+r.IntN(0xd7ff))))
+		}
+		return b.String()
+	}
+	for range 5000 {
+		name, key := text(8), text(20)
+		if r.IntN(20) == 0 {
+			key = ""
+		}
+		period := oneOf(r, time.Microsecond, time.Second, time.Minute, 24*time.Hour, 365*24*time.Hour, math.MaxInt64/1000*1000,
+			time.Duration(1+r.Int64N(math.MaxInt64/1000))*time.Microsecond)
+		names, keys, periods = append(names, name), append(keys, key), append(periods, period)
+		want = append(want, numbers(ratelimit.FixedWindow(name, 1, period), key).Start.Time())
+	}
+	rows, err := pool.Query(t.Context(), `SELECT ratelimit_grid(u.name, u.key, u.period, 'fixed window', NULL)
+		FROM unnest($1::text[], $2::text[], $3::interval[]) WITH ORDINALITY AS u (name, key, period, n) ORDER BY n`, names, keys, periods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d grids, %v", len(got), err)
+	}
+	for i := range want {
+		if !got[i].Equal(want[i]) {
+			t.Errorf("%q, %q per %v: SQL's grid begins at %v, Go's at %v", names[i], keys[i], periods[i], got[i], want[i])
+		}
+	}
+}
+
+func TestByHandInstantsAreExact(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	conn := acquire(t, newPool(t, 1))
+	if _, err := conn.Exec(t.Context(), "SET TimeZone = 'America/New_York'"); err != nil {
+		t.Fatal(err)
+	}
+	micros := []int64{int64(algebra.Min), int64(algebra.Min) + 1, -1, 0, 1, int64(algebra.Max) - 1, int64(algebra.Max)}
+	for range 5000 {
+		micros = append(micros, int64(algebra.Min)+r.Int64N(int64(algebra.Max-algebra.Min)))
+	}
+	rows, err := conn.Query(t.Context(), `SELECT ratelimit_instant(m), ratelimit_micros(ratelimit_instant(m)) FROM unnest($1::bigint[]) WITH ORDINALITY AS u (m, n) ORDER BY n`, micros)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	var at time.Time
+	var back int64
+	if _, err := pgx.ForEachRow(rows, []any{&at, &back}, func() error {
+		if want := micros[n]; at.UnixMicro() != want || back != want {
+			t.Errorf("%d: %v, and back %d", want, at, back)
+		}
+		n++
+		return nil
+	}); err != nil || n != len(micros) {
+		t.Fatalf("%d of %d, %v", n, len(micros), err)
+	}
+}
+
+// One limit, asked for in Go, in SQL, through a Coalescer and in a batch at once, grants what it has and no more.
+func TestByHandAndTheLibraryShareALimit(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 40, 1000*time.Hour),
+		ratelimit.FixedWindow("window", 40, 1000*time.Hour),
+		ratelimit.TokenBucket("sharded", 40, 1000*time.Hour, ratelimit.Shards(4)),
+	} {
+		t.Run(limit.Name(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 8)
+			coalescer := ratelimit.NewCoalescer(pool)
+			defer coalescer.Close()
+			limiter, clock := newLimiter()
+			granted := make(chan bool, 100)
+			done := make(chan error, 16)
+			for g := range 16 {
+				go func() {
+					done <- func() error {
+						for range 5 {
+							var db ratelimit.DB = pool
+							if g%4 == 1 {
+								db = coalescer
+							}
+							if g%2 == 0 {
+								r, err := askSQL(t.Context(), pool, ask{limit: limit, key: "ann", count: 1}, clock.now)
+								if err != nil {
+									return err
+								}
+								granted <- r.ok
+								continue
+							}
+							_, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
+							if err != nil && !denied(err) {
+								return err
+							}
+							granted <- err == nil
+						}
+						return nil
+					}()
+				}()
+			}
+			for range 16 {
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+			}
+			close(granted)
+			n := 0
+			for ok := range granted {
+				if ok {
+					n++
+				}
+			}
+			if n != 40 {
+				t.Errorf("%d of 80 granted, want 40", n)
+			}
+		})
+	}
+}
+
+func TestByHandDefaults(t *testing.T) {
+	behaviour(t, func(w world) {
+		want := func(ok bool, remaining float64, sql string) {
+			w.Helper()
+			var gotOK bool
+			var got float64
+			if err := w.db.QueryRow(w.Context(), `SELECT ok, remaining FROM `+sql).Scan(&gotOK, &got); err != nil || gotOK != ok || !near(got, remaining) {
+				w.Fatalf("%s: %v, %v, %v, want %v, %v", sql, gotOK, got, err, ok, remaining)
+			}
+		}
+		const at = `now => '2026-07-01 12:00:00Z')`
+		want(true, 9, `ratelimit('positional', 'ann', 10, '1 minute', `+at)
+		want(true, 5.5, `ratelimit('positional', 'ann', 10, '1 minute', 3.5, `+at)
+		want(false, 5.5, `ratelimit('positional', 'ann', 10, '1 minute', 6, `+at)
+		want(true, 19, `ratelimit('capacity', 'ann', rate => 10, period => '1 minute', capacity => 20, `+at)
+		want(true, 99, `ratelimit('global', rate => 100, period => '1 hour', global => true, `+at)
+		w.clock.now = noon
+		w.holds(ratelimit.TokenBucket("global", 100, time.Hour).Global(), 99)
+		w.holds(ratelimit.TokenBucket("positional", 10, time.Minute).Key("ann"), 5.5)
+	})
+}
+
+func TestByHandReservations(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.clock.now = noon
+		limit := func(options ...ratelimit.Option) ratelimit.Limit {
+			return ratelimit.TokenBucket("l", 10, time.Minute, options...)
+		}
+		sql := func(l ratelimit.Limit, count float64, reserve bool) byHand {
+			w.Helper()
+			r, err := askSQL(w.Context(), w.db, ask{limit: l, key: "ann", count: count, reserve: reserve}, w.clock.now)
+			w.do(err)
+			return r
+		}
+		// max_reserved unset: no bound. 0: none. Positive: as many.
+		if r := sql(limit(), 1000, true); !r.ok || r.remaining != -990 || r.retryAfter != 5940 {
+			w.Fatalf("without a bound: %+v", r)
+		}
+		w.do(w.limiter.Reset(w.Context(), w.db, limit().Key("ann")))
+		none := limit(ratelimit.MaxReserved(0))
+		if r := sql(none, 10, true); !r.ok || r.remaining != 0 || r.retryAfter != 0 {
+			w.Fatalf("max_reserved 0: %+v", r)
+		}
+		if r := sql(none, 1, true); r.ok || r.retryAfter != 6 {
+			w.Fatalf("max_reserved 0: %+v", r)
+		}
+		five := limit(ratelimit.MaxReserved(5))
+		if r := sql(five, 5, true); !r.ok || r.remaining != -5 || r.retryAfter != 30 {
+			w.Fatalf("max_reserved 5: %+v", r)
+		}
+		if r := sql(five, 2, true); r.ok || r.retryAfter != 12 {
+			w.Fatalf("max_reserved 5: %+v", r)
+		}
+		if r := sql(five, 1, false); r.ok || r.retryAfter != 36 {
+			w.Fatalf("max_reserved 5, not reserving: %+v", r)
+		}
+		w.holds(five.Key("ann"), -5)
+
+		// 3 - 3.7 is below -0.7, though 3.7 - 0.7 is 3: enough but for rounding, as in Go.
+		rounded := ratelimit.TokenBucket("rounded", 3, time.Minute, ratelimit.MaxReserved(0.7))
+		r, err := askSQL(w.Context(), w.db, ask{limit: rounded, key: "ann", count: 3.7, reserve: true}, w.clock.now)
+		if err != nil || !r.ok {
+			w.Fatalf("%+v, %v", r, err)
+		}
+		w.grant(rounded.Key("bob").Count(3.7).Reserve())
+	})
+}
+
+// What is wrong is an error that says so, writes nothing and is no grant.
+func TestByHandRefusesWhatIsWrong(t *testing.T) {
+	behaviour(t, func(w world) {
+		for arguments, text := range map[string]string{
+			`'l', 'ann'`:                                                            `rate limit 'l': rate NULL is not between`,
+			`'l', 'ann', 10`:                                                        `period NULL is not between`,
+			`NULL, 'ann', 10, '1 minute'`:                                           `rate limit NULL: the name is empty`,
+			`'', 'ann', 10, '1 minute'`:                                             `the name is empty`,
+			`repeat('x', 256), 'ann', 10, '1 minute'`:                               `the name is longer than 255 bytes`,
+			`repeat('é', 128), 'ann', 10, '1 minute'`:                               `the name is longer than 255 bytes`,
+			`'l', NULL, 10, '1 minute'`:                                             `the key is NULL or empty; global => true`,
+			`'l', '', 10, '1 minute'`:                                               `the key is NULL or empty; global => true`,
+			`'l', rate => 10, period => '1 minute'`:                                 `the key is NULL or empty; global => true`,
+			`'l', NULL, 10, '1 minute', global => NULL`:                             `the key is NULL or empty; global => true`,
+			`'l', 'ann', 10, '1 minute', global => true`:                            `a global limit has no key`,
+			`'l', '', 10, '1 minute', global => true`:                               `a global limit has no key`,
+			`'l', repeat('x', 1025), 10, '1 minute'`:                                `the key is longer than 1024 bytes`,
+			`'l', 'ann', 0, '1 minute'`:                                             `rate 0 is not between`,
+			`'l', 'ann', -1, '1 minute'`:                                            `rate -1 is not between`,
+			`'l', 'ann', 'NaN', '1 minute'`:                                         `rate NaN is not between`,
+			`'l', 'ann', 'Infinity', '1 minute'`:                                    `rate Infinity is not between`,
+			`'l', 'ann', '-Infinity', '1 minute'`:                                   `rate -Infinity is not between`,
+			`'l', 'ann', 1e16, '1 minute'`:                                          `rate 1e+16 is not between`,
+			`'l', 'ann', 10, '0'`:                                                   `period 00:00:00 is not between`,
+			`'l', 'ann', 10, '-1 minute'`:                                           `is not between a microsecond and 106751 days`,
+			`'l', 'ann', 10, '1 month'`:                                             `without months and years`,
+			`'l', 'ann', 10, '1 month -29 days'`:                                    `without months and years`,
+			`'l', 'ann', 10, '-1 month 40 days'`:                                    `without months and years`,
+			`'l', 'ann', 10, '1 year'`:                                              `without months and years`,
+			`'l', 'ann', 10, '106752 days'`:                                         `is not between a microsecond and 106751 days`,
+			`'l', 'ann', 10, '178000000 years'`:                                     `is not between a microsecond and 106751 days`,
+			`'l', 'ann', 10, '1 minute', -1`:                                        `count -1 is neither`,
+			`'l', 'ann', 10, '1 minute', 'NaN'`:                                     `count NaN is neither`,
+			`'l', 'ann', 10, '1 minute', 'Infinity'`:                                `count Infinity is neither`,
+			`'l', 'ann', 10, '1 minute', NULL`:                                      `count NULL is neither`,
+			`'l', 'ann', 10, '1 minute', 1e-16`:                                     `count 1e-16 is neither`,
+			`'l', 'ann', 10, '1 minute', 11`:                                        `11 tokens can never be granted, since at most 10 can be had at once`,
+			`'l', 'ann', 10, '1 minute', capacity => 0`:                             `1 tokens can never be granted, since at most 0`,
+			`'l', 'ann', 10, '1 minute', 1e15, capacity => 0`:                       `can never be granted`,
+			`'l', 'ann', 10, '1 minute', capacity => -1`:                            `capacity -1 is neither`,
+			`'l', 'ann', 10, '1 minute', capacity => 'NaN'`:                         `capacity NaN is neither`,
+			`'l', 'ann', 10, '1 minute', capacity => 'Infinity'`:                    `capacity Infinity is neither`,
+			`'l', 'ann', 10, '1 minute', max_reserved => -1`:                        `max_reserved -1 is neither`,
+			`'l', 'ann', 10, '1 minute', max_reserved => 'NaN'`:                     `max_reserved NaN is neither`,
+			`'l', 'ann', 10, '1 minute', reserve => NULL`:                           `reserve is neither true nor false`,
+			`'l', 'ann', 10, '1 minute', kind => 'leaky bucket'`:                    `kind 'leaky bucket' is neither`,
+			`'l', 'ann', 10, '1 minute', kind => NULL`:                              `kind NULL is neither`,
+			`'l', 'ann', 10, '1 minute', kind => 'x''; DROP TABLE rate_limits; --'`: `is neither 'token bucket' nor`,
+			`'l', 'ann', 10, '1 minute', start => now()`:                            `a token bucket has no start`,
+			`'l', 'ann', 10, '1 minute', shards => 0`:                               `0 shards are not between 1 and 100`,
+			`'l', 'ann', 10, '1 minute', shards => 101`:                             `101 shards are not between 1 and 100`,
+			`'l', 'ann', 10, '1 minute', shards => NULL`:                            `NULL shards are not between 1 and 100`,
+			`'l', 'ann', 10, '1 minute', now => 'infinity'`:                         `now, infinity, is not between the years 1000 and 9999`,
+			`'l', 'ann', 10, '1 minute', now => '-infinity'`:                        `is not between the years 1000 and 9999`,
+			`'l', 'ann', 10, '1 minute', now => '0999-12-31 23:59Z'`:                `is not between the years 1000 and 9999`,
+			`'l', 'ann', 10, '1 minute', now => '10000-01-01Z'`:                     `is not between the years 1000 and 9999`,
+
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => 'infinity'`:      `start infinity is not between the years 1 and 9999`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `is not between the years 1 and 9999`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`: `is not between the years 1 and 9999`,
+			`'l', 'ann', 10, '1 minute', 12.1, reserve => true, max_reserved => 2`:         `12.1 tokens can never be granted, since at most 12 can be had`,
+		} {
+			for _, function := range []string{"ratelimit", "ratelimit_or_raise"} {
+				tx := w.begin()
+				_, err := tx.Exec(w.Context(), "SELECT * FROM "+function+"("+arguments+")")
+				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+					w.Errorf("%s(%s): %v, want %q", function, arguments, err, text)
+				}
+				w.do(tx.Rollback(w.Context()))
+			}
+		}
+		if rows := w.rows(); rows != "" {
+			w.Errorf("something was written:\n%s", rows)
+		}
+
+		// What is only odd works, with the names as they are.
+		for _, arguments := range []string{
+			`'o''limit', 'a''b"c%s$1', 10, '1 minute'`,
+			`'l', 'ann', 10, '1 minute', 0`,
+			`'l', 'bob', 1e-15, '106751 days 23:47:16.854775', 1e-15`,
+			`'l', 'cat', 1e15, '1 microsecond', 1e15`,
+			`'l', 'dan', 10, '1 day -1 hour'`,
+			`'l', 'eve', 10, '1 minute', 2000, capacity => 0, reserve => true`,
+			`'m', 'ann', 10, '1 minute', kind => 'fixed window', start => '9999-12-31 23:59Z'`,
+			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z'`,
+			`'l', 'fay', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z'`,
+			`'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z', reserve => true`,
+		} {
+			var ok bool
+			if err := w.db.QueryRow(w.Context(), "SELECT ok FROM ratelimit("+arguments+")").Scan(&ok); err != nil || !ok {
+				w.Errorf("ratelimit(%s): %v, %v", arguments, ok, err)
+			}
+		}
+	})
+}
+
+// Rows that somebody has written by hand, however odd, grant no more than the capacity, and do not fail.
+func TestByHandStandsOddRows(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, row := range []string{
+			`'NaN', now()`, `'Infinity', now()`, `'-Infinity', now()`, `1e308, now()`, `-1e308, now()`, `5e-324, now()`, `-5e-324, now()`,
+			`3, now() + interval '1 hour'`, `1e308, '9999-01-01'`, `0, '0001-01-01'`,
+		} {
+			for _, kind := range []string{"token bucket", "fixed window"} {
+				name := fmt.Sprint(kind, i)
+				w.must(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) SELECT '` + name + `', 'ann', 0, 1, ` + row)
+				granted := 0
+				for range 12 {
+					var ok bool
+					var remaining float64
+					err := w.db.QueryRow(w.Context(), `SELECT ok, remaining FROM ratelimit($1, 'ann', 10, '1000 hours', kind => $2, reserve => true, max_reserved => 0)`,
+						name, kind).Scan(&ok, &remaining)
+					if err != nil || remaining > 10 {
+						w.Fatalf("%s, %s: %v of %v, %v", row, kind, ok, remaining, err)
+					}
+					if ok {
+						granted++
+					}
+				}
+				if granted > 10 {
+					w.Errorf("%s, %s: %d granted, the capacity is 10", row, kind, granted)
+				}
+				w.must(`SELECT * FROM ratelimit_keys($1, 10, '1000 hours', $2)`, name, kind)
+			}
+		}
+	})
+}
+
+func TestByHandADenialIsAnErrorOnRequest(t *testing.T) {
+	behaviour(t, func(w world) {
+		const call = `SELECT ratelimit_or_raise('secret', 'ann@example.org', 1, '1 minute', now => '2026-07-01 12:00:00Z')`
+		w.must(call)
+		tx := w.begin()
+		_, err := tx.Exec(w.Context(), call)
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: secret" || pgErr.Hint != "Retry in 60 s." ||
+			strings.Contains(fmt.Sprintf("%+v", pgErr), "example.org") {
+			w.Fatalf("%+v", pgErr)
+		}
+		w.do(tx.Rollback(w.Context()))
+		var retryAfter, remaining float64
+		var retryAt, resetAt time.Time
+		var limit string
+		w.do(w.db.QueryRow(w.Context(), `SELECT d->>'limit', (d->>'remaining')::float8, (d->>'retry_after')::float8, (d->>'retry_at')::timestamptz, (d->>'reset_at')::timestamptz
+			FROM (SELECT $1::json) AS t (d)`, pgErr.Detail).Scan(&limit, &remaining, &retryAfter, &retryAt, &resetAt))
+		if limit != "secret" || remaining != 0 || retryAfter != 60 || !retryAt.Equal(noon.Add(time.Minute)) || !resetAt.Equal(retryAt) {
+			w.Fatalf("%s", pgErr.Detail)
+		}
+	})
+}
+
+// The error is not one of QueueConsume's denials, though it has the same SQLSTATE.
+func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var limiter ratelimit.Limiter
+	batch := &pgx.Batch{}
+	result := queue(t, &limiter, batch, ratelimit.TokenBucket("mine", 10, time.Hour).Key("ann"))
+	batch.Queue(`SELECT ratelimit_or_raise('theirs', 'ann', 1, '1 hour') FROM generate_series(1, 2) AS n WHERE n > 0`)
+	batch.Queue(`SELECT ratelimit_or_raise('theirs', 'ann', 1, '1 hour')`)
+	err := limiter.SendTx(t.Context(), pool, batch)
+	if sqlState(err) != "PT429" || denied(err) || !result.OK {
+		t.Fatalf("%v, %+v", err, result)
+	}
+	var rows int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&rows); err != nil || rows != 0 {
+		t.Errorf("it was not rolled back: %d rows, %v", rows, err)
+	}
+}
+
+func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.clock.now = noon
+		type row struct {
+			Key       string
+			Remaining float64
+			RetryAt   *time.Time
+		}
+		keys := func(limit ratelimit.Limit) []row {
+			w.Helper()
+			c := limit.Config()
+			rows, err := w.db.Query(w.Context(), `SELECT key, remaining, retry_at FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7) ORDER BY remaining, key`,
+				c.Name, c.Rate, time.Duration(c.Period), c.Kind, c.Capacity, c.Start, w.clock.now)
+			w.do(err)
+			got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+			w.do(err)
+			return got
+		}
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(20)),
+			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(20)),
+			ratelimit.FixedWindow("grid", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Start(noon)),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)),
+			ratelimit.FixedWindow("little", 0.5, time.Minute, ratelimit.Capacity(0.25)),
+			ratelimit.TokenBucket("nothing", 10, time.Minute, ratelimit.Capacity(0)),
+		} {
+			w.clock.now = noon
+			if got := keys(limit); len(got) != 0 {
+				w.Fatalf("%v: %+v before the first use", limit, got)
+			}
+			full := limit.Capacity()
+			w.grant(limit.Key("some").Count(full / 2))
+			w.grant(limit.Key("none").Count(full))
+			w.grant(limit.Key("debt").Count(full + 7).Reserve())
+			w.grant(limit.Global().Count(full).Reserve())
+			for _, later := range []time.Duration{0, 5 * time.Second, time.Minute, time.Hour} {
+				w.clock.now = noon.Add(later)
+				got := keys(limit)
+				if len(got) != 4 || !slices.IsSortedFunc(got, func(a, b row) int { return int(math.Copysign(1, a.Remaining-b.Remaining)) }) {
+					w.Fatalf("%v after %v: %+v", limit, later, got)
+				}
+				for _, r := range got {
+					request := limit.Global()
+					if r.Key != "" {
+						request = limit.Key(r.Key)
+					}
+					check := w.check(request.Count(min(1, full)))
+					if r.Remaining != check.Requests[0].Remaining || (r.RetryAt == nil) != check.OK || r.RetryAt != nil && !r.RetryAt.Equal(check.RetryAt) {
+						w.Errorf("%v after %v: %+v, but a check says %+v", limit, later, r, check)
+					}
+				}
+			}
+		}
+		for arguments, text := range map[string]string{
+			`'', 10, '1 minute'`:                                  `the name is empty`,
+			`'l', NULL, '1 minute'`:                               `rate NULL`,
+			`'l', 10, '1 month'`:                                  `without months`,
+			`'l', 10, '1 minute', 'window'`:                       `kind 'window'`,
+			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity NaN`,
+			`'l', 10, '1 minute', start => '2026-07-01'`:          `a token bucket has no start`,
+			`'l', 10, '1 minute', now => 'infinity'`:              `now is infinity`,
+			`'l', 10, '1 minute', now => '-infinity'`:             `now is -infinity`,
+			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate Infinity`,
+		} {
+			tx := w.begin()
+			if _, err := tx.Exec(w.Context(), "SELECT * FROM ratelimit_keys("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+				w.Errorf("ratelimit_keys(%s): %v, want %q", arguments, err, text)
+			}
+			w.do(tx.Rollback(w.Context()))
+		}
+	})
+}
+
+func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	seed(t, pool)
+	calls := map[string]string{
+		"fresh":   `SELECT * FROM ratelimit('bucket', gen_random_uuid()::text, 10, '1 minute')`,
+		"seeded":  `SELECT * FROM ratelimit('bucket', 'seeded', 10, '1 minute')`,
+		"window":  `SELECT * FROM ratelimit('window', 'seeded', 10, '1 minute', kind => 'fixed window')`,
+		"sharded": `SELECT * FROM ratelimit('wide', 'seeded', 10, '1 minute', shards => 3)`,
+		"raising": `SELECT * FROM ratelimit_or_raise('bucket', 'seeded', 10, '1 minute')`,
+		"keys":    `SELECT * FROM ratelimit_keys('bucket', 10, '1 minute')`,
+	}
+	writer := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
+	for name, sql := range calls {
+		if _, err := writer.Exec(t.Context(), sql); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	reader := newRole(t, pool, true, "SELECT")
+	for name, sql := range calls {
+		_, err := reader.Exec(t.Context(), sql)
+		if name == "keys" && err != nil || name != "keys" && sqlState(err) != "42501" {
+			t.Errorf("as a reader, %s: %v", name, err)
+		}
+	}
+}
+
+// The first thing that somebody does: psql, and what it prints.
+func TestByHandInPsql(t *testing.T) {
+	t.Parallel()
+	psql, err := exec.LookPath("psql")
+	if err != nil {
+		t.Skip("there is no psql")
+	}
+	pool := newPool(t, 1)
+	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
+		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', now => '2026-07-01 12:00Z')`,
+		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', count => 9.5, now => '2026-07-01 12:00Z')`,
+		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, pool.Config().ConnString()).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"t|9|00:00:00\n", "f|9|00:00:03\n", "the first instant at which the same call would be granted", "The keys of a rate limit that have been used"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("psql does not print %q:\n%s", want, out)
+		}
+	}
+}
+
+// An application may have functions of these names already, with other arguments.
+func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
+	t.Parallel()
+	url := newSchema(t)
+	pool := connect(t, url, 1)
+	for _, name := range []string{"ratelimit", "ratelimit_or_raise", "ratelimit_keys", "ratelimit_when", "ratelimit_micros"} {
+		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
+	if _, err := provider.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var ok bool
+	var mine string
+	if err := pool.QueryRow(t.Context(), `SELECT ok, ratelimit('[(0,0)]'::path) FROM ratelimit('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
+		t.Errorf("%v, %q, %v", ok, mine, err)
+	}
+	if _, err := provider.DownTo(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := pool.QueryRow(t.Context(), `SELECT ratelimit_keys('[(0,0)]'::path)`).Scan(&mine); err != nil {
+		t.Error(err)
+	}
+}
+
+// newTenants makes the table and trigger of the README.
+func newTenants(t *testing.T, conns int) *pgxpool.Pool {
+	t.Helper()
+	pool := newPool(t, conns)
+	if _, err := pool.Exec(t.Context(), readmeSQL(t, "From SQL", "CREATE TRIGGER")); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// The trigger of the README, with many who insert at once, of several tenants, at every isolation level: what is in the table is
+// what the limit allows, exactly.
+func TestByHandATriggerLimitsInserts(t *testing.T) {
+	t.Parallel()
+	const allowed = 200 // the capacity; 100 more come in a minute
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newTenants(t, 8)
+			begin := time.Now()
+			limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, err error) {
+				if sqlState(err) == "40P01" || level == pgx.ReadCommitted {
+					t.Errorf("%s: run again for %v", level, err)
+				}
+			}}
+			done := make(chan error, 16)
+			for g := range 16 {
+				go func() {
+					done <- func() error {
+						for {
+							err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+								_, err := tx.Exec(ctx, `INSERT INTO messages (tenant, body) SELECT tenant, 'hello' FROM unnest($1::text[]) AS tenant, generate_series(1, 4)`,
+									oneOfTwo(g, []string{"acme", "umbrella"}, []string{"umbrella", "acme"}))
+								return err
+							}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+							if sqlState(err) == "PT429" {
+								return nil
+							} else if err != nil {
+								return err
+							}
+						}
+					}()
+				}()
+			}
+			for range 16 {
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+			}
+			refilled := int(time.Since(begin).Minutes()*100) + 1
+			for _, tenant := range []string{"acme", "umbrella"} {
+				var n int
+				var remaining float64
+				if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
+					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining); err != nil {
+					t.Fatal(err)
+				}
+				if n < allowed-3 || n > allowed+refilled || float64(n)+remaining > float64(allowed+refilled) || float64(n)+remaining < allowed {
+					t.Errorf("%s has %d messages, and %v left of %d and %d that were refilled", tenant, n, remaining, allowed, refilled)
+				}
+			}
+			// One statement is one decision: more than can ever be had is an error of its own.
+			_, err := pool.Exec(t.Context(), `INSERT INTO messages SELECT 'fresh', 'x' FROM generate_series(1, 201)`)
+			if sqlState(err) != "22023" {
+				t.Errorf("201 at once: %v", err)
+			}
+			if _, err := pool.Exec(t.Context(), `INSERT INTO messages SELECT 'fresh', 'x' FROM generate_series(1, 200)`); err != nil {
+				t.Errorf("200 at once: %v", err)
+			}
+		})
+	}
+}
+
+func oneOfTwo[T any](g int, even, odd T) T {
+	if g%2 == 0 {
+		return even
+	}
+	return odd
+}
+
+// Who may insert need not be able to touch the limits: then the trigger's function runs as its owner.
+func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
+	t.Parallel()
+	pool := newTenants(t, 2)
+	schema := schemaOf(t, pool)
+	role := newRole(t, pool, true)
+	if _, err := pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC"); err != nil {
+		t.Fatal(err)
+	}
+	const insert = `INSERT INTO messages VALUES ('acme', 'hello')`
+	if _, err := role.Exec(t.Context(), insert); sqlState(err) != "42501" {
+		t.Errorf("without rights on the limits: %v", err)
+	}
+	if _, err := pool.Exec(t.Context(), "ALTER FUNCTION limit_messages() SECURITY DEFINER SET search_path = "+schema+", pg_temp"); err != nil {
+		t.Fatal(err)
+	}
+	// A table of its own, which comes first in its search_path, does not help.
+	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE rate_limits (LIKE `+schema+`.rate_limits)`); err != nil && sqlState(err) != "42501" {
+		t.Fatal(err)
+	}
+	if _, err := role.Exec(t.Context(), `INSERT INTO messages SELECT 'acme', 'hello' FROM generate_series(1, 200)`); err != nil {
+		t.Error(err)
+	}
+	if _, err := role.Exec(t.Context(), `INSERT INTO messages SELECT 'acme', 'hello' FROM generate_series(1, 150)`); sqlState(err) != "PT429" {
+		t.Errorf("not limited: %v", err)
+	}
+	if _, err := role.Exec(t.Context(), insert+strings.Repeat(", ('acme', 'hello')", 149)); sqlState(err) != "PT429" {
+		t.Errorf("not limited: %v", err)
+	}
+	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.rate_limits`); sqlState(err) != "42501" {
+		t.Errorf("the role can touch the limits: %v", err)
+	}
+}

@@ -1,0 +1,417 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/observe"
+)
+
+// meter is OpenTelemetry's SDK with a reader that is asked.
+type meter struct {
+	*testing.T
+	*observe.Metrics
+	reader *metric.ManualReader
+}
+
+func newMeter(t *testing.T) meter {
+	t.Helper()
+	reader := metric.NewManualReader()
+	metrics, err := observe.NewMetrics(metric.NewMeterProvider(metric.WithReader(reader)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return meter{t, metrics, reader}
+}
+
+// points is what a metric holds, by its attributes: of a counter its value; of a histogram count, and sum where it is wanted.
+func (m meter) points(name string) map[string]float64 {
+	m.Helper()
+	var all metricdata.ResourceMetrics
+	if err := m.reader.Collect(m.Context(), &all); err != nil {
+		m.Fatal(err)
+	}
+	points := map[string]float64{}
+	text := func(set attribute.Set) string { return set.Encoded(attribute.DefaultEncoder()) }
+	for _, scope := range all.ScopeMetrics {
+		for _, metric := range scope.Metrics {
+			if metric.Name != name {
+				continue
+			}
+			switch data := metric.Data.(type) {
+			case metricdata.Sum[int64]:
+				if !data.IsMonotonic {
+					m.Errorf("%s is not monotonic", name)
+				}
+				for _, p := range data.DataPoints {
+					points[text(p.Attributes)] = float64(p.Value)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					points[text(p.Attributes)] = float64(p.Count)
+					points["sum "+text(p.Attributes)] = p.Sum
+				}
+			case metricdata.Histogram[int64]:
+				for _, p := range data.DataPoints {
+					points[text(p.Attributes)] = float64(p.Count)
+					points["sum "+text(p.Attributes)] = float64(p.Sum)
+				}
+			}
+		}
+	}
+	return points
+}
+
+func TestMetricsOfDecisions(t *testing.T) {
+	behaviour(t, func(w world) {
+		m := newMeter(w.T)
+		w.limiter.Observer = m.Decision
+		ctx := w.Context()
+		perUser, perSite := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.FixedWindow("perSite", 100, time.Minute, ratelimit.Start(noon))
+		user, site := perUser.Key("ann@example.org"), perSite.Global()
+
+		w.grant(user.Count(10), site)
+		w.deny(user)
+		w.deny(user, site)
+		w.grant(user.Count(5).Reserve()) // waits 30 s
+		w.check(user)
+		w.refuse(ratelimit.ErrExceedsCapacity, user.Count(11))
+		w.refuse(ratelimit.ErrInvalid, perUser.Key(""))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("bad \xff name", 1, time.Minute).Key("ann"))
+		_, err := w.limiter.Charge(ctx, w.db, user)
+		w.do(err)
+		w.refund(noon, user)
+		w.do(w.limiter.Reset(ctx, w.db, user))
+		if _, isTx := w.db.(pgx.Tx); !isTx {
+			elsewhere := pooledElsewhere(w)
+			cancelled, cancel := context.WithCancel(ctx)
+			cancel()
+			_, err = w.limiter.Consume(cancelled, elsewhere, user)
+			if !errors.Is(err, context.Canceled) {
+				w.Error(err)
+			}
+			late, cancel := context.WithDeadline(ctx, time.Now().Add(-time.Second))
+			defer cancel()
+			if _, err = w.limiter.Consume(late, elsewhere, user); !errors.Is(err, context.DeadlineExceeded) {
+				w.Error(err)
+			}
+		}
+
+		want := map[string]float64{
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=consume":          2,
+			"ratelimit.limit=perSite,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
+			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=consume":           2,
+			"ratelimit.limit=perSite,ratelimit.outcome=withheld,ratelimit.verb=consume":         1,
+			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=check":             1,
+			"ratelimit.limit=perUser,ratelimit.outcome=exceeds_capacity,ratelimit.verb=consume": 1,
+			"ratelimit.limit=perUser,ratelimit.outcome=invalid,ratelimit.verb=consume":          1,
+			"ratelimit.limit=_OTHER,ratelimit.outcome=invalid,ratelimit.verb=consume":           1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=charge":           1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=refund":           1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=reset":            1,
+		}
+		if _, isTx := w.db.(pgx.Tx); !isTx {
+			want["ratelimit.limit=perUser,ratelimit.outcome=canceled,ratelimit.verb=consume"] = 1
+			want["error.type=deadline_exceeded,ratelimit.limit=perUser,ratelimit.outcome=error,ratelimit.verb=consume"] = 1
+		}
+		if got := m.points("ratelimit.decisions"); !maps.Equal(got, want) {
+			w.Errorf("decisions\n%v, want\n%v", got, want)
+		}
+		if got := m.points("ratelimit.reservation.wait"); len(got) != 2 || got["ratelimit.limit=perUser"] != 1 || got["sum ratelimit.limit=perUser"] != 30 {
+			w.Errorf("waits %v", got)
+		}
+		durations := m.points("ratelimit.call.duration")
+		for attributes, n := range map[string]float64{
+			"ratelimit.outcome=granted,ratelimit.verb=consume":                        1, // of two limits
+			"ratelimit.outcome=denied,ratelimit.verb=consume":                         1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=refund": 1,
+		} {
+			if durations[attributes] != n || durations["sum "+attributes] <= 0 {
+				w.Errorf("durations %v, want %v of %s", durations, n, attributes)
+			}
+		}
+		for _, name := range []string{"ratelimit.decisions", "ratelimit.call.duration", "ratelimit.reservation.wait"} {
+			if text := fmt.Sprint(m.points(name)); strings.Contains(text, "example.org") || strings.Contains(text, "bad") {
+				w.Errorf("%s tells too much: %s", name, text)
+			}
+		}
+	})
+}
+
+func TestMetricsOfRetries(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	m := newMeter(t)
+	var failures []int
+	limiter := ratelimit.Limiter{Observer: m.Decision, OnRetry: func(ctx context.Context, failed int, err error) {
+		m.Retry(ctx, failed, err)
+		failures = append(failures, failed)
+	}}
+	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
+	attempts := 0
+	conflicts := func(ctx context.Context, tx pgx.Tx) error { // with another transaction, which commits first, twice
+		var n int
+		if err := tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits").Scan(&n); err != nil {
+			return err
+		}
+		if attempts++; attempts < 3 {
+			if _, err := new(ratelimit.Limiter).Consume(ctx, pool, limit.Key("ann")); err != nil {
+				return err
+			}
+		}
+		_, err := limiter.Consume(ctx, tx, limit.Key("ann"))
+		return err
+	}
+	if _, err := new(ratelimit.Limiter).Consume(t.Context(), pool, limit.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	if err := limiter.InTx(t.Context(), pool, conflicts); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(failures, []int{1, 2}) {
+		t.Errorf("told of %v", failures)
+	}
+	if got := m.points("ratelimit.tx.retries"); len(got) != 1 || got["error.type=40001"] != 2 {
+		t.Errorf("retries %v", got)
+	}
+	if got := m.points("ratelimit.decisions"); got["ratelimit.limit=hot,ratelimit.outcome=conflict,ratelimit.verb=consume"] != 2 ||
+		got["ratelimit.limit=hot,ratelimit.outcome=granted,ratelimit.verb=consume"] != 1 {
+		t.Errorf("decisions %v", got)
+	}
+
+	// The last attempt is not followed by another.
+	attempts, failures = 0, nil
+	var gaveUp *ratelimit.RetryError
+	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !errors.As(err, &gaveUp) || !slices.Equal(failures, []int{1}) {
+		t.Errorf("%v, told of %v", err, failures)
+	}
+
+	// SendTx, too: a statement of the batch cannot be serialized once.
+	failures = nil
+	if _, err := pool.Exec(t.Context(), `CREATE SEQUENCE tries; CREATE FUNCTION fail_once() RETURNS void LANGUAGE plpgsql AS
+		$$ BEGIN IF nextval('tries') = 1 THEN RAISE serialization_failure; END IF; END $$`); err != nil {
+		t.Fatal(err)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue("SELECT fail_once()")
+	if err := limiter.SendTx(t.Context(), pool, batch); err != nil || !slices.Equal(failures, []int{1}) {
+		t.Errorf("%v, told of %v", err, failures)
+	}
+}
+
+// A statement of a Coalescer counts once, with the calls that it decided.
+func TestMetricsOfBatches(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	m := newMeter(t)
+	coalescer := ratelimit.NewCoalescer(pool, ratelimit.OnBatch(m.Batch))
+	defer coalescer.Close()
+	limit := ratelimit.TokenBucket("hot", 1000, 1000*time.Hour)
+	wide := ratelimit.TokenBucket("wide", 1000, 1000*time.Hour, ratelimit.Shards(2))
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), coalescer, limit.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.points("ratelimit.coalesced.batch.size"); got[""] != 1 || got["sum "] != 1 {
+		t.Fatalf("a lone call: %v", got)
+	}
+	if _, err := limiter.Consume(t.Context(), coalescer, limit.Key("ann").Count(1001)); err == nil { // not sent
+		t.Fatal("granted")
+	}
+
+	release := holdFlights(t, coalescer, pool) // two calls that go straight to the pool
+	flight := enqueue(t, coalescer, nil, slices.Repeat([]ratelimit.Request{limit.Key("ann")}, 50)...)
+	release()
+	flight.wg.Wait()
+	for i := range 50 {
+		if err := flight.err(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.points("ratelimit.coalesced.batch.size"); got[""] != 1+2+1 || got["sum "] != 1+2+50 {
+		t.Fatalf("fifty that waited: %v", got)
+	}
+	for range 7 { // each a statement of its own
+		if _, err := limiter.Consume(t.Context(), coalescer, wide.Key("ann")); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := m.points("ratelimit.coalesced.batch.size"); got[""] != 1+2+1+7 || got["sum "] != 1+2+50+7 {
+		t.Fatalf("seven of a sharded limit: %v", got)
+	}
+}
+
+// logged is the records that a Log has written.
+type logged struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(p)
+}
+
+func (l *logged) records(t *testing.T) (records []map[string]any) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.String()) {
+		var record map[string]any
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatal(err)
+		}
+		records = append(records, record)
+	}
+	l.Reset()
+	return records
+}
+
+func TestTheLogOfDecisions(t *testing.T) {
+	behaviour(t, func(w world) {
+		var out logged
+		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+		m := newMeter(w.T)
+		w.limiter.Observer = observe.Join(m.Decision, log.Decision)
+		limit, site := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.TokenBucket("perSite", 100, time.Minute)
+		ann := limit.Key("ann@example.org")
+
+		w.grant(ann.Count(10), site.Global())
+		w.check(ann)
+		w.do(w.limiter.Reset(w.Context(), w.db, limit.Key("bob")))
+		if got := out.records(w.T); len(got) != 0 {
+			w.Errorf("what was granted is logged: %v", got)
+		}
+		w.deny(ann, site.Global())
+		got := out.records(w.T)
+		if len(got) != 1 || got[0]["level"] != "INFO" || got[0]["msg"] != "rate limit exceeded" || got[0]["limit"] != "perUser" || got[0]["count"] != 1.0 ||
+			got[0]["remaining"] != 0.0 || got[0]["retry_after"] != float64(6*time.Second) || len(got[0]) != 7 {
+			w.Errorf("a denial: %v", got)
+		}
+		w.refuse(ratelimit.ErrExceedsCapacity, ann.Count(11))
+		w.refuse(ratelimit.ErrInvalid, limit.Key(""))
+		got = out.records(w.T)
+		if len(got) != 2 || got[0]["level"] != "WARN" || got[1]["level"] != "ERROR" || !strings.Contains(fmt.Sprint(got[1]["error"]), "part 1 of the key is empty") {
+			w.Errorf("mistakes: %v", got)
+		}
+		if _, isTx := w.db.(pgx.Tx); !isTx {
+			elsewhere := connect(w.T, newSchema(w.T), 1) // where there are no functions
+			_, err := w.limiter.Consume(w.Context(), elsewhere, ann)
+			got := out.records(w.T)
+			if err == nil || len(got) != 1 || got[0]["level"] != "ERROR" || got[0]["limit"] != "perUser" || got[0]["verb"] != "consume" || got[0]["error"] != err.Error() {
+				w.Errorf("%v: %v", err, got)
+			}
+			cancelled, cancel := context.WithCancel(w.Context())
+			cancel()
+			if _, err := w.limiter.Consume(cancelled, elsewhere, ann); err == nil || len(out.records(w.T)) != 0 {
+				w.Error("a caller that went away is logged")
+			}
+		}
+		if len(m.points("ratelimit.decisions")) < 5 {
+			w.Error("the metrics were not told")
+		}
+	})
+}
+
+func TestTheLogKeepsKeysToItself(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limit := ratelimit.TokenBucket("perUser", 1, time.Hour)
+	logOf := func(key func(string) string) map[string]any {
+		t.Helper()
+		var out logged
+		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Key: key}
+		limiter := ratelimit.Limiter{Observer: log.Decision}
+		for range 3 {
+			_, err := limiter.Consume(t.Context(), pool, limit.Key("ann@example.org"))
+			if err != nil && !denied(err) {
+				t.Fatal(err)
+			}
+		}
+		records := out.records(t)
+		if len(records) != 1 {
+			t.Fatalf("%v", records)
+		}
+		return records[0]
+	}
+	if record := logOf(nil); strings.Contains(fmt.Sprint(record), "example.org") || record["key"] != nil {
+		t.Errorf("by default: %v", record)
+	}
+	if record := logOf(observe.PlainKey); record["key"] != "ann@example.org" {
+		t.Errorf("plain: %v", record)
+	}
+	one, again, other := logOf(observe.HashKey([]byte("secret"))), logOf(observe.HashKey([]byte("secret"))), logOf(observe.HashKey([]byte("another")))
+	if key, _ := one["key"].(string); len(key) != 16 || one["key"] != again["key"] || one["key"] == other["key"] || strings.Contains(fmt.Sprint(one), "example.org") {
+		t.Errorf("hashed: %v, %v, %v", one, again, other)
+	}
+}
+
+// A flood of denials is a few records that together account for all but those since the last one.
+func TestAFloodOfDenialsDoesNotFloodTheLog(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	var out logged
+	const every = 500 * time.Millisecond
+	log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: every}
+	limiter := ratelimit.Limiter{Observer: log.Decision}
+	flooded, quiet := ratelimit.TokenBucket("flooded", 1, 1000*time.Hour), ratelimit.TokenBucket("quiet", 1, 1000*time.Hour)
+	deny := func(request ratelimit.Request) {
+		t.Helper()
+		if _, err := limiter.Consume(t.Context(), pool, request); !denied(err) {
+			t.Errorf("%v", err)
+		}
+	}
+	for _, limit := range []ratelimit.Limit{flooded, quiet} {
+		if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 250 {
+				deny(flooded.Global())
+			}
+		})
+	}
+	wg.Wait()
+	deny(quiet.Global()) // is not drowned
+	time.Sleep(every)
+	deny(flooded.Global())
+	took := time.Since(begin)
+
+	told, records := 0.0, 0
+	for _, record := range out.records(t) {
+		if record["limit"] == "quiet" {
+			told += 1000
+			continue
+		}
+		records++
+		told++
+		if n, ok := record["suppressed"].(float64); ok {
+			told += n
+		}
+	}
+	t.Logf("%d records of 1001 denials in %v", records, took)
+	if told != 1000+1001 || records < 2 || records > 1+int(took/every) {
+		t.Errorf("%d records of %v denials in %v", records, told-1000, took)
+	}
+}

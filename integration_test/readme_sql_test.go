@@ -1,0 +1,305 @@
+package integration_test
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// readmeBlocks is the SQL of a section of the README, as it is printed.
+func readmeBlocks(t *testing.T, section string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
+	if !found {
+		t.Fatalf("the README has no section %q", section)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	for _, match := range regexp.MustCompile("(?s)\n```sql\n(.*?)\n```\n").FindAllStringSubmatch(rest, -1) {
+		blocks = append(blocks, match[1])
+	}
+	return blocks
+}
+
+// readmeSQL is the one block of a section that has these words in it.
+func readmeSQL(t *testing.T, section, words string) (block string) {
+	t.Helper()
+	for _, b := range readmeBlocks(t, section) {
+		if strings.Contains(b, words) {
+			if block != "" {
+				t.Fatalf("two blocks of %q have %q in them", section, words)
+			}
+			block = b
+		}
+	}
+	if block == "" {
+		t.Fatalf("no block of %q has %q in it", section, words)
+	}
+	return block
+}
+
+// night is the limits of the README at 3 a.m., and a pool with their rows.
+type night struct {
+	*testing.T
+	pool    *pgxpool.Pool
+	limiter ratelimit.Limiter
+}
+
+var (
+	nightMessages = ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
+	nightSignUps  = ratelimit.FixedWindow("signUps", 100, time.Hour)
+)
+
+func (n *night) consume(db ratelimit.DB, request ratelimit.Request) (granted bool) {
+	n.Helper()
+	_, err := n.limiter.Consume(n.Context(), db, request)
+	if err != nil && !denied(err) {
+		n.Fatal(err)
+	}
+	return err == nil
+}
+
+func (n *night) exec(sql string) int64 {
+	n.Helper()
+	tag, err := n.pool.Exec(n.Context(), sql)
+	if err != nil {
+		n.Fatalf("%s: %v", sql, err)
+	}
+	return tag.RowsAffected()
+}
+
+// first is the first column of what a query answers.
+func (n *night) first(sql string) (column []string) {
+	n.Helper()
+	rows, err := n.pool.Query(n.Context(), sql)
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		values, err := rows.Values()
+		if err != nil {
+			n.Fatal(err)
+		}
+		column = append(column, strings.TrimSpace(strings.Trim(toText(values[0]), "{}")))
+	}
+	if rows.Err() != nil {
+		n.Fatalf("%s: %v", sql, rows.Err())
+	}
+	return column
+}
+
+func toText(v any) string {
+	if s, ok := v.(string); ok {
+		return s
+	}
+	return "?"
+}
+
+// TestTheReadmeAt3AM runs every query of that section as it is printed. A block without a test is a failure.
+func TestTheReadmeAt3AM(t *testing.T) {
+	t.Parallel()
+	tests := map[string]func(n *night, sql string){
+		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
+			n.consume(n.pool, nightMessages.Key("has some").Count(3))
+			n.consume(n.pool, nightMessages.Key("limited").Count(20))
+			n.consume(n.pool, nightMessages.Key("in debt").Count(30).Reserve())
+			if got := n.first(sql); len(got) != 2 || got[0] != "in debt" || got[1] != "limited" {
+				n.Errorf("limited are %q", got)
+			}
+		},
+		"ratelimit_keys('signUps'": func(n *night, sql string) {
+			n.consume(n.pool, nightSignUps.Key("has some").Count(99))
+			for n.consume(n.pool, nightSignUps.Global().Count(50)) { // twice, unless a new hour has just begun
+			}
+			if got := n.first(sql); len(got) != 1 || got[0] != "" {
+				n.Errorf("limited are %q", got)
+			}
+		},
+		"last_used": func(n *night, sql string) {
+			n.consume(n.pool, nightMessages.Key("ann"))
+			n.exec(`UPDATE rate_limits SET ts = ts - interval '1 day'`)
+			n.consume(n.pool, ratelimit.TokenBucket("other", 10, time.Minute).Global())
+			if got := n.first(sql); len(got) != 2 || got[0] != "other" || got[1] != "sendMessage" {
+				n.Errorf("the limits are %q", got)
+			}
+		},
+		"pg_blocking_pids": func(n *night, sql string) {
+			tx, err := n.pool.Begin(n.Context())
+			if err != nil {
+				n.Fatal(err)
+			}
+			defer tx.Rollback(n.Context())
+			n.consume(tx, nightMessages.Key("ann"))
+			done := make(chan error, 1)
+			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
+			blocked := func() bool {
+				var found bool
+				err := n.pool.QueryRow(n.Context(), `SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%FROM ratelimit_consume(%')`,
+					tx.Conn().PgConn().PID()).Scan(&found)
+				if err != nil {
+					n.Error(err)
+				}
+				return found
+			}
+			eventually(n.T, "the query shows who waits for whom", blocked)
+			if err := tx.Rollback(n.Context()); err != nil {
+				n.Error(err)
+			}
+			if err := <-done; err != nil || blocked() {
+				n.Errorf("nobody stands in the way any more: %v", err)
+			}
+		},
+		"DELETE FROM rate_limits WHERE name = 'sendMessage' AND key = 'user-17'": func(n *night, sql string) {
+			user, other := nightMessages.Key("user-17"), nightMessages.Key("user-18")
+			for range 3 { // again and again
+				n.consume(n.pool, user.Count(20))
+				n.consume(n.pool, other.Count(20).Reserve())
+				if n.consume(n.pool, user.Count(19)) {
+					n.Fatal("not limited")
+				}
+				if rows := n.exec(sql); rows != 1 {
+					n.Errorf("%d rows deleted", rows)
+				}
+				if !n.consume(n.pool, user.Count(20)) || n.consume(n.pool, user.Count(19)) {
+					n.Error("it is not the capacity that it may use")
+				}
+			}
+		},
+		"'sendMessage', 'user-17', 0, 1, 0, now() + interval '1 hour'": func(n *night, sql string) {
+			for _, used := range []bool{false, true} {
+				user := nightMessages.Key("user-17")
+				n.exec(`DELETE FROM rate_limits`)
+				if used {
+					n.consume(n.pool, user)
+				}
+				n.exec(sql)
+				result, err := n.limiter.Consume(n.Context(), n.pool, user)
+				if !denied(err) || result.RetryAfter < 59*time.Minute || result.RetryAfter > time.Hour+6*time.Second {
+					n.Errorf("shut out for %v, %v", result.RetryAfter, err)
+				}
+				if !n.consume(n.pool, nightMessages.Key("user-18")) {
+					n.Error("somebody else is shut out")
+				}
+				if used { // with shards
+					n.exec(readmeSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
+					n.consume(n.pool, sharded)
+					n.exec(readmeSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(sql)
+					if result, err := n.limiter.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
+						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
+					}
+				}
+				// An hour later.
+				n.exec(`UPDATE rate_limits SET ts = ts - interval '1 hour 1 minute' WHERE key = 'user-17'`)
+				if !n.consume(n.pool, user.Count(10)) || n.consume(n.pool, user.Count(5)) {
+					n.Error("an hour later it is not as after any hour")
+				}
+			}
+		},
+		"WHERE name = 'sendMessage' AND ts < now()": func(n *night, sql string) {
+			n.sweeps(sql, "sendMessage", func(key string, tokens float64) { n.consume(n.pool, nightMessages.Key(key).Count(tokens)) }, 20)
+		},
+		"WHERE name = 'signUps' AND ts < now()": func(n *night, sql string) {
+			n.sweeps(sql, "signUps", func(key string, tokens float64) { n.consume(n.pool, nightSignUps.Key(key).Count(tokens)) }, 100)
+		},
+	}
+	blocks := readmeBlocks(t, "At 3 a.m.")
+	for words, test := range tests {
+		t.Run(words, func(t *testing.T) {
+			t.Parallel()
+			test(&night{T: t, pool: newPool(t, 4)}, readmeSQL(t, "At 3 a.m.", words))
+		})
+	}
+	if len(blocks) != len(tests) {
+		t.Errorf("the section has %d blocks of SQL, %d are tested", len(blocks), len(tests))
+	}
+}
+
+// sweeps wants a sweep to delete full rows, and no others, nor what is locked or lies in the future.
+func (n *night) sweeps(sql, name string, consume func(key string, tokens float64), full float64) {
+	n.Helper()
+	for _, key := range []string{"idle", "idle, deep in debt", "busy", "locked"} {
+		consume(key, full)
+	}
+	n.exec(`UPDATE rate_limits SET ts = ts - interval '1000 hours' WHERE key <> 'busy'`)
+	n.exec(`UPDATE rate_limits SET value = -1e9 WHERE key = 'idle, deep in debt'`)
+	n.exec(`INSERT INTO rate_limits VALUES ('` + name + `', 'ahead', 0, 1, 1e9, now() + interval '1000 hours'), ('other', 'idle', 0, 1, 1e9, '2000-01-01')`)
+	tx, err := n.pool.Begin(n.Context())
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer tx.Rollback(n.Context())
+	if _, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE key = 'locked' FOR UPDATE`); err != nil {
+		n.Fatal(err)
+	}
+	for _, want := range []int64{1, 0} {
+		if rows := n.exec(sql); rows != want {
+			n.Errorf("%d rows deleted, want %d", rows, want)
+		}
+	}
+	if got := strings.Join(n.first(`SELECT key FROM rate_limits ORDER BY name = 'other', key`), "; "); got != "ahead; busy; idle, deep in debt; locked; idle" {
+		n.Errorf("left are %s", got)
+	}
+}
+
+// What the README says does not work.
+func TestNoRowLiftsALimit(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []ratelimit.Limit{nightMessages, nightSignUps} {
+		n := &night{T: t, pool: newPool(t, 1)}
+		for _, row := range []string{`1e15, now()`, `1e15, now() + interval '1 hour'`, `1e15, now() - interval '1 hour'`, `'Infinity', now()`} {
+			n.exec(`DELETE FROM rate_limits`)
+			n.exec(`INSERT INTO rate_limits SELECT '` + limit.Name() + `', 'user-17', 0, 1, ` + row)
+			if !n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity())) || n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity()/2)) {
+				n.Errorf("%v: a row of %s grants something else than the capacity", limit, row)
+			}
+		}
+	}
+}
+
+// The queries on the keys are for a replica, too: they run where nothing may be written.
+func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		for _, name := range []string{"sendMessage", "signUps"} {
+			if _, err := tx.Exec(t.Context(), readmeSQL(t, "At 3 a.m.", "ratelimit_keys('"+name+"'")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// The calls of the section on SQL are those of the Go limits that the README has elsewhere.
+func TestTheReadmesCallsFromSQL(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	calls := readmeSQL(t, "From SQL", "FROM ratelimit(")
+	results, err := acquire(t, pool).PgConn().Exec(context.WithoutCancel(t.Context()), calls).ReadAll()
+	if err != nil || len(results) != 3 {
+		t.Fatalf("%d results, %v", len(results), err)
+	}
+	for i, want := range []string{"19", "99", "38500"} {
+		row := results[i].Rows[0]
+		if string(row[0]) != "t" || string(row[1]) != want {
+			t.Errorf("call %d: %s, want %s", i, row, want)
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package observe
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// DefaultEvery is the least time between two records of a [Log] about the same, if it sets no other.
+const DefaultEvery = 10 * time.Second
+
+// Log writes what was not granted to a slog.Logger. The zero value is ready to use and safe for concurrent use; once it is used
+// it must not be copied, nor its fields be changed.
+//
+//	Info   a consumption was denied (limit, count, remaining, retry_after)
+//	Warn   a count can never be granted
+//	Error  a limit or request is invalid, or the database failed
+//
+// Grants are not logged; nor are checks that say no, transactions that have to run again (InTx does), and calls that their
+// caller canceled.
+//
+// A flood of denials, or a database that is down, does not flood the log: of each limit and kind of outcome, one record is
+// written at once, then none for Every, and then the next one that happens says how many were left out (suppressed). Those that
+// no other follows are not told of. For exact numbers there are [Metrics].
+type Log struct {
+	Logger *slog.Logger  // nil: slog.Default()
+	Every  time.Duration // least time between two records about the same; 0: DefaultEvery; below: no such bound
+
+	// Key makes of a request's key what is logged of it; nil: nothing is, since keys are personal data. [HashKey] makes one that
+	// is the same for the same key and does not give it away; PlainKey logs it as it is. (The error for a key that is not
+	// valid UTF-8 quotes it in any case.)
+	Key func(key string) string
+
+	mu   sync.Mutex
+	kept map[subject]*pace
+}
+
+// subject is what records are about.
+type subject struct{ outcome, limit string }
+
+// pace is when a subject was last logged, and how much was left out since.
+type pace struct {
+	last       time.Time
+	suppressed int
+}
+
+// PlainKey is for [Log.Key].
+func PlainKey(key string) string { return key }
+
+// HashKey is for [Log.Key]: 16 hexadecimal digits of a keyed hash (HMAC-SHA-256). Without the secret nobody can try out whose key
+// it might be.
+func HashKey(secret []byte) func(key string) string {
+	return func(key string) string {
+		h := hmac.New(sha256.New, secret)
+		h.Write([]byte(key))
+		return hex.EncodeToString(h.Sum(nil)[:8])
+	}
+}
+
+// Decision is for [ratelimit.Limiter.Observer].
+func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
+	switch of := outcome(d); of {
+	case denied:
+		if exceeded, ok := errors.AsType[*ratelimit.ExceededError](d.Err); ok { // not by a check
+			for _, s := range exceeded.Denied() {
+				l.write(ctx, slog.LevelInfo, "rate limit exceeded", subject{of, limitName(s.Limit)}, []ratelimit.Status{s},
+					slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
+			}
+		}
+	case exceedsCapacity:
+		l.failure(ctx, slog.LevelWarn, "rate limit can never grant this", of, d)
+	case invalid, failed:
+		l.failure(ctx, slog.LevelError, "rate limit not decided", of, d)
+	}
+}
+
+func (l *Log) failure(ctx context.Context, level slog.Level, message, of string, d ratelimit.Decision) {
+	var names []string
+	for _, s := range d.Result.Requests {
+		if name := limitName(s.Limit); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	l.write(ctx, level, message, subject{of, strings.Join(names, ", ")}, d.Result.Requests,
+		slog.String("verb", d.Verb), slog.Any("error", d.Err), slog.Duration("took", d.Took))
+}
+
+// write writes a record, unless there was one about the same just now.
+func (l *Log) write(ctx context.Context, level slog.Level, message string, about subject, requests []ratelimit.Status, attrs ...slog.Attr) {
+	logger := l.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	if !logger.Enabled(ctx, level) {
+		return
+	}
+	suppressed, due := l.due(about)
+	if !due {
+		return
+	}
+	attrs = append([]slog.Attr{slog.String("limit", about.limit)}, attrs...)
+	if l.Key != nil {
+		var keys []string
+		for _, s := range requests {
+			keys = append(keys, l.Key(s.Key))
+		}
+		attrs = append(attrs, slog.String("key", strings.Join(keys, ", ")))
+	}
+	if suppressed > 0 {
+		attrs = append(attrs, slog.Int("suppressed", suppressed))
+	}
+	logger.LogAttrs(ctx, level, message, attrs...)
+}
+
+// due says whether it is time for a record, and how many were left out before it.
+func (l *Log) due(about subject) (suppressed int, due bool) {
+	every := l.Every
+	if every == 0 {
+		every = DefaultEvery
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.kept[about]
+	if p == nil {
+		if l.kept == nil {
+			l.kept = map[subject]*pace{}
+		}
+		p = &pace{}
+		l.kept[about] = p
+	}
+	now := time.Now()
+	if !p.last.IsZero() && now.Sub(p.last) < every {
+		p.suppressed++
+		return 0, false
+	}
+	suppressed, p.suppressed, p.last = p.suppressed, 0, now
+	return suppressed, true
+}
