@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"time"
 
@@ -18,6 +19,7 @@ var (
 	llmTokens    = ratelimit.TokenBucket("llmTokens", 40_000, time.Minute, ratelimit.Shards(10), ratelimit.MaxReserved(80_000))
 
 	pool                    *pgxpool.Pool
+	db                      *sql.DB
 	userID, team, text, job string
 	errWrongPassword        = errors.New("wrong password")
 	passwordOK              = func(context.Context, pgx.Tx, string) (bool, error) { return true, nil }
@@ -73,6 +75,21 @@ func ExampleLimiter_Reset() {
 		})
 	}
 	_ = login(ctx)
+}
+
+// On database/sql, and with what is built on it: sqlx, GORM, bun, ent.
+func ExampleSQL() {
+	send := func(ctx context.Context, tx *sql.Tx) error {
+		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID)); err != nil {
+			return err // *ratelimit.ExceededError
+		}
+		_, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
+		return err
+	}
+	err := limits.InSQLTx(ctx, db, send) // SERIALIZABLE, and run again when Postgres could not serialize it
+	if errors.Is(err, context.DeadlineExceeded) {
+		return
+	}
 }
 
 // Reserve and schedule in one commit. With River it would be
