@@ -4,7 +4,8 @@
 //
 // A [Limit] is a definition: a [TokenBucket] or a [FixedWindow], usually a package-level variable. A [Request] asks for
 // some tokens of it, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve(), limit.Global(). A [Limiter],
-// whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool, or a [Coalescer].
+// whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool, or a [Coalescer]; and by way
+// of [SQL] on database/sql and in the transactions of GORM, sqlx, bun and ent.
 //
 // In the database, a limit and key is one row (name, key, value, ts), a missing row is a full one, and a call is one
 // round trip. The schema is in package migrations.
@@ -13,9 +14,10 @@
 //
 // Every verb is exact at every isolation level. In READ COMMITTED, callers of one key wait for each other's commit. In
 // REPEATABLE READ and SERIALIZABLE one of them fails with SQLSTATE 40001 and must run its whole transaction again:
-// [Limiter.InTx] does. The row of a key stays locked from Consume to the end of the transaction, so it pays to consume
-// late. Several limits that are asked for in one call are locked in one order and never deadlock; calls one after
-// another in a transaction may, and then Postgres ends one of them with 40P01, which InTx runs again too.
+// [Limiter.InTx] does, [Limiter.InSQLTx] on database/sql, and [Retry] around an ORM's transactions. The row of a key stays
+// locked from Consume to the end of the transaction, so it pays to consume late. Several limits that are asked for in one call
+// are locked in one order and never deadlock; calls one after another in a transaction may, and then Postgres ends one of them
+// with 40P01, which InTx runs again too.
 //
 // A denial is an error in Go and none in SQL: the transaction stays usable. A denial writes nothing. Its one trace in the
 // database is that a call which had to wait for another transaction, and then found too little, holds the row's lock until

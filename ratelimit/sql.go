@@ -35,17 +35,19 @@ func SQL(db SQLQuerier) DB {
 	return sqlDB{db}
 }
 
-// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB in a handle of bun's, which formats queries itself: it would put arguments
-// where there are question marks, and send none.
+// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB that a handle of bun's embeds. That itself formats queries: it would look for
+// question marks to put the arguments in, and send none.
 func unwrapped(db SQLQuerier) SQLQuerier {
 	v := reflect.Indirect(reflect.ValueOf(db))
 	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
 		return db
 	}
-	for i := range v.NumField() {
-		if field := v.Type().Field(i); field.Anonymous && field.IsExported() {
-			if inner, ok := reflect.TypeAssert[SQLQuerier](v.Field(i)); ok {
-				return inner
+	for _, name := range []string{"Tx", "Conn", "DB"} {
+		if field, ok := v.Type().FieldByName(name); ok {
+			if embedded, err := v.FieldByIndexErr(field.Index); err == nil {
+				if inner, ok := reflect.TypeAssert[SQLQuerier](embedded); ok {
+					return inner
+				}
 			}
 		}
 	}

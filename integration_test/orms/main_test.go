@@ -1,0 +1,179 @@
+// Package orms_test tests the limiter in the transactions of GORM, sqlx, bun and ent, on a real Postgres.
+package orms_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	_ "github.com/lib/pq"              // the driver "postgres"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var server *postgres.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	var err error
+	if server, err = postgres.Start(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err) // no Postgres is a failure, never a skip
+		return 1
+	}
+	fmt.Println("tests run on", server)
+	code := m.Run()
+	if err := server.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// The clock stands still, so that the sums come out even.
+var limits = ratelimit.Limiter{Clock: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }}
+
+var serializable = &sql.TxOptions{Isolation: sql.LevelSerializable}
+
+// send is the application's function, written with an ORM: in one SERIALIZABLE transaction it inserts a message with this
+// body, and lets finish take what it wants of the transaction's DB and write another message.
+type send func(ctx context.Context, body string, finish finish) error
+
+type finish func(db ratelimit.DB, insert func(body string) error) error
+
+// consume takes a token, and lets a denial roll back.
+func consume(ctx context.Context, request ratelimit.Request) finish {
+	return func(db ratelimit.DB, _ func(body string) error) error {
+		_, err := limits.Consume(ctx, db, request)
+		return err
+	}
+}
+
+// open makes a schema with the limiter's table and messages, and opens it with a driver of database/sql.
+func open(t *testing.T, driver string) *sql.DB {
+	t.Helper()
+	url, drop, err := server.NewSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	db, err := sql.Open(driver, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections leaked", n)
+		}
+		db.Close()
+	})
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := provider.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), "CREATE TABLE messages (id bigserial PRIMARY KEY, body text NOT NULL)"); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// fits tests that the limiter is at home in the transactions of an ORM.
+func fits(t *testing.T, db *sql.DB, send send) {
+	t.Helper()
+	ctx := t.Context()
+	limit := ratelimit.TokenBucket("messages", 2, time.Hour)
+	expect := func(when string, messages int, tokens float64) {
+		t.Helper()
+		var n int
+		if err := db.QueryRowContext(ctx, "SELECT count(*) FROM messages").Scan(&n); err != nil || n != messages {
+			t.Errorf("%s: %d messages, want %d: %v", when, n, messages, err)
+		}
+		result, err := limits.Check(ctx, ratelimit.SQL(db), limit.Key("ann").Count(0))
+		if left := result.Requests[0].Remaining; err != nil || left != tokens {
+			t.Errorf("%s: %v tokens are left, want %v: %v", when, left, tokens, err)
+		}
+	}
+	if err := send(ctx, "hello", consume(ctx, limit.Key("ann"))); err != nil {
+		t.Error(err)
+	}
+	expect("after a commit", 1, 1)
+
+	mine := errors.New("mine")
+	err := send(ctx, "never", func(db ratelimit.DB, _ func(string) error) error {
+		if _, err := limits.Consume(ctx, db, limit.Key("ann")); err != nil {
+			t.Error(err)
+		}
+		return mine
+	})
+	if !errors.Is(err, mine) {
+		t.Errorf("%v, want an error of the function's own", err)
+	}
+	expect("after a rollback", 1, 1)
+
+	err = send(ctx, "too much", func(db ratelimit.DB, insert func(string) error) error {
+		if _, err := limits.Consume(ctx, db, limit.Key("ann").Count(2)); !errors.As(err, new(*ratelimit.ExceededError)) {
+			t.Errorf("%v, want a denial", err)
+		}
+		if err := insert("denied"); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ctx, db, limit.Key("ann"))
+		return err
+	})
+	if err != nil {
+		t.Errorf("a denial left the transaction unusable: %v", err)
+	}
+	expect("after a denial and a commit", 3, 0)
+
+	if err := send(ctx, "never", consume(ctx, limit.Key("ann"))); !errors.As(err, new(*ratelimit.ExceededError)) {
+		t.Errorf("%v, want a denial", err)
+	}
+	expect("after a denial that rolls back", 3, 0)
+
+	// All at once: each message has its token, and no 40001 reaches the caller.
+	const goroutines, each = 8, 5
+	hot := ratelimit.TokenBucket("hot", goroutines*each, time.Hour)
+	var attempts atomic.Int64
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for i := range each {
+				err := ratelimit.Retry(ctx, func(ctx context.Context) error {
+					attempts.Add(1)
+					return send(ctx, fmt.Sprint(g, " ", i), consume(ctx, hot.Global()))
+				}, ratelimit.Attempts(1000))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d attempts for %d commits", attempts.Load(), goroutines*each)
+	if attempts.Load() == goroutines*each {
+		t.Error("no transaction was run again: this test has not seen a serialization failure")
+	}
+	expect("after a crowd", 3+goroutines*each, 0)
+	if _, err := limits.Consume(ctx, ratelimit.SQL(db), hot.Global()); !errors.As(err, new(*ratelimit.ExceededError)) {
+		t.Errorf("%v, want nothing to be left for those who come after the crowd", err)
+	}
+}
