@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -21,7 +22,14 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 	random := make([]byte, 8)
 	rand.Read(random) // never fails
 	name := "txlimit_test_" + hex.EncodeToString(random)
-	url, err = withSearchPath(s.url, name)
+	create := "CREATE SCHEMA " + name
+	if s.Pooled() {
+		// The search_path does not get through, but a user has one of his own.
+		url, err = withUser(s.url, name)
+		create += fmt.Sprintf("; CREATE ROLE %[1]s LOGIN SUPERUSER; ALTER ROLE %[1]s SET search_path = %[1]s", name)
+	} else {
+		url, err = withSearchPath(s.url, name)
+	}
 	if err != nil {
 		return "", nil, fmt.Errorf("postgres: %w", err)
 	}
@@ -38,7 +46,7 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 	s.schemas[name] = struct{}{}
 	s.mu.Unlock()
 
-	if err := s.exec(ctx, "CREATE SCHEMA "+name); err != nil {
+	if err := s.exec(ctx, create); err != nil {
 		return "", nil, fmt.Errorf("postgres: create a schema: %w", err)
 	}
 	drop = func() error {
@@ -71,13 +79,23 @@ func (s *Server) dropSchema(name string) error {
 }
 
 func (s *Server) exec(ctx context.Context, sql string) error {
-	conn, err := pgx.Connect(ctx, s.url)
+	conn, err := pgx.Connect(ctx, cmp.Or(s.direct, s.url))
 	if err != nil {
 		return err
 	}
 	defer conn.Close(ctx)
 	_, err = conn.Exec(ctx, sql)
 	return err
+}
+
+// withUser returns a URL with another user, who has no password.
+func withUser(conn, name string) (string, error) {
+	u, err := url.Parse(conn)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.User(name)
+	return u.String(), nil
 }
 
 // withSearchPath returns conn, a URL or keyword=value pairs, with the
