@@ -103,44 +103,6 @@ func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
 	})
 }
 
-func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			config := newPool(t, 1).Config()
-			config.ConnConfig.DefaultQueryExecMode = mode
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer pool.Close()
-			limiter, clock := newLimiter()
-			w := world{t, pool, limiter, clock}
-			bucket := ratelimit.TokenBucket("o'bucket", 10, time.Minute, ratelimit.MaxReserved(1.5)).Key(`a\'n"n`)
-			window := ratelimit.FixedWindow("window", 0.1, 90*time.Microsecond).Global()
-			sharded := ratelimit.TokenBucket("sharded", 1e15, 290*365*24*time.Hour, ratelimit.Shards(2)).Key("ann")
-			w.grant(bucket.Count(9.5))
-			w.retries(w.deny(bucket), 3*time.Second)
-			w.retries(w.grant(bucket.Count(2).Reserve()), 9*time.Second)
-			w.grant(window.Count(0.1), sharded.Count(1e15))
-			w.deny(window.Count(0.05), sharded)
-			_, err = limiter.Charge(t.Context(), pool, bucket)
-			w.do(err)
-			_, err = limiter.Charge(t.Context(), pool, bucket, window, sharded)
-			w.do(err)
-			w.holds(bucket, -3.5)
-			w.refund(noon, bucket.Count(0.5), sharded)
-			w.holds(bucket, -3)
-			w.holds(sharded, 0)
-			w.do(limiter.Reset(t.Context(), pool, bucket, window))
-			w.holds(bucket, 10)
-		})
-	}
-}
-
 func TestALimitFromAConfigFileWorksLikeOneInGo(t *testing.T) {
 	behaviour(t, func(w world) {
 		var config ratelimit.Config

@@ -55,8 +55,9 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 		return nil, err
 	}
 	reading := Limiter{Observer: l.Observer}
-	batch.Queue(note.sql, note.args...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results})}, verbConsume, time.Time{}, requests)
+	row := new(wireRow)
+	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
+		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results, row})}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -79,10 +80,16 @@ func (n *note) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
 // Scan has no row yet.
 func (n *note) Scan(...any) error { return errNoted }
 
-// answers is a database that has been asked already.
-type answers struct{ results pgx.BatchResults }
+// answers is a database that has been asked already, for one row.
+type answers struct {
+	results pgx.BatchResults
+	row     *wireRow // which knows in what form
+}
 
-func (a answers) QueryRow(context.Context, string, ...any) pgx.Row { return a.results.QueryRow() }
+func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
+	a.row.Row = a.results.QueryRow()
+	return a.row
+}
 
 func (a answers) Query(context.Context, string, ...any) (pgx.Rows, error) { return a.results.Query() }
 

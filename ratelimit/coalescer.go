@@ -348,7 +348,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries)
 
 // once runs a statement in a transaction of its own, in READ COMMITTED, which has to be said if begin.
 func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsqlc.Queries) error) error {
-	var db dbsqlc.DBTX = c.pool
+	var db DB = c.pool
 	switch {
 	case begin:
 		return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -357,12 +357,12 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsq
 					return err
 				}
 			}
-			return statement(dbsqlc.New(tx))
+			return statement(dbsqlc.New(wire{tx}))
 		})
 	case c.async:
 		db = asyncDB{c.pool}
 	}
-	return statement(dbsqlc.New(db))
+	return statement(dbsqlc.New(wire{db}))
 }
 
 // asyncCommit holds until the end of the transaction.

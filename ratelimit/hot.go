@@ -13,10 +13,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Hot makes [Limiter.InTx] queue: transactions on the same hot limit and key wait their turn in the process, before a
-// connection is taken, in order of arrival. The queue is the [Limiter]'s: use one for all of the process. Name the limits
-// that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry` prints what
-// it is worth.
+// Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in the
+// process, before a connection is taken, in order of arrival. The queue is the [Limiter]'s: use one for all of the process.
+// Name the limits that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry`
+// prints what it is worth.
 //
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
@@ -35,9 +35,9 @@ import (
 // the limit without Hot are not in the queue, and can conflict with those that are.
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
-// BEGIN's round trip. The role needs UPDATE on them. The lock belongs to the transaction, so that transaction poolers such as
-// PgBouncer do no harm. Different limits and keys may meet on a view; then they take turns in the database. lock_timeout
-// and statement_timeout end the wait there, with their own errors.
+// BEGIN's round trip, or with database/sql in the one after it. The role needs UPDATE on them. The lock belongs to the
+// transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
+// they take turns in the database. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
 	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
 }
@@ -48,7 +48,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 		return nil, nil
 	}
 	if ctx.Value(turnKey{}) != nil {
-		return nil, fmt.Errorf("%w: InTx with Hot, in the function of another InTx with Hot, could wait for itself", ErrInvalid)
+		return nil, fmt.Errorf("%w: a transaction with Hot, in the function of another with Hot, could wait for itself", ErrInvalid)
 	}
 	return demands(verbReset, o.hot) // which does not look at how much is asked for, either
 }
@@ -95,8 +95,17 @@ func (n lane) places() int {
 	return 2
 }
 
-// beginQuery begins the transaction and locks the views of the turn, in the order of their numbers, which is everybody's.
+// beginQuery begins the transaction and locks the views of the turn.
 func (t turn) beginQuery(isolation pgx.TxIsoLevel) string {
+	begin := "begin"
+	if isolation != "" {
+		begin += " isolation level " + string(isolation)
+	}
+	return begin + "; " + t.lockQuery()
+}
+
+// lockQuery locks the views of the turn, in the order of their numbers, which is everybody's.
+func (t turn) lockQuery() string {
 	var numbers []int
 	for _, n := range t {
 		numbers = append(numbers, n.stripe())
@@ -106,12 +115,8 @@ func (t turn) beginQuery(isolation pgx.TxIsoLevel) string {
 	for _, number := range slices.Compact(numbers) {
 		views = append(views, fmt.Sprintf("rate_limits_turn_%02d", number))
 	}
-	begin := "begin"
-	if isolation != "" {
-		begin += " isolation level " + string(isolation)
-	}
 	// The weakest mode that conflicts with itself.
-	return begin + "; lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
+	return "lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
 }
 
 type turnKey struct{}

@@ -101,9 +101,9 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 	switch db := db.(type) {
 	case nil:
 	case *Coalescer:
-		q = coalescing{dbsqlc.New(db), db}
+		q = coalescing{dbsqlc.New(wire{db}), db}
 	default:
-		q = dbsqlc.New(db)
+		q = dbsqlc.New(wire{db})
 	}
 	return l.ask(ctx, q, v, consumedAt, requests)
 }

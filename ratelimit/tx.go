@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,11 +17,12 @@ type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx] and [Limiter.SendTx] run a transaction.
+// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] run a transaction.
 type TxOption func(*txOptions)
 
 type txOptions struct {
 	isolation pgx.TxIsoLevel
+	isolated  bool // isolation was asked for
 	attempts  int
 	hot       []Request
 }
@@ -34,7 +36,9 @@ func newTxOptions(options []TxOption) txOptions {
 }
 
 // Isolation sets the isolation level. The default is pgx.Serializable.
-func Isolation(level pgx.TxIsoLevel) TxOption { return func(o *txOptions) { o.isolation = level } }
+func Isolation(level pgx.TxIsoLevel) TxOption {
+	return func(o *txOptions) { o.isolation, o.isolated = level, true }
+}
 
 // Attempts sets how often the transaction is tried at the most. The default is 30, which with the pauses in between takes
 // about 5 s; less than 1 is 1.
@@ -65,15 +69,67 @@ const rollbackTimeout = 5 * time.Second
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed; it is returned as it is.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
-	o := newTxOptions(options)
-	if db == nil || fn == nil {
+	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
-	hot, err := o.turns(ctx)
-	if err != nil {
-		return err
+	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+		begin := pgx.TxOptions{IsoLevel: isolation}
+		if len(t) > 0 {
+			begin = pgx.TxOptions{BeginQuery: t.beginQuery(isolation)}
+		}
+		tx, err := db.BeginTx(ctx, begin)
+		if err != nil {
+			cleanUp(ctx, db)
+			return nil, err
+		}
+		return &transaction{
+			run:      func(ctx context.Context) error { return fn(ctx, tx) },
+			commit:   tx.Commit,
+			rollback: tx.Rollback, // pgx closes a connection that it cannot roll back: either way it is undone
+		}, nil
+	})
+}
+
+// cleanUp rolls back what a BEGIN that could not lock what it queues for leaves on a connection of the caller's: a failed
+// transaction. A pool throws such a connection away.
+func cleanUp(ctx context.Context, db TxBeginner) {
+	var conn *pgx.Conn
+	switch db := db.(type) {
+	case *pgx.Conn:
+		conn = db
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		conn = db.Conn()
 	}
-	return retry(ctx, o.attempts, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, fn) })
+	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
+		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		_, _ = conn.Exec(rollbackCtx, "rollback")
+	}
+}
+
+// Retry runs fn until its error is not one of a transaction that could not be serialized (SQLSTATE 40001) or was ended to
+// break a deadlock (40P01), within the bounds of [Limiter.InTx]. It is for the transaction function of an ORM, which begins,
+// commits and rolls back, at the isolation level that it is told:
+//
+//	err := ratelimit.Retry(ctx, func(ctx context.Context) error {
+//		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { ... }, &sql.TxOptions{Isolation: sql.LevelSerializable})
+//	})
+//
+// fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
+// errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
+// pause, the error is a [*RetryError].
+//
+// The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
+// errors that match [ErrInvalid].
+func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
+	o := newTxOptions(options)
+	if fn == nil {
+		return fmt.Errorf("%w: no function to run", ErrInvalid)
+	}
+	if o.isolated || len(o.hot) > 0 {
+		return fmt.Errorf("%w: Retry begins no transaction: Isolation and Hot are for InTx and InSQLTx", ErrInvalid)
+	}
+	return retry(ctx, o.attempts, func() (committing bool, err error) { return true, fn(ctx) })
 }
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
@@ -108,61 +164,72 @@ func pause(ctx context.Context, attempt int) bool {
 	}
 }
 
-// once runs fn in one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
-func (l *Limiter) once(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, hot []demand, fn func(ctx context.Context, tx pgx.Tx) error) (committing bool, err error) {
-	begin, what := pgx.TxOptions{IsoLevel: isolation}, "begin"
+// transaction is one that has begun.
+type transaction struct {
+	run, commit, rollback func(ctx context.Context) error
+}
+
+// beginner begins a transaction and locks the views of the turn, if there is one, before anything takes a snapshot.
+type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error)
+
+// inTx runs transactions until one could be serialized.
+func (l *Limiter) inTx(ctx context.Context, options []TxOption, begin beginner) error {
+	o := newTxOptions(options)
+	hot, err := o.turns(ctx)
+	if err != nil {
+		return err
+	}
+	return retry(ctx, o.attempts, func() (committing bool, err error) { return l.once(ctx, o.isolation, hot, begin) })
+}
+
+// once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
+func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
+	var t turn
+	what := "begin"
 	if len(hot) > 0 {
-		turn, leave, err := l.queues.enter(ctx, hot)
-		if err != nil {
+		var leave func()
+		if t, leave, err = l.queues.enter(ctx, hot); err != nil {
 			return false, err
 		}
 		defer leave()
-		begin = pgx.TxOptions{BeginQuery: turn.beginQuery(isolation)}
-		ctx = context.WithValue(ctx, turnKey{}, turn)
-		what = "begin, with a turn on " + turn.String()
+		ctx = context.WithValue(ctx, turnKey{}, t)
+		what = "begin, with a turn on " + t.String()
 	}
-	tx, err := db.BeginTx(ctx, begin)
+	tx, err := begin(ctx, isolation, t)
 	if err != nil {
-		return false, beginFailed(ctx, db, what, err)
+		return false, beginFailed(what, err)
 	}
 	defer func() {
 		if !committing {
 			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 			defer cancel()
-			_ = tx.Rollback(rollbackCtx) // pgx closes a connection that it cannot roll back: either way it is undone
+			_ = tx.rollback(rollbackCtx)
 		}
 	}()
-	if err := fn(ctx, tx); err != nil {
+	if err := tx.run(ctx); err != nil {
 		return false, err
 	}
-	committing = true // pgx ends the transaction, whatever Commit returns
-	if err := tx.Commit(ctx); err != nil {
+	committing = true // which ends the transaction, whatever it returns
+	if err := tx.commit(ctx); err != nil {
 		return true, fmt.Errorf("ratelimit: commit: %w", err)
 	}
 	return true, nil
 }
 
-// beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for. It then leaves
-// its connection in a failed transaction: a pool throws that away, on a connection of the caller's it is rolled back.
-func beginFailed(ctx context.Context, db TxBeginner, what string, err error) error {
-	var conn *pgx.Conn
-	switch db := db.(type) {
-	case *pgx.Conn:
-		conn = db
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
-		conn = db.Conn()
-	}
-	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
-		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-		defer cancel()
-		_, _ = conn.Exec(rollbackCtx, "rollback")
-	}
+// beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for.
+func beginFailed(what string, err error) error {
 	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also for a database that one may not connect to
 	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+
 			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, err)
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, err)
+}
+
+// isNil says whether a handle is nil, or an interface that holds a nil pointer.
+func isNil(db any) bool {
+	v := reflect.ValueOf(db)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // retryable says whether the whole transaction should be run again.
@@ -179,8 +246,8 @@ func sqlState(err error) string {
 	return ""
 }
 
-// RetryError is what [Limiter.InTx] and [Limiter.SendTx] return when they give up on a transaction that could not be
-// serialized. Nothing was committed.
+// RetryError is what [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return when they give up on a transaction
+// that could not be serialized. Nothing was committed.
 type RetryError struct {
 	Attempts int
 	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict

@@ -1,0 +1,143 @@
+package integration_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// strange are settings of a session that change how values are written as text.
+const strange = " -c datestyle=German -c timezone=Europe/Dublin -c intervalstyle=sql_standard -c extra_float_digits=-15 -c bytea_output=escape"
+
+// inEveryMode runs a test in every query mode of pgx, on a pool with the server's settings and on one with strange ones.
+func inEveryMode(t *testing.T, test func(t *testing.T, pool *pgxpool.Pool)) {
+	t.Helper()
+	t.Parallel()
+	for _, mode := range execModes {
+		for _, options := range []string{"", strange} {
+			t.Run(fmt.Sprint(mode, options), func(t *testing.T) {
+				t.Parallel()
+				test(t, reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
+					c.MaxConns = 2
+					c.ConnConfig.DefaultQueryExecMode = mode
+					c.ConnConfig.RuntimeParams["options"] += options
+				}))
+			})
+		}
+	}
+}
+
+func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
+	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
+		limiter, clock := newLimiter()
+		w := world{t, pool, limiter, clock}
+		bucket := ratelimit.TokenBucket("o'bucket", 10, time.Minute, ratelimit.MaxReserved(1.5)).Key(`a\'n"n`)
+		window := ratelimit.FixedWindow("window", 0.1, 90*time.Microsecond).Global()
+		sharded := ratelimit.TokenBucket("sharded", 1e15, 290*365*24*time.Hour, ratelimit.Shards(2)).Key("ann")
+		w.grant(bucket.Count(9.5))
+		w.retries(w.deny(bucket), 3*time.Second)
+		w.retries(w.grant(bucket.Count(2).Reserve()), 9*time.Second)
+		w.grant(window.Count(0.1), sharded.Count(1e15))
+		w.deny(window.Count(0.05), sharded)
+		_, err := limiter.Charge(t.Context(), pool, bucket)
+		w.do(err)
+		_, err = limiter.Charge(t.Context(), pool, bucket, window, sharded)
+		w.do(err)
+		w.holds(bucket, -3.5)
+		w.refund(noon, bucket.Count(0.5), sharded)
+		w.holds(bucket, -3)
+		w.holds(sharded, 0)
+		w.do(limiter.Reset(t.Context(), pool, bucket, window))
+		w.holds(bucket, 10)
+	})
+}
+
+// What the database answers must arrive to the last bit and to the microsecond, or RetryAt would be wrong.
+func TestEveryQueryExecModeIsExact(t *testing.T) {
+	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
+		limiter, clock := newLimiter()
+		clock.now = time.Date(1066, 10, 14, 9, 0, 0, 123456000, time.UTC) // when time zones had odd seconds
+		w := world{t, pool, limiter, clock}
+		third := 1.0 / 3
+		limit := ratelimit.TokenBucket("thirds", 7.0/3, time.Hour, ratelimit.Capacity(1e6), ratelimit.Shards(1))
+		single, several := limit.Key("single"), []ratelimit.Request{limit.Key("a").Count(third), limit.Key("b").Count(third)}
+		if got := w.grant(single.Count(third)).Requests[0].Remaining; got != 1e6-third {
+			t.Errorf("one limit: %v remain, want %v", got, 1e6-third)
+		}
+		for i, s := range w.grant(several...).Requests {
+			if s.Remaining != 1e6-third {
+				t.Errorf("limit %d of two: %v remain, want %v", i, s.Remaining, 1e6-third)
+			}
+		}
+		w.grant(single.Count(1e6 - 1)) // two thirds are left
+		denied := w.deny(single)
+		if !denied.At.Equal(clock.now) {
+			t.Errorf("decided at %v, want %v", denied.At, clock.now)
+		}
+		clock.now = denied.RetryAt.Add(-time.Microsecond)
+		w.deny(single)
+		clock.now = denied.RetryAt
+		w.grant(single)
+		clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
+		w.grant(ratelimit.FixedWindow("calls", 1, 7*24*time.Hour).Key("ann"), ratelimit.FixedWindow("others", 1, time.Hour, ratelimit.Start(time.Time{})).Key("bob"))
+	})
+}
+
+// A batch that is decided by one statement is compared with the library's own sums: a last bit that got lost is an error.
+func TestEveryQueryExecModeCoalesces(t *testing.T) {
+	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
+		coalescer := ratelimit.NewCoalescer(pool)
+		defer coalescer.Close()
+		var limiter ratelimit.Limiter
+		thirds := ratelimit.TokenBucket("thirds", 7.0/3, time.Second, ratelimit.Capacity(10))
+		window := ratelimit.FixedWindow("window", 1.0/3, 90*time.Millisecond, ratelimit.Capacity(7))
+		errs := make(chan error)
+		for g := range 16 {
+			go func() {
+				for range 10 {
+					_, err := limiter.Consume(t.Context(), coalescer, thirds.Key(fmt.Sprint(g%3)).Count(1.0/3), window.Key("k").Count(0.1))
+					if err == nil || denied(err) {
+						_, err = limiter.Charge(t.Context(), coalescer, thirds.Key(fmt.Sprint(g%3)).Count(0.7))
+					}
+					errs <- err
+				}
+			}()
+		}
+		for range 16 * 10 {
+			if err := <-errs; err != nil && !denied(err) {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestEveryQueryExecModeTakesBatches(t *testing.T) {
+	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
+		limiter, clock := newLimiter()
+		w := world{t, pool, limiter, clock}
+		limit := ratelimit.TokenBucket("thirds", 10.0/3, time.Hour)
+		sharded := ratelimit.FixedWindow("sharded", 10.0/3, time.Hour, ratelimit.Shards(2))
+		for i := range 4 {
+			var batch pgx.Batch
+			one := queue(t, limiter, &batch, limit.Key("ann"))
+			batch.Queue("SELECT 1")
+			several := queue(t, limiter, &batch, limit.Key("bob"), sharded.Key("ann"))
+			err := limiter.SendTx(t.Context(), pool, &batch)
+			if i == 3 {
+				if !denied(err) || one.RetryAt.Equal(noon) {
+					t.Errorf("%v, %+v, want a denial", err, one)
+				}
+				break
+			}
+			if want := 10.0/3 - float64(i+1); err != nil || !near(one.Requests[0].Remaining, want) || !near(several.Requests[0].Remaining, want) {
+				t.Errorf("%+v, %+v, %v, want %v left", one, several, err, want)
+			}
+		}
+		w.holds(limit.Key("ann"), 10.0/3-3)
+	})
+}

@@ -1,0 +1,114 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// A query is sent in one of two forms. The native one is sqlc's, whose arguments and columns pgx sends in Postgres' binary
+// format. Where that is not to be had, in pgx's query modes exec and simple_protocol and with database/sql, it is the portable
+// one, which depends on no driver, and on no setting of the session (DateStyle, TimeZone, extra_float_digits, bytea_output):
+// arguments go as Postgres' own text, to which the casts in the queries give their types, and the row comes back in the
+// binary format, in hex, as the one column of the answer.
+
+// portable is the portable form of a query, which has to be one that can stand in FROM.
+func portable(sql string, args []any) (string, []any, error) {
+	args, err := texts(args)
+	return "SELECT encode(record_send(q), 'hex') FROM (" + sql + ") AS q", args, err
+}
+
+// types know Postgres' formats. One must not be used by two at once.
+var types = sync.Pool{New: func() any { return pgtype.NewMap() }}
+
+// texts is the arguments of a query as strings in Postgres' own format, or nil.
+func texts(args []any) ([]any, error) {
+	m := types.Get().(*pgtype.Map)
+	defer types.Put(m)
+	all := make([]any, len(args))
+	for i, arg := range args {
+		text, err := m.Encode(0, pgtype.TextFormatCode, arg, nil)
+		if err != nil {
+			return nil, fmt.Errorf("argument %d: %w", i+1, err)
+		}
+		if text != nil {
+			all[i] = string(text)
+		}
+	}
+	return all, nil
+}
+
+// scanPortable reads the answer of a portable query.
+func scanPortable(answer string, dest []any) error {
+	record, err := hex.DecodeString(answer)
+	if err != nil {
+		return err
+	}
+	m := types.Get().(*pgtype.Map)
+	defer types.Put(m)
+	columns := pgtype.NewCompositeBinaryScanner(m, record)
+	if n := columns.FieldCount(); n != len(dest) {
+		return fmt.Errorf("%d columns for %d destinations", n, len(dest))
+	}
+	for _, d := range dest {
+		if !columns.Next() {
+			break
+		}
+		if err := m.Scan(columns.OID(), pgtype.BinaryFormatCode, columns.Bytes(), d); err != nil {
+			return err
+		}
+	}
+	return columns.Err()
+}
+
+// wire asks a DB in the form that its connection calls for.
+type wire struct{ DB }
+
+func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	r := new(wireRow)
+	r.Row = db.DB.QueryRow(ctx, sql, append([]any{r}, args...)...)
+	return r
+}
+
+// wireRow is the row of an answer, and the pgx.QueryRewriter that is told on which connection it will be.
+type wireRow struct {
+	pgx.Row
+	portable bool
+}
+
+// RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
+func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	if r.portable = conn == nil || !inBinary(conn); r.portable {
+		return portable(sql, args)
+	}
+	return sql, args, nil
+}
+
+func (r *wireRow) Scan(dest ...any) error {
+	if !r.portable {
+		return r.Row.Scan(dest...)
+	}
+	var answer string
+	if err := r.Row.Scan(&answer); err != nil {
+		return err
+	}
+	return scanPortable(answer, dest)
+}
+
+// inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection,
+// since the only way to ask is to have all of the configuration copied.
+func inBinary(conn *pgx.Conn) bool {
+	const key = "txlimit: binary"
+	notes := conn.PgConn().CustomData()
+	is, known := notes[key].(bool)
+	if !known {
+		mode := conn.Config().DefaultQueryExecMode
+		is = mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol
+		notes[key] = is
+	}
+	return is
+}

@@ -1,0 +1,170 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLQuerier is what [SQL] makes a [DB] of: a *sql.Tx, *sql.Conn or *sql.DB, and whatever of an ORM's has the same method.
+type SQLQuerier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// SQL makes a [DB] of a handle of database/sql, on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
+// verb works on it as on pgx: in a transaction a call is part of it, on a connection or a pool it is one of its own. Make it
+// where it is needed; it holds nothing but the handle.
+//
+//	_, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID))
+//
+// Of the ORMs, a *sqlx.Tx and a bun.Tx can be passed as they are, of GORM the tx.Statement.ConnPool, and of ent a transaction
+// generated with the feature sql/execquery.
+//
+// A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. The DB is for the verbs; statements of your own are
+// better off with the handle: on the DB, arguments go as text, Exec does not say how many rows it affected, QueryRow scans as
+// database/sql does, and Query is an error that matches [errors.ErrUnsupported].
+func SQL(db SQLQuerier) DB {
+	if db = unwrapped(db); isNil(db) {
+		return nil
+	}
+	return sqlDB{db}
+}
+
+// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB in a handle of bun's, which formats queries itself: it would put arguments
+// where there are question marks, and send none.
+func unwrapped(db SQLQuerier) SQLQuerier {
+	v := reflect.Indirect(reflect.ValueOf(db))
+	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
+		return db
+	}
+	for i := range v.NumField() {
+		if field := v.Type().Field(i); field.Anonymous && field.IsExported() {
+			if inner, ok := reflect.TypeAssert[SQLQuerier](v.Field(i)); ok {
+				return inner
+			}
+		}
+	}
+	return db
+}
+
+// sqlDB asks on database/sql, and like pgx lets a pgx.QueryRewriter among the arguments have its way.
+type sqlDB struct{ db SQLQuerier }
+
+func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, d.run(ctx, query, args, nil)
+}
+
+func (d sqlDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return nil, fmt.Errorf("ratelimit: Query on a handle of database/sql: %w", errors.ErrUnsupported)
+}
+
+// QueryRow asks when the row is scanned.
+func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	return sqlRow(func(dest []any) error { return d.run(ctx, query, args, dest) })
+}
+
+type sqlRow func(dest []any) error
+
+func (scan sqlRow) Scan(dest ...any) error { return scan(dest) }
+
+// run runs a query to its end, and scans its row if there is dest.
+func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err error) {
+	if len(args) > 0 {
+		if rewriter, ok := args[0].(pgx.QueryRewriter); ok {
+			if query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:]); err != nil {
+				return err
+			}
+		}
+	}
+	if args, err = texts(args); err != nil {
+		return err
+	}
+	rows, err := d.db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// What has been answered outside a transaction is not committed before the end.
+		if closeErr := rows.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	scanned := false
+	for rows.Next() {
+		if dest != nil && !scanned {
+			if err := rows.Scan(dest...); err != nil {
+				return err
+			}
+			scanned = true
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	if dest != nil && !scanned {
+		return sql.ErrNoRows
+	}
+	return nil
+}
+
+// SQLTxBeginner begins transactions: a *sql.DB or a *sql.Conn.
+type SQLTxBeginner interface {
+	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+}
+
+// InSQLTx is [Limiter.InTx] for database/sql: SERIALIZABLE unless told otherwise, run again when the database could not
+// serialize it or ended a deadlock with it, be it at COMMIT, rolled back when fn panics, and with the same options.
+//
+//	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
+//		_, err := limits.Consume(ctx, ratelimit.SQL(tx), signUps.Global())
+//		return err
+//	})
+//
+// As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
+// then be given away before the server has heard of it. A level of [Isolation] that database/sql does not know is an error
+// that matches [ErrInvalid].
+func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx context.Context, tx *sql.Tx) error, options ...TxOption) error {
+	if isNil(db) || fn == nil {
+		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
+	}
+	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+		level, ok := sqlLevels[isolation]
+		if !ok {
+			return nil, fmt.Errorf("%w: isolation level %q", ErrInvalid, isolation)
+		}
+		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+		if err != nil {
+			return nil, err
+		}
+		if len(t) > 0 {
+			if _, err := tx.ExecContext(ctx, t.lockQuery()); err != nil {
+				_ = tx.Rollback()
+				return nil, err
+			}
+		}
+		return &transaction{
+			run:      func(ctx context.Context) error { return fn(ctx, tx) },
+			rollback: func(context.Context) error { return tx.Rollback() },
+			commit: func(ctx context.Context) error {
+				err := tx.Commit()
+				if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
+					return fmt.Errorf("%w: %w", ctx.Err(), err) // database/sql has rolled it back
+				}
+				return err
+			},
+		}, nil
+	})
+}
+
+var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
+	"":                  sql.LevelDefault,
+	pgx.ReadUncommitted: sql.LevelReadUncommitted,
+	pgx.ReadCommitted:   sql.LevelReadCommitted,
+	pgx.RepeatableRead:  sql.LevelRepeatableRead,
+	pgx.Serializable:    sql.LevelSerializable,
+}
