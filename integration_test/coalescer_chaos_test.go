@@ -26,7 +26,7 @@ func TestCoalescerChaos(t *testing.T) {
 	config := admin.Config()
 	config.MaxConns = 4
 	config.ConnConfig.RuntimeParams["application_name"] = "chaos"
-	config.ConnConfig.RuntimeParams["statement_timeout"] = "100ms"
+	startWith(t, config.ConnConfig, map[string]string{"statement_timeout": "100ms"})
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,7 @@ func run(m *testing.M) int {
 	}
 	fmt.Println("tests run on", server)
 	code := m.Run()
+	printNotPooled()
 	if err := server.Close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -231,6 +231,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "ünïcode", "100%"} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
+			needsSession(t, "since they SET search_path for the session")
 			conn := acquire(t, connect(t, newSchema(t), 1))
 			random := schema + " " + rand.Text()[:8]
 			quoted := pgx.Identifier{random}.Sanitize()
@@ -261,6 +262,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 
 func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 	t.Parallel()
+	needsSession(t, "since it SETs search_path and makes a temporary table, for the session")
 	pool := newPool(t, 1)
 	conn := acquire(t, pool)
 	schema := pgx.Identifier{schemaOf(t, conn)}.Sanitize()
@@ -322,6 +324,11 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 	}
 	if len(privileges) > 0 {
 		exec("GRANT " + strings.Join(privileges, ", ") + " ON rate_limits TO " + role)
+	}
+	if server.Pooled() { // SET ROLE is for the session
+		exec("ALTER ROLE " + role + " LOGIN")
+		exec("ALTER ROLE " + role + " SET search_path = " + schema)
+		return acquire(t, reconfigured(t, pool, func(c *pgxpool.Config) { c.ConnConfig.User = role }))
 	}
 	exec("SET ROLE " + role)
 	return conn

