@@ -31,6 +31,24 @@ const othersTables = `
 		UPDATE counters AS c SET value = c.value - count WHERE c.name = name AND c.key = key AND c.shard = 0 RETURNING c.value INTO value;
 		RETURN value;
 	END $$;
+	-- The least that a function which decides can cost: a token bucket that exists and has enough, of numbers that nobody checks, in
+	-- a statement that reads no other row whatever the planner thinks of the table, and with the answer that a client needs.
+	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
+		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS ratelimit_decision
+	LANGUAGE plpgsql SET enable_seqscan = off AS $$
+	#variable_conflict use_variable
+	DECLARE
+		at    timestamptz := clock_timestamp();
+		value double precision;
+		ts    timestamptz;
+	BEGIN
+		UPDATE counters AS c
+		   SET value = ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
+		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
+		   AND ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
+		RETURNING c.value, c.ts INTO value, ts;
+		RETURN ROW(value IS NOT NULL, at, value, ts);
+	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
 	-- One counter for each window.
@@ -209,6 +227,15 @@ func updateInFunction(ctx context.Context, tx pgx.Tx, key string) error {
 	var value float64
 	return tx.QueryRow(ctx, `SELECT update_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
 		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&value)
+}
+
+// decideInFunction is the floor of everything that decides in a PL/pgSQL function.
+func decideInFunction(ctx context.Context, tx pgx.Tx, key string) error {
+	var granted bool
+	var at, ts time.Time
+	var value float64
+	return tx.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
+		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&granted, &at, &value, &ts)
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.

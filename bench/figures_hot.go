@@ -67,7 +67,7 @@ func openHot(ctx context.Context, e *env, name string, conns int, queue bool, op
 }
 
 // queueAndRetry compares InTx with and without the queue.
-func queueAndRetry(ctx context.Context, e *env) (*comparison, *hot, string, error) {
+func queueAndRetry(ctx context.Context, e *env, beside ...*side) (*comparison, *hot, string, error) {
 	a, queue, err := openHot(ctx, e, "with the queue", queueConns, true)
 	if err != nil {
 		return nil, nil, "", err
@@ -76,7 +76,7 @@ func queueAndRetry(ctx context.Context, e *env) (*comparison, *hot, string, erro
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b, beside...)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -85,13 +85,19 @@ func queueAndRetry(ctx context.Context, e *env) (*comparison, *hot, string, erro
 	return c, queue, note, nil
 }
 
+// hotQueueVsRetry shows besides what one goroutine by itself commits: of one row, one transaction after another is all there is.
 func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
-	c, _, note, err := queueAndRetry(ctx, e)
+	alone, _, err := openHot(ctx, e, "one goroutine alone", 1, false)
+	if err != nil {
+		return outcome{}, err
+	}
+	alone.goroutines = 1
+	c, _, note, err := queueAndRetry(ctx, e, alone)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += "; " + note
+	result.note += fmt.Sprintf("; %s; one goroutine alone, without a queue, comes to %.3g of what 64 without it do", note, c.beside[0].perSecond()/c.b.perSecond())
 	return result, nil
 }
 

@@ -479,6 +479,15 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 				}
 			}
 		}
+		for _, value := range numbers {
+			for _, charge := range []string{"0", "'-Infinity'"} {
+				for _, numbers := range []string{value + ", 10, 1", "10, " + value + ", 1", "10, 10, " + value} {
+					n := strings.Split(numbers, ", ")
+					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_consume_several('{l,window}', '{k,k}', ARRAY[10,%[1]s]::float8[], '{1 min,1 hour}', ARRAY[10,%[2]s]::float8[],
+						'{NULL,2026-07-01 12:00Z}', ARRAY[1,%[3]s]::float8[], ARRAY[%[4]s,%[4]s]::float8[], '2026-07-01 12:00Z')`, n[0], n[1], n[2], charge))
+				}
+			}
+		}
 		w.sqlFails("22023", `SELECT ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
 		for _, instant := range []string{"'infinity'", "'-infinity'"} {
 			for _, key := range []string{"k", "fresh"} {
@@ -489,7 +498,21 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 		apply := func(op, names, keys, rest string) string {
 			return fmt.Sprintf(`SELECT ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
 		}
+		several := func(names, keys, rest string) string {
+			return fmt.Sprintf(`SELECT ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', %s, '{1,1}', '{0,0}')`, names, keys, rest)
+		}
+		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,infinity}'"))
+		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,-infinity}'"))
 		for _, sql := range []string{
+			several("NULL", "'{k,k}'", "'{NULL,NULL}'"),
+			several("'{l,m}'", "NULL", "'{NULL,NULL}'"),
+			several("'{l}'", "'{k,k}'", "'{NULL,NULL}'"),
+			several("'{l,m}'", "'{k}'", "'{NULL,NULL}'"),
+			several("'{a,a}'", "'{b,b}'", "'{NULL,NULL}'"),
+			several("'{l,m}'", "'{k,k}'", "'{NULL}'"),
+			several("'{{l,m}}'", "'{k,k}'", "'{NULL,NULL}'"),
+			several("'[0:1]={l,m}'", "'{k,k}'", "'{NULL,NULL}'"),
+			several("'{}'", "'{}'", "'{}'"),
 			apply("NULL", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
 			apply("'grant'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
 			apply("'CONSUME'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),

@@ -25,7 +25,8 @@ func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 	calls := map[string]string{
 		"one":       `SELECT ratelimit_consume('l', '5', 10, '1 min', 10, NULL, 1, 0)`,
 		"sharded":   `SELECT ratelimit_consume_sharded('s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1)`,
-		"several":   `SELECT ratelimit_apply('consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"several":   `SELECT ratelimit_consume_several('{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
+		"applied":   `SELECT ratelimit_apply('consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
 		"check":     `SELECT ratelimit_apply('check', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
 		"coalesced": `SELECT ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{4,5,6}', '{1,1,1}', '{}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"mixed":     `SELECT ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{5}', '{1}', '{}', '{}', '{}', '{}', '{1,2}', '{1,1}', '{1,1}', '{NULL,NULL}', '{1,2}', '{0,0}')`,

@@ -167,3 +167,63 @@ func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 		w.grant(request(31)...)
 	})
 }
+
+// In READ COMMITTED, a call that has taken from its first limits may find that another transaction has emptied the next one
+// since it looked.
+func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	first, second, third := ratelimit.TokenBucket("a", 10, time.Minute), ratelimit.FixedWindow("b", 10, time.Minute), ratelimit.TokenBucket("c", 10, time.Minute)
+	call := func(db ratelimit.DB) error {
+		_, err := limiter.Consume(t.Context(), db, first.Global().Count(3), second.Global().Count(2), third.Global().Count(4))
+		return err
+	}
+	if err := call(pool); err != nil {
+		t.Fatal(err)
+	}
+	for _, left := range []float64{4, 3.5} { // one of them is enough
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := limiter.Consume(t.Context(), tx, third.Global().Count(6-left)); err != nil {
+			t.Fatal(err)
+		}
+		answer := make(chan error)
+		go func() { answer <- call(pool) }()
+		for blocked := false; !blocked; time.Sleep(time.Millisecond) {
+			err := pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))`,
+				tx.Conn().PgConn().PID()).Scan(&blocked)
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err = <-answer
+		if left >= 4 != (err == nil) || err != nil && !denied(err) {
+			t.Fatalf("%v left: %v", left, err)
+		}
+		result, err := limiter.Check(t.Context(), pool, first.Global().Count(0), second.Global().Count(0), third.Global().Count(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []float64{4, 6, 0} // after two calls
+		if left < 4 {
+			want = []float64{7, 8, left}
+		}
+		for i, r := range result.Requests {
+			if r.Remaining != want[i] {
+				t.Errorf("%v left: %s has %v, want %v", left, r.Limit.Name(), r.Remaining, want[i])
+			}
+		}
+		if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
+			t.Fatal(err)
+		}
+		if err := call(pool); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

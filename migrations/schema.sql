@@ -516,6 +516,107 @@ END
 $body$
 $ddl$, '@extschema@', quote_ident(current_schema()));
 
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments and the answer are.
+-- In one pass over places that are in everybody's order already, or else, what ratelimit_apply does.
+--
+-- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
+-- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact while the rows are locked.
+--
+-- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_consume_several(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL,
+    OUT granted boolean, OUT at timestamptz,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n         CONSTANT integer := CASE WHEN cardinality(names) = cardinality(keys) THEN cardinality(names) ELSE 0 END;
+    name      text;
+    key       text;
+    rate      double precision;
+    period    interval;
+    capacity  double precision;
+    start     timestamptz;
+    upto      timestamptz;
+    count     double precision;
+    floor     double precision;
+    new_value double precision;
+    new_ts    timestamptz;
+BEGIN
+    at := coalesce(now, clock_timestamp());
+    <<passes>>
+    FOR pass IN 1..2 LOOP
+        FOR p IN 3 - pass..n LOOP
+            name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p]; start := starts[p];
+            count := counts[p]; floor := floors[p];
+            IF start IS NOT NULL THEN
+                upto := CASE WHEN isfinite(start) AND period > '0' THEN date_bin(period, at, start) END;
+            END IF;
+            IF pass = 1 THEN
+                SELECT r.value, r.ts INTO new_value, new_ts
+                  FROM @extschema@.rate_limits AS r
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
+                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
+                    IF start IS NULL THEN
+                        new_value := @extschema@.ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    ELSE
+                        new_value := @extschema@.ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    END IF;
+                    EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;
+                END IF;
+                CONTINUE;
+            END IF;
+
+            -- What could grant more than it should is kept out, as in ratelimit_consume.
+            new_value := NULL;
+            IF least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+                AND (now IS NULL OR isfinite(now)) THEN
+                IF start IS NULL THEN
+                    UPDATE @extschema@.rate_limits AS r
+                       SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                           ts = greatest(r.ts, at)
+                     WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                       AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                    RETURNING r.value, r.ts INTO new_value, new_ts;
+                ELSIF upto IS NOT NULL THEN
+                    UPDATE @extschema@.rate_limits AS r
+                       SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                           ts = greatest(r.ts, upto)
+                     WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                       AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                    RETURNING r.value, r.ts INTO new_value, new_ts;
+                END IF;
+            END IF;
+            IF new_value IS NULL THEN
+                FOR taken IN 1..p - 1 LOOP
+                    UPDATE @extschema@.rate_limits AS r
+                       SET value = r.value + counts[taken]
+                     WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
+                END LOOP;
+                EXIT passes;
+            END IF;
+            ord[p] := p; value[p] := new_value; ts[p] := new_ts;
+            IF p = n THEN
+                granted := true;
+                RETURN;
+            END IF;
+        END LOOP;
+    END LOOP;
+
+    SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
+      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, array_fill(1, ARRAY[n]),
+               counts, floors, array_fill(0, ARRAY[n]), array_fill(0, ARRAY[n]), NULL, now) AS r;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
 -- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_reset(names text[], keys text[], OUT deleted integer)

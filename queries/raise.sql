@@ -1,4 +1,4 @@
--- The queries Consume, ConsumeSharded and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+-- The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
 
 -- name: ConsumeOrRaise :one
 SELECT r.granted, r.at, r.value, r.ts
@@ -18,6 +18,15 @@ SELECT r.granted, r.at, r.ord, r.value, r.ts
       @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz) AS r
  WHERE CASE WHEN r.granted THEN true
        ELSE ratelimit_raise(ARRAY[@name::text], r.at, r.ord, r.value, r.ts) END;
+
+-- name: ConsumeSeveralOrRaise :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_several(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise(@names::text[], r.at, r.ord, r.value, r.ts) END;
 
 -- name: ApplyOrRaise :one
 SELECT r.granted, r.at, r.ord, r.value, r.ts

@@ -13,6 +13,13 @@ SELECT r.granted, r.at, r.ord, r.value, r.ts
       @shards::integer, @count::double precision, @floor::double precision,
       @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz) AS r;
 
+-- name: ConsumeSeveral :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_several(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz) AS r;
+
 -- name: Apply :one
 SELECT r.granted, r.at, r.ord, r.value, r.ts
   FROM ratelimit_apply(

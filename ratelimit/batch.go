@@ -116,6 +116,14 @@ func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedPa
 	return dbsqlc.ConsumeShardedRow(row), err
 }
 
+func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (dbsqlc.ConsumeSeveralRow, error) {
+	row, err := q.ConsumeSeveralOrRaise(ctx, dbsqlc.ConsumeSeveralOrRaiseParams(arg))
+	if denial, ok := denialIn(err, len(arg.Names)); ok {
+		return dbsqlc.ConsumeSeveralRow(denial), nil
+	}
+	return dbsqlc.ConsumeSeveralRow(row), err
+}
+
 func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error) {
 	row, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
 	if denial, ok := denialIn(err, len(arg.Names)); ok {

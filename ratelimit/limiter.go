@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -112,6 +113,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 type querier interface {
 	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error)
 	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (dbsqlc.ConsumeShardedRow, error)
+	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (dbsqlc.ConsumeSeveralRow, error)
 	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error)
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
@@ -162,6 +164,8 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 		result.OK = err == nil
 	case (v == verbConsume || v == verbCharge) && len(ds) == 1:
 		err = consume(ctx, q, ds[0], now, result)
+	case (v == verbConsume || v == verbCharge) && !slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 }):
+		err = consumeSeveral(ctx, q, ds, now, result)
 	default:
 		err = apply(ctx, q, v, ds, consumed, now, result)
 	}
@@ -208,6 +212,28 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 		return err
 	}
 	applied([]demand{d}, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
+	return nil
+}
+
+// consumeSeveral is the short way for several demands without shards.
+func consumeSeveral(ctx context.Context, q querier, ds []demand, now pgtype.Timestamptz, result *Result) error {
+	args := dbsqlc.ConsumeSeveralParams{Now: now}
+	for _, d := range ds { // in lock order, as demands puts them
+		numbers := d.limit.forKey(d.key)
+		args.Names = append(args.Names, d.limit.name)
+		args.Keys = append(args.Keys, d.key)
+		args.Rates = append(args.Rates, numbers.Rate)
+		args.Periods = append(args.Periods, numbers.Period)
+		args.Capacities = append(args.Capacities, numbers.Capacity)
+		args.Starts = append(args.Starts, start(numbers))
+		args.Counts = append(args.Counts, d.count)
+		args.Floors = append(args.Floors, d.floor)
+	}
+	row, err := q.ConsumeSeveral(ctx, args)
+	if err != nil {
+		return err
+	}
+	applied(ds, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
 	return nil
 }
 

@@ -108,7 +108,7 @@ type ConsumeOrRaiseRow struct {
 	Ts      pgtype.Timestamptz
 }
 
-// The queries Consume, ConsumeSharded and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+// The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
 func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) (ConsumeOrRaiseRow, error) {
 	row := q.db.QueryRow(ctx, consumeOrRaise,
 		arg.Name,
@@ -126,6 +126,59 @@ func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) 
 	err := row.Scan(
 		&i.Granted,
 		&i.At,
+		&i.Value,
+		&i.Ts,
+	)
+	return i, err
+}
+
+const consumeSeveralOrRaise = `-- name: ConsumeSeveralOrRaise :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_several(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::double precision[], $8::double precision[], $9::timestamptz) AS r
+ WHERE CASE WHEN r.granted THEN true
+       ELSE ratelimit_raise($1::text[], r.at, r.ord, r.value, r.ts) END
+`
+
+type ConsumeSeveralOrRaiseParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Counts     []float64
+	Floors     []float64
+	Now        pgtype.Timestamptz
+}
+
+type ConsumeSeveralOrRaiseRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Ord     []int32
+	Value   []float64
+	Ts      []pgtype.Timestamptz
+}
+
+func (q *Queries) ConsumeSeveralOrRaise(ctx context.Context, arg ConsumeSeveralOrRaiseParams) (ConsumeSeveralOrRaiseRow, error) {
+	row := q.db.QueryRow(ctx, consumeSeveralOrRaise,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Counts,
+		arg.Floors,
+		arg.Now,
+	)
+	var i ConsumeSeveralOrRaiseRow
+	err := row.Scan(
+		&i.Granted,
+		&i.At,
+		&i.Ord,
 		&i.Value,
 		&i.Ts,
 	)

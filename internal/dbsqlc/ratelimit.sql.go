@@ -126,6 +126,57 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) (ConsumeRow, e
 	return i, err
 }
 
+const consumeSeveral = `-- name: ConsumeSeveral :one
+SELECT r.granted, r.at, r.ord, r.value, r.ts
+  FROM ratelimit_consume_several(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::double precision[], $8::double precision[], $9::timestamptz) AS r
+`
+
+type ConsumeSeveralParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Counts     []float64
+	Floors     []float64
+	Now        pgtype.Timestamptz
+}
+
+type ConsumeSeveralRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Ord     []int32
+	Value   []float64
+	Ts      []pgtype.Timestamptz
+}
+
+func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) (ConsumeSeveralRow, error) {
+	row := q.db.QueryRow(ctx, consumeSeveral,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Counts,
+		arg.Floors,
+		arg.Now,
+	)
+	var i ConsumeSeveralRow
+	err := row.Scan(
+		&i.Granted,
+		&i.At,
+		&i.Ord,
+		&i.Value,
+		&i.Ts,
+	)
+	return i, err
+}
+
 const consumeSharded = `-- name: ConsumeSharded :one
 SELECT r.granted, r.at, r.ord, r.value, r.ts
   FROM ratelimit_consume_sharded(
