@@ -81,6 +81,9 @@ func connect(t testing.TB, url string, conns int) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	config.MaxConns = int32(conns)
+	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without any, PgBouncer would leave that of another client
+		config.ConnConfig.RuntimeParams["application_name"] = "txlimit_test"
+	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

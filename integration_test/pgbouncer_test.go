@@ -3,7 +3,9 @@ package integration_test
 import (
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -59,6 +61,19 @@ func needsMode(t testing.TB, mode pgx.QueryExecMode) {
 	case mode == pgx.QueryExecModeCacheStatement && config.DefaultQueryExecMode != mode:
 		needsSession(t, "since they prepare statements, and max_prepared_statements is 0 in this run")
 	}
+}
+
+// forAll is a URL without what is for pgx alone.
+func forAll(t testing.TB, conn string) string {
+	t.Helper()
+	u, err := url.Parse(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Del("default_query_exec_mode")
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq does not read + as a space
+	return u.String()
 }
 
 // startWith has sessions start with settings: in the startup packet, which PgBouncer does not take them from, so that there it

@@ -204,7 +204,7 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 	}
 	if psql, err := exec.LookPath("psql"); err == nil {
 		ways["psql"] = func(t *testing.T, url string) {
-			out, err := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", url).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", forAll(t, url)).CombinedOutput()
 			if err != nil || len(out) > 0 {
 				t.Fatalf("psql: %v\n%s", err, out)
 			}

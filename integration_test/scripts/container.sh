@@ -15,6 +15,7 @@ if ! docker version >/dev/null 2>&1; then
 	tree=$(scripts/debian.sh)
 
 	work=$(mktemp -d)
+	bridge=$([ -e /sys/class/net/docker0 ] && echo there || true)
 	# No rules of the firewall: ports are published by docker-proxy.
 	dockerd --host="unix://$work/docker.sock" --data-root="$work/data" --exec-root="$work/exec" --pidfile="$work/dockerd.pid" \
 		--iptables=false >"$work/log" 2>&1 &
@@ -22,6 +23,7 @@ if ! docker version >/dev/null 2>&1; then
 	stop() {
 		kill "$dockerd" 2>/dev/null && wait "$dockerd" || true
 		rm -rf "$work"
+		[ -n "$bridge" ] || ip link delete docker0 2>/dev/null || true # a bridge that it leaves behind
 	}
 	trap stop EXIT
 	export DOCKER_HOST=unix://$work/docker.sock
