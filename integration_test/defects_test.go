@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -20,8 +18,7 @@ func (w world) sqlFails(state, sql string, args ...any) {
 	w.Helper()
 	tx := w.begin()
 	_, err := tx.Exec(w.Context(), sql, args...)
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || state != "" && pgErr.Code != state {
+	if got := sqlState(err); got == "" || state != "" && got != state {
 		w.Errorf("%s %v: %v, want SQLSTATE %s", sql, args, err, state)
 	}
 	w.do(tx.Rollback(w.Context()))

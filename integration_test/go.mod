@@ -8,6 +8,7 @@ replace github.com/txlimit/txlimit/internal/postgres => ../internal/postgres
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
+	github.com/lib/pq v1.10.9
 	github.com/pressly/goose/v3 v3.28.0
 	github.com/txlimit/txlimit v0.0.0-00010101000000-000000000000
 	github.com/txlimit/txlimit/internal/postgres v0.0.0-00010101000000-000000000000
@@ -38,7 +39,6 @@ require (
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/klauspost/compress v1.20.1 // indirect
-	github.com/lib/pq v1.10.9 // indirect
 	github.com/lufia/plan9stats v0.0.0-20260330125221-c963978e514e // indirect
 	github.com/magiconair/properties v1.8.10 // indirect
 	github.com/mfridman/interpolate v0.0.2 // indirect

@@ -6,29 +6,34 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// onEveryHandle runs a behaviour test on every handle that a limiter works on, in a schema of its own each: a pool and a
-// connection (each call its own transaction), and a transaction at each isolation level, which is committed at the end and
-// must still be usable then.
+// onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
+// connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
+// on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level.
 func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
-		test(t, newPool(t, 2))
+		test(t, connect(t, sweptSchema(t), 2))
 	})
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run("pool in mode "+mode.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, reconfigured(t, connect(t, sweptSchema(t), 2), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+		})
+	}
 	t.Run("conn", func(t *testing.T) {
 		t.Parallel()
-		test(t, acquire(t, newPool(t, 1)))
+		test(t, acquire(t, connect(t, sweptSchema(t), 1)))
 	})
 	for _, level := range levels {
 		t.Run("tx "+string(level), func(t *testing.T) {
 			t.Parallel()
-			tx, err := acquire(t, newPool(t, 1)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			tx, err := acquire(t, connect(t, sweptSchema(t), 1)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -37,6 +42,9 @@ func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
 				t.Errorf("the transaction was not usable at the end: %v", err)
 			}
 		})
+	}
+	for _, driver := range drivers {
+		onEverySQLHandle(t, driver, test)
 	}
 }
 
@@ -72,8 +80,9 @@ func denied(err error) bool {
 
 // sqlState is the SQLSTATE of an error, or empty.
 func sqlState(err error) string {
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return pgErr.Code
+	var sqlErr interface{ SQLState() string } // *pgconn.PgError, *pq.Error
+	if errors.As(err, &sqlErr) {
+		return sqlErr.SQLState()
 	}
 	return ""
 }

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -58,10 +60,16 @@ func newSchema(t testing.TB) string {
 	return url
 }
 
-// newPool makes a migrated schema of the test's own and a pool for it.
-func newPool(t testing.TB, conns int) *pgxpool.Pool {
+// newMigrated makes a migrated schema of the test's own and returns the URL that leads to it.
+func newMigrated(t testing.TB) string {
 	t.Helper()
 	url := newSchema(t)
+	migrate(t, url)
+	return url
+}
+
+func migrate(t testing.TB, url string) {
+	t.Helper()
 	db, err := sql.Open("pgx", url)
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +78,56 @@ func newPool(t testing.TB, conns int) *pgxpool.Pool {
 	if _, err := newGoose(t, db, migrations.FS, migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return connect(t, url, conns)
+}
+
+var swept struct {
+	sync.Mutex
+	urls []string
+}
+
+// sweptSchema is a migrated schema for a test that leaves nothing in it but limits: perhaps one that another such test has
+// had before, since to make one takes longer than most of them. It is dropped with the server, or when that is closed.
+func sweptSchema(t testing.TB) (url string) {
+	t.Helper()
+	swept.Lock()
+	if n := len(swept.urls); n > 0 {
+		url, swept.urls = swept.urls[n-1], swept.urls[:n-1]
+	}
+	swept.Unlock()
+	if url == "" {
+		var err error
+		if url, _, err = server.NewSchema(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		migrate(t, url)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, url)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close(ctx)
+		if _, err := conn.Exec(ctx, "TRUNCATE rate_limits"); err != nil {
+			t.Error(err)
+			return
+		}
+		swept.Lock()
+		defer swept.Unlock()
+		swept.urls = append(swept.urls, url)
+	})
+	return url
+}
+
+// newPool makes a migrated schema of the test's own and a pool for it.
+func newPool(t testing.TB, conns int) *pgxpool.Pool {
+	t.Helper()
+	return connect(t, newMigrated(t), conns)
 }
 
 // connect makes a pool for a URL.

@@ -64,16 +64,6 @@ func schemaOf(t *testing.T, db ratelimit.DB) (name string) {
 	return name
 }
 
-func openSQL(t *testing.T, url string) *sql.DB {
-	t.Helper()
-	db, err := sql.Open("pgx", url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
-	return db
-}
-
 // works tries the limiter.
 func works(t *testing.T, db ratelimit.DB) {
 	t.Helper()
@@ -98,7 +88,7 @@ func TestMigrationsGoUpDownAndUpAgain(t *testing.T) {
 			t.Parallel()
 			url := newSchema(t)
 			pool := connect(t, url, 1)
-			provider := newGoose(t, openSQL(t, url), migrations.FS, migrations.VersionTable)
+			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
 			empty := catalog(t, pool, schemaOf(t, pool))
 			var first string
 			for round := range 2 {
@@ -155,7 +145,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 			t.Parallel()
 			url := newSchema(t)
 			pool := connect(t, url, 1)
-			db := openSQL(t, url)
+			db := openSQL(t, "pgx", url, 4)
 			theirs := newGoose(t, db, app, goose.DefaultTablename)
 			ours := newGoose(t, db, migrations.FS, migrations.VersionTable)
 			providers := []*goose.Provider{ours, theirs}

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -19,14 +18,10 @@ import (
 // shardValues is what the rows of a key hold, in order of shard.
 func (w world) shardValues(name, key string) []float64 {
 	w.Helper()
-	rows, err := w.db.Query(w.Context(), `SELECT value FROM rate_limits WHERE name = $1 AND key = $2 ORDER BY shard`, name, key)
-	if err != nil {
-		w.Fatal(err)
-	}
-	values, err := pgx.CollectRows(rows, pgx.RowTo[float64])
-	if err != nil {
-		w.Fatal(err)
-	}
+	var list []byte
+	var values []float64
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(value ORDER BY shard), '[]') FROM rate_limits WHERE name = $1 AND key = $2`, name, key).Scan(&list))
+	w.do(json.Unmarshal(list, &values))
 	return values
 }
 

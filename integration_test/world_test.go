@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -110,27 +109,35 @@ func (w world) retries(result ratelimit.Result, d time.Duration) {
 // rows is the table as text, with what tells that a row was written or locked.
 func (w world) rows() string {
 	w.Helper()
-	rows, err := w.db.Query(w.Context(), `SELECT concat_ws(' ', r.ctid, r.xmin, r.xmax, r) FROM rate_limits r ORDER BY name, key, shard`)
-	if err != nil {
-		w.Fatal(err)
-	}
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		w.Fatal(err)
-	}
-	return strings.Join(lines, "\n")
+	var lines string
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', r.ctid, r.xmin, r.xmax, r), E'\n' ORDER BY name, key, shard), '')
+		FROM rate_limits r`).Scan(&lines))
+	return lines
+}
+
+// tx is a transaction, or a savepoint in one: a pgx.Tx, or one of database/sql.
+type tx interface {
+	ratelimit.DB
+	Commit(ctx context.Context) error
+	Rollback(ctx context.Context) error
 }
 
 // begin begins a transaction, or a savepoint in one.
-func (w world) begin() pgx.Tx {
+func (w world) begin() tx {
 	w.Helper()
-	tx, err := w.db.(interface {
+	var begun tx
+	var err error
+	switch db := w.db.(type) {
+	case sqlHandle:
+		begun, err = db.begin(w.Context())
+	case interface {
 		Begin(ctx context.Context) (pgx.Tx, error)
-	}).Begin(w.Context())
-	if err != nil {
-		w.Fatal(err)
+	}:
+		begun, err = db.Begin(w.Context())
 	}
-	return tx
+	w.do(err)
+	w.Cleanup(func() { _ = begun.Rollback(context.WithoutCancel(w.Context())) }) // or a test that fails would wait for ever
+	return begun
 }
 
 func (w world) do(err error) {

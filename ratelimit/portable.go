@@ -31,7 +31,7 @@ func texts(args []any) ([]any, error) {
 	defer types.Put(m)
 	all := make([]any, len(args))
 	for i, arg := range args {
-		text, err := m.Encode(0, pgtype.TextFormatCode, arg, []byte{}) // not nil: appended to that, '' would look like NULL
+		text, err := m.Encode(0, pgtype.TextFormatCode, arg, []byte{}) // not nil, which is NULL
 		if err != nil {
 			return nil, fmt.Errorf("argument %d: %w", i+1, err)
 		}

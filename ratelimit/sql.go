@@ -52,7 +52,7 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 	return db
 }
 
-// sqlDB asks on database/sql, and like pgx lets a pgx.QueryRewriter among the arguments have its way.
+// sqlDB asks on database/sql.
 type sqlDB struct{ db SQLQuerier }
 
 func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
@@ -63,9 +63,20 @@ func (d sqlDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
 	return nil, fmt.Errorf("ratelimit: Query on a handle of database/sql: %w", errors.ErrUnsupported)
 }
 
-// QueryRow asks when the row is scanned.
+// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter among the arguments has its way first.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	return sqlRow(func(dest []any) error { return d.run(ctx, query, args, dest) })
+	var err error
+	if len(args) > 0 {
+		if rewriter, ok := args[0].(pgx.QueryRewriter); ok {
+			query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:])
+		}
+	}
+	return sqlRow(func(dest []any) error {
+		if err != nil {
+			return err
+		}
+		return d.run(ctx, query, args, dest)
+	})
 }
 
 type sqlRow func(dest []any) error
@@ -74,13 +85,6 @@ func (scan sqlRow) Scan(dest ...any) error { return scan(dest) }
 
 // run runs a query to its end, and scans its row if there is dest.
 func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err error) {
-	if len(args) > 0 {
-		if rewriter, ok := args[0].(pgx.QueryRewriter); ok {
-			if query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:]); err != nil {
-				return err
-			}
-		}
-	}
 	if args, err = texts(args); err != nil {
 		return err
 	}

@@ -1,0 +1,112 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	_ "github.com/lib/pq" // the driver "postgres"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// drivers are those of database/sql that behaviour is tested with: pgx's and lib/pq.
+var drivers = []string{"pgx", "postgres"}
+
+// openSQL makes a pool of database/sql for a URL.
+func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
+	t.Helper()
+	if driver == "postgres" {
+		if url = forAll(t, url); server.Pooled() {
+			url += "&binary_parameters=yes" // otherwise it parses and executes in two round trips
+		}
+	}
+	db, err := sql.Open(driver, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections leaked", n)
+		}
+		db.Close()
+	})
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return db
+}
+
+// sqlHandle is a handle of database/sql under test.
+type sqlHandle struct {
+	ratelimit.DB
+	begin func(ctx context.Context) (tx, error)
+}
+
+// onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, transactions come at each level.
+func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ratelimit.DB)) {
+	t.Helper()
+	beginOn := func(db ratelimit.SQLTxBeginner) func(ctx context.Context) (tx, error) {
+		return func(ctx context.Context) (tx, error) {
+			begun, err := db.BeginTx(ctx, nil)
+			return sqlTx{ratelimit.SQL(begun), begun}, err
+		}
+	}
+	t.Run(driver+" sql.DB", func(t *testing.T) {
+		t.Parallel()
+		db := openSQL(t, driver, sweptSchema(t), 2)
+		test(t, sqlHandle{ratelimit.SQL(db), beginOn(db)})
+	})
+	t.Run(driver+" sql.Conn", func(t *testing.T) {
+		t.Parallel()
+		conn, err := openSQL(t, driver, sweptSchema(t), 1).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() }) //nolint:errcheck // gives it back
+		test(t, sqlHandle{ratelimit.SQL(conn), beginOn(conn)})
+	})
+	isolations := []sql.IsolationLevel{sql.LevelSerializable}
+	if driver == "pgx" {
+		isolations = append(isolations, sql.LevelReadCommitted, sql.LevelRepeatableRead)
+	}
+	for _, level := range isolations {
+		t.Run(driver+" sql.Tx "+level.String(), func(t *testing.T) {
+			t.Parallel()
+			begun, err := openSQL(t, driver, sweptSchema(t), 1).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, sqlHandle{ratelimit.SQL(begun), func(ctx context.Context) (tx, error) { return beginSavepoint(ctx, begun) }})
+			if err := begun.Commit(); err != nil {
+				t.Errorf("the transaction was not usable at the end: %v", err)
+			}
+		})
+	}
+}
+
+// sqlTx is a transaction.
+type sqlTx struct {
+	ratelimit.DB
+	tx *sql.Tx
+}
+
+func (t sqlTx) Commit(context.Context) error   { return t.tx.Commit() }
+func (t sqlTx) Rollback(context.Context) error { return t.tx.Rollback() }
+
+// savepoint is one in a transaction of database/sql, which knows none.
+type savepoint struct{ sqlTx }
+
+func beginSavepoint(ctx context.Context, t *sql.Tx) (tx, error) {
+	_, err := t.ExecContext(ctx, "SAVEPOINT inside")
+	return savepoint{sqlTx{ratelimit.SQL(t), t}}, err
+}
+
+func (s savepoint) Commit(ctx context.Context) error {
+	_, err := s.tx.ExecContext(ctx, "RELEASE SAVEPOINT inside")
+	return err
+}
+
+func (s savepoint) Rollback(ctx context.Context) error {
+	_, err := s.tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT inside")
+	return err
+}
