@@ -48,7 +48,9 @@ func TestCoalescerChaos(t *testing.T) {
 	var current atomic.Pointer[ratelimit.Coalescer]
 	current.Store(ratelimit.NewCoalescer(pool))
 	var granted, denials, failed, cancelled, closed, kills, blocks atomic.Int64
-	isChaos := func() bool { return granted.Load() >= 100 && denials.Load() >= 10 && cancelled.Load() >= 10 && failed.Load() >= 10 }
+	isChaos := func() bool {
+		return granted.Load() >= 100 && denials.Load() >= 10 && cancelled.Load() >= 10 && failed.Load() >= 10
+	}
 	// On a slow machine it goes on until there was enough of everything.
 	ctx, stop := context.WithTimeout(t.Context(), 10**chaos)
 	defer stop()
