@@ -51,16 +51,22 @@ func needsMode(t testing.TB, mode pgx.QueryExecMode) {
 	if !server.Pooled() {
 		return
 	}
+	switch {
+	case mode == pgx.QueryExecModeDescribeExec:
+		needsSession(t, "since describe_exec parses a statement in one round trip and executes it in the next, which may reach another server")
+	case mode == pgx.QueryExecModeCacheStatement && defaultMode(t) != mode:
+		needsSession(t, "since they prepare statements, and max_prepared_statements is 0 in this run")
+	}
+}
+
+// defaultMode is the query mode of this run.
+func defaultMode(t testing.TB) pgx.QueryExecMode {
+	t.Helper()
 	config, err := pgx.ParseConfig(server.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case mode == pgx.QueryExecModeDescribeExec:
-		needsSession(t, "since describe_exec parses a statement in one round trip and executes it in the next, which may reach another server")
-	case mode == pgx.QueryExecModeCacheStatement && config.DefaultQueryExecMode != mode:
-		needsSession(t, "since they prepare statements, and max_prepared_statements is 0 in this run")
-	}
+	return config.DefaultQueryExecMode
 }
 
 // forAll is a URL without what is for pgx alone.
