@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help demo examples test check lint generated tidied generate bench fuzz tidy
+.PHONY: help demo examples orms test check lint generated tidied generate bench container matrix pgbouncer fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +27,15 @@ examples: ## build and run every example on a real Postgres, and compare what ea
 
 test: ## run the tests of every module, with the race detector where there is a C compiler
 	go test $(RACE) -count=1 -timeout 20m work
+
+container: ## run the integration tests on a Postgres in a Docker container
+	integration_test/scripts/container.sh
+
+matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18": on these)
+	integration_test/scripts/matrix.sh
+
+pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
+	integration_test/scripts/pgbouncer.sh
 
 check: lint generated tidied ## formatting, linters, vet, generated code up to date, go.mod files tidy
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"reflect"
 	"slices"
@@ -178,6 +177,7 @@ func TestABatchAnswersAsConsumeDoes(t *testing.T) {
 		for way, send := range batchWays {
 			t.Run(mode.String()+", "+way, func(t *testing.T) {
 				t.Parallel()
+				needsMode(t, mode)
 				pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				sameAsConsume(t, pool, send)
 				if n := pool.Stat().NewConnsCount(); n != 1 {
@@ -193,7 +193,12 @@ func TestABatchAnswersAsConsumeDoes(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(settings), func(t *testing.T) {
 			t.Parallel()
-			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, settings) })
+			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
+				startWith(t, c.ConnConfig, settings)
+				if server.Pooled() { // in a mode without text, which the test itself could not read in these settings
+					c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+				}
+			})
 			sameAsConsume(t, pool, batchWays["SendTx"])
 			for name, want := range settings {
 				var now string
@@ -434,6 +439,7 @@ func TestSendTxIsOneRoundTrip(t *testing.T) {
 	for _, mode := range execModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
+			needsMode(t, mode)
 			var n atomic.Int64
 			var written atomic.Bool
 			pool := reconfigured(t, newJobs(t, 1), func(c *pgxpool.Config) {
@@ -630,6 +636,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 	for _, mode := range execModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
+			needsMode(t, mode)
 			pool := reconfigured(t, newJobs(t, 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			if _, err := pool.Exec(t.Context(), `CREATE TABLE unique_later (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO unique_later VALUES (1)`); err != nil {
 				t.Fatal(err)
@@ -773,6 +780,7 @@ func TestABatchSaysWhenTheSchemaIsMissing(t *testing.T) {
 	for _, mode := range execModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
+			needsMode(t, mode)
 			pool := reconfigured(t, connect(t, newSchema(t), 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			var limiter ratelimit.Limiter
 			limit := ratelimit.TokenBucket("bucket", 1, time.Minute)

@@ -67,6 +67,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 	var limiter ratelimit.Limiter
 
 	t.Run("warm", func(t *testing.T) {
+		needsMode(t, pgx.QueryExecModeCacheStatement)
 		measure := func(what string, work func(ctx context.Context, tx pgx.Tx, key string) error) (commits, failures int64) {
 			pool := newPool(t, 16)
 			if _, err := pool.Exec(t.Context(), `ALTER TABLE rate_limits SET (fillfactor = 14)`); err != nil {

@@ -643,7 +643,10 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
 	pool := newPool(t, 2)
 	var holder, limiter ratelimit.Limiter // two processes
-	conns := connect(t, pool.Config().ConnString()+"&lock_timeout=50ms", 1)
+	conns := reconfigured(t, pool, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		startWith(t, c.ConnConfig, map[string]string{"lock_timeout": "50ms"})
+	})
 	release := holdTurn(t, &holder, pool, limit.Global())
 	for _, db := range []string{"pool", "pool's connection", "connection"} {
 		t.Run(db, func(t *testing.T) {

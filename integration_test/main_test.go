@@ -34,6 +34,7 @@ func run(m *testing.M) int {
 	}
 	fmt.Println("tests run on", server)
 	code := m.Run()
+	printNotPooled()
 	if err := server.Close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -137,6 +138,9 @@ func connect(t testing.TB, url string, conns int) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	config.MaxConns = int32(conns)
+	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without any, PgBouncer would leave that of another client
+		config.ConnConfig.RuntimeParams["application_name"] = "txlimit_test"
+	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

@@ -12,20 +12,23 @@ import (
 )
 
 // strange are settings of a session that change how values are written as text.
-const strange = " -c datestyle=German -c timezone=Europe/Dublin -c intervalstyle=sql_standard -c extra_float_digits=-15 -c bytea_output=escape"
+var strange = map[string]string{
+	"datestyle": "German", "timezone": "Europe/Dublin", "intervalstyle": "sql_standard", "extra_float_digits": "-15", "bytea_output": "escape",
+}
 
 // inEveryMode runs a test in every query mode of pgx, on a pool with the server's settings and on one with strange ones.
 func inEveryMode(t *testing.T, test func(t *testing.T, pool *pgxpool.Pool)) {
 	t.Helper()
 	t.Parallel()
 	for _, mode := range execModes {
-		for _, options := range []string{"", strange} {
-			t.Run(fmt.Sprint(mode, options), func(t *testing.T) {
+		for _, settings := range []map[string]string{nil, strange} {
+			t.Run(fmt.Sprint(mode, settings), func(t *testing.T) {
 				t.Parallel()
+				needsMode(t, mode)
 				test(t, reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
 					c.MaxConns = 2
 					c.ConnConfig.DefaultQueryExecMode = mode
-					c.ConnConfig.RuntimeParams["options"] += options
+					startWith(t, c.ConnConfig, settings)
 				}))
 			})
 		}

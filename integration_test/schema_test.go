@@ -194,7 +194,7 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 	}
 	if psql, err := exec.LookPath("psql"); err == nil {
 		ways["psql"] = func(t *testing.T, url string) {
-			out, err := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", url).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", forAll(t, url)).CombinedOutput()
 			if err != nil || len(out) > 0 {
 				t.Fatalf("psql: %v\n%s", err, out)
 			}
@@ -221,6 +221,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "ünïcode", "100%"} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
+			needsSession(t, "since they SET search_path for the session")
 			conn := acquire(t, connect(t, newSchema(t), 1))
 			random := schema + " " + rand.Text()[:8]
 			quoted := pgx.Identifier{random}.Sanitize()
@@ -251,6 +252,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 
 func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 	t.Parallel()
+	needsSession(t, "since it SETs search_path and makes a temporary table, for the session")
 	pool := newPool(t, 1)
 	conn := acquire(t, pool)
 	schema := pgx.Identifier{schemaOf(t, conn)}.Sanitize()
@@ -313,6 +315,11 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 	if len(privileges) > 0 {
 		exec("GRANT " + strings.Join(privileges, ", ") + " ON rate_limits TO " + role)
 	}
+	if server.Pooled() { // SET ROLE is for the session
+		exec("ALTER ROLE " + role + " LOGIN")
+		exec("ALTER ROLE " + role + " SET search_path = " + schema)
+		return acquire(t, reconfigured(t, pool, func(c *pgxpool.Config) { c.ConnConfig.User = role }))
+	}
 	exec("SET ROLE " + role)
 	return conn
 }
@@ -373,6 +380,9 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
+			if missing == "USAGE" && defaultMode(t) == pgx.QueryExecModeCacheStatement {
+				needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
+			}
 			pool := newPool(t, 2)
 			seed(t, pool)
 			privileges := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return p == missing })

@@ -16,6 +16,11 @@ var drivers = []string{"pgx", "postgres"}
 // openSQL makes a pool of database/sql for a URL.
 func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 	t.Helper()
+	if driver == "postgres" {
+		if url = forAll(t, url); server.Pooled() {
+			url += "&binary_parameters=yes" // otherwise it parses and executes in two round trips
+		}
+	}
 	db, err := sql.Open(driver, url)
 	if err != nil {
 		t.Fatal(err)

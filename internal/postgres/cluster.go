@@ -5,49 +5,72 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 )
 
-// errPortTaken is returned by startClusterOn.
+// errPortTaken is returned by watchdog.await.
 var errPortTaken = errors.New("the port was taken by another process")
+
+// clusterScript takes the directory of the programs and the port.
+const clusterScript = `
+# Not synced to disk, for only the first start needs to find these files. What
+# the server itself writes is: fsync and all else that makes commits last keep
+# their defaults. "trust" is for this machine alone, which is where it listens.
+"$1/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C --no-sync 3<&- || exit
+
+"$1/postgres" -D "$dir/data" -p "$2" \
+	-c listen_addresses=127.0.0.1 -c unix_socket_directories= \
+	-c max_connections=300 -c cluster_name="$name" 3<&- &
+`
 
 // startCluster runs a throwaway cluster with the server binaries in bin. The
 // two ways that have binaries share it; from says which it is.
 func startCluster(ctx context.Context, bin, from string) (*Server, error) {
+	s, err := onFreePort(func(port int) (*Server, error) { return startClusterOn(ctx, bin, port) })
+	if err != nil {
+		return nil, fmt.Errorf("%s did not start: %w", from, err)
+	}
+	s.what = fmt.Sprintf("PostgreSQL %s, %s", s.what, from)
+	return s, nil
+}
+
+// onFreePort starts something on a free port.
+func onFreePort(start func(port int) (*Server, error)) (*Server, error) {
 	for attempt := 1; ; attempt++ {
 		port, err := freePort()
 		if err != nil {
 			return nil, err
 		}
-		s, err := startClusterOn(ctx, bin, port)
-		if err == nil {
-			s.what = fmt.Sprintf("PostgreSQL %s, %s", s.what, from)
-			return s, nil
-		}
+		s, err := start(port)
 		// Between our finding the port free and the server's taking it, anybody
 		// else may have.
 		if !errors.Is(err, errPortTaken) || attempt == 5 {
-			return nil, fmt.Errorf("%s did not start: %w", from, err)
+			return s, err
 		}
 	}
 }
 
-// startClusterOn returns a Server whose what is the bare version.
 func startClusterOn(ctx context.Context, bin string, port int) (*Server, error) {
-	w, err := startWatchdog(bin, port)
+	w, err := startWatchdog(clusterScript, bin, strconv.Itoa(port))
 	if err != nil {
 		return nil, err
 	}
-	url := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port)
-	version, err := waitReady(ctx, url, w.name, func() error {
+	return w.await(ctx, w.name, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port))
+}
+
+// await returns the Server at url, once it serves, which is or leads to the
+// cluster of that name. Its what is the bare version.
+func (w *watchdog) await(ctx context.Context, cluster, url string) (*Server, error) {
+	version, err := waitReady(ctx, url, cluster, func() error {
 		select {
 		case <-w.exited:
 		default:
 			return nil
 		}
 		log := w.tail()
-		if strings.Contains(log, "could not bind") {
+		if strings.Contains(log, "Address already in use") {
 			return errPortTaken
 		}
 		return fmt.Errorf("it ended at once:\n%s", log)
@@ -55,7 +78,7 @@ func startClusterOn(ctx context.Context, bin string, port int) (*Server, error) 
 	if err != nil {
 		return nil, errors.Join(err, w.stop())
 	}
-	return &Server{url: url, what: version, stop: w.stop}, nil
+	return &Server{url: url, what: version, cluster: cluster, stop: w.stop}, nil
 }
 
 // waitReady waits until the server at url serves, and returns its version. It

@@ -14,6 +14,9 @@
 // TXLIMIT_TEST_LADDER names one of the four to allow no other. A variable that
 // is set to the empty string counts as unset.
 //
+// With TXLIMIT_TEST_PGBOUNCER, a throwaway cluster is used through a PgBouncer
+// that is started, too: see pgbouncer.go.
+//
 // A throwaway cluster goes away with the process that started it, however that
 // process ends: see watchdog.go. A container does as long as testcontainers'
 // reaper is not disabled.
@@ -35,6 +38,8 @@ const (
 	envBin    = "TXLIMIT_TEST_POSTGRES_BIN"
 	envImage  = "TXLIMIT_TEST_IMAGE"
 	envLadder = "TXLIMIT_TEST_LADDER"
+
+	envPgBouncer = "TXLIMIT_TEST_PGBOUNCER"
 )
 
 // rung is one way to a server.
@@ -61,6 +66,8 @@ type Server struct {
 	what    string
 	foreign bool         // not ours: outlives Close, so our schemas must be dropped
 	stop    func() error // nil if there is nothing to stop
+	cluster string       // the cluster_name of a throwaway cluster
+	direct  string       // if url leads through PgBouncer, the one that does not
 
 	mu       sync.Mutex
 	closed   bool
@@ -72,7 +79,13 @@ type Server struct {
 // possible, its error says for each why not, and what one can do about it. The
 // server lives until [Server.Close]; ctx bounds the start only.
 func Start(ctx context.Context) (*Server, error) {
-	return climb(ctx, ladder, os.Getenv(envLadder))
+	s, err := climb(ctx, ladder, os.Getenv(envLadder))
+	if mode := os.Getenv(envPgBouncer); err == nil && mode != "" {
+		if err := s.putPgBouncer(ctx, mode); err != nil {
+			return nil, errors.Join(fmt.Errorf("postgres: %w", err), s.Close())
+		}
+	}
+	return s, err
 }
 
 func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
@@ -109,6 +122,10 @@ func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
 // schemas. It is a URL, unless TXLIMIT_TEST_DATABASE_URL is in keyword=value
 // form: then so is this.
 func (s *Server) URL() string { return s.url }
+
+// Pooled says whether the server is used through a PgBouncer in transaction
+// mode: what a statement does to its session is then lost, or others' to find.
+func (s *Server) Pooled() bool { return s.direct != "" }
 
 // String says in one phrase which server this is and where it came from.
 func (s *Server) String() string { return s.what }

@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(envChild) {
 	case "":
 		_ = os.Unsetenv(envLadder) // that a developer has set: each test says which rungs it means
+		_ = os.Unsetenv(envPgBouncer)
 		os.Exit(m.Run())
 	case "serve": // prints the URL of a server, and ends when told how
 		s, err := Start(context.Background())

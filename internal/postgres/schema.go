@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -18,10 +19,15 @@ import (
 // the schema with everything in it; it may be called more than once, and it
 // waits at most half a minute for those who hold locks in the schema.
 func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, err error) {
-	random := make([]byte, 8)
-	rand.Read(random) // never fails
-	name := "txlimit_test_" + hex.EncodeToString(random)
-	url, err = withSearchPath(s.url, name)
+	name := "txlimit_test_" + randomHex()
+	create := "CREATE SCHEMA " + name
+	if s.Pooled() {
+		// The search_path does not get through, but a user has one of his own.
+		url, err = withUser(s.url, name)
+		create += "; " + newUser(name, map[string]string{"search_path": name})
+	} else {
+		url, err = withSearchPath(s.url, name)
+	}
 	if err != nil {
 		return "", nil, fmt.Errorf("postgres: %w", err)
 	}
@@ -38,7 +44,7 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 	s.schemas[name] = struct{}{}
 	s.mu.Unlock()
 
-	if err := s.exec(ctx, "CREATE SCHEMA "+name); err != nil {
+	if err := s.exec(ctx, create); err != nil {
 		return "", nil, fmt.Errorf("postgres: create a schema: %w", err)
 	}
 	drop = func() error {
@@ -60,6 +66,30 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 	return url, drop, nil
 }
 
+// NewUser makes a user in a server that is [Server.Pooled], with whose settings
+// sessions start. He stays as long as the server.
+func (s *Server) NewUser(ctx context.Context, settings map[string]string) (name string, err error) {
+	name = "txlimit_test_" + randomHex()
+	if err := s.exec(ctx, newUser(name, settings)); err != nil {
+		return "", fmt.Errorf("postgres: create a user: %w", err)
+	}
+	return name, nil
+}
+
+func newUser(name string, settings map[string]string) (sql string) {
+	sql = "CREATE ROLE " + name + " LOGIN SUPERUSER"
+	for setting, value := range settings {
+		sql += fmt.Sprintf("; ALTER ROLE %s SET %s = '%s'", name, setting, strings.ReplaceAll(value, "'", "''"))
+	}
+	return sql
+}
+
+func randomHex() string {
+	random := make([]byte, 8)
+	rand.Read(random) // never fails
+	return hex.EncodeToString(random)
+}
+
 // dropSchema takes no context: it cleans up, also after the caller's was cancelled.
 func (s *Server) dropSchema(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -71,13 +101,23 @@ func (s *Server) dropSchema(name string) error {
 }
 
 func (s *Server) exec(ctx context.Context, sql string) error {
-	conn, err := pgx.Connect(ctx, s.url)
+	conn, err := pgx.Connect(ctx, cmp.Or(s.direct, s.url))
 	if err != nil {
 		return err
 	}
 	defer conn.Close(ctx)
 	_, err = conn.Exec(ctx, sql)
 	return err
+}
+
+// withUser returns a URL with another user, who has no password.
+func withUser(conn, name string) (string, error) {
+	u, err := url.Parse(conn)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.User(name)
+	return u.String(), nil
 }
 
 // withSearchPath returns conn, a URL or keyword=value pairs, with the

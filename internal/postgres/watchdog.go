@@ -4,8 +4,6 @@ package postgres
 
 import (
 	"bytes"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -19,34 +17,31 @@ import (
 	"time"
 )
 
-// script runs one cluster from before its directory exists until after it is
-// removed. Its standard input is a pipe whose only write end this process has,
-// so it reads end of file when this process closes it or ends in any way, by
-// SIGKILL too. Closing the server and crashing are thus the same thing, and
-// there is no moment at which the server runs and nobody watches.
-const script = `
-bin=$1 dir=$2 port=$3 name=$4
+// A script runs one server from before its directory exists until after it is
+// removed: begin, then what prepares and starts the server, then end. Its
+// standard input is a pipe whose only write end this process has, so it reads
+// end of file when this process closes it or ends in any way, by SIGKILL too.
+// Closing the server and crashing are thus the same thing, and there is no
+// moment at which the server runs and nobody watches.
+const (
+	begin = `
+dir=$1 name=$2
+shift 2
 umask 077
+signal=QUIT
 exec 3<&0 </dev/null # nobody but the watcher below reads the pipe
 mkdir "$dir" || exit
 trap 'rm -rf "$dir"' EXIT
+`
 
-# Not synced to disk, for only the first start needs to find these files. What
-# the server itself writes is: fsync and all else that makes commits last keep
-# their defaults. "trust" is for this machine alone, which is where it listens.
-"$bin/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C --no-sync 3<&- || exit
-
-"$bin/postgres" -D "$dir/data" -p "$port" \
-	-c listen_addresses=127.0.0.1 -c unix_socket_directories= \
-	-c max_connections=300 -c cluster_name="$name" 3<&- &
+	// SIGQUIT is PostgreSQL's immediate shutdown. It is repeated because a shell
+	// starts its background commands with SIGQUIT ignored: one that comes before
+	// the server has a handler is lost.
+	end = `
 server=$!
-
-# SIGQUIT is the immediate shutdown. It is repeated because a shell starts its
-# background commands with SIGQUIT ignored: one that comes before the server has
-# a handler is lost.
 (
 	while read -r _; do :; done
-	while kill -QUIT $server; do sleep 0.1 || sleep 1; done # fractions are not POSIX
+	while kill -$signal $server; do sleep 0.1 || sleep 1; done # fractions are not POSIX
 ) <&3 2>/dev/null &
 watcher=$!
 
@@ -54,17 +49,20 @@ exec 3<&-
 wait $server
 kill $watcher 2>/dev/null
 `
+)
 
 // watchdog is a running script.
 type watchdog struct {
 	name     string   // unique, and the cluster's cluster_name
-	dir      string   // the cluster's
+	dir      string   // the server's
 	lifeline *os.File // the write end of the script's standard input
 	log      *os.File // what the script and the server wrote
 	exited   chan struct{}
 }
 
-func startWatchdog(bin string, port int) (*watchdog, error) {
+// startWatchdog runs a script between begin and end; args are its $1, $2 and so
+// on, and it has $dir and $name, and may set the $signal that stops the server.
+func startWatchdog(script string, args ...string) (*watchdog, error) {
 	cred, err := unprivileged()
 	if err != nil {
 		return nil, err
@@ -73,9 +71,7 @@ func startWatchdog(bin string, port int) (*watchdog, error) {
 	if err != nil {
 		return nil, err
 	}
-	random := make([]byte, 8)
-	rand.Read(random) // never fails
-	name := "txlimit-postgres-" + hex.EncodeToString(random)
+	name := "txlimit-postgres-" + randomHex()
 	w := &watchdog{name: name, dir: filepath.Join(base, name), exited: make(chan struct{})}
 
 	// A file without a name cannot be left behind, and unlike a pipe it does not
@@ -95,7 +91,7 @@ func startWatchdog(bin string, port int) (*watchdog, error) {
 	defer stdin.Close()
 	w.lifeline = lifeline
 
-	cmd := exec.Command("sh", "-c", script, "txlimit-postgres", bin, w.dir, strconv.Itoa(port), name)
+	cmd := exec.Command("sh", append([]string{"-c", begin + script + end, "txlimit-postgres", w.dir, name}, args...)...)
 	cmd.Dir = base // ours may be closed to the other user
 	cmd.Env = serverEnv(os.Environ())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, w.log, w.log

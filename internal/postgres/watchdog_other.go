@@ -11,8 +11,8 @@ type watchdog struct {
 	exited chan struct{}
 }
 
-func startWatchdog(string, int) (*watchdog, error) {
-	return nil, errors.New("throwaway clusters are for Unix only")
+func startWatchdog(string, ...string) (*watchdog, error) {
+	return nil, errors.New("throwaway servers are for Unix only")
 }
 
 func (*watchdog) stop() error  { return nil }

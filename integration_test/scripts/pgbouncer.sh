@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Runs the integration suite through PgBouncer in transaction mode, with prepared statements and without: in each of the ways
+# in which pgx can send queries there, or in those in PGBOUNCER_MODES. What cannot work there is listed at the end of each.
+#
+# PgBouncer knows prepared statements since 1.21. Where an older one is installed, they are tested with that of debian.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work" # as root, it runs as another user
+
+failed=()
+for mode in ${PGBOUNCER_MODES:-cache_statement exec simple_protocol}; do
+	echo "== $mode"
+	path=$PATH
+	if [ "$mode" = cache_statement ] && pgbouncer --version | grep -Eq 'PgBouncer 1\.(1?[0-9]|20)\.'; then
+		tree=$(scripts/debian.sh)
+		ln -sf "$tree/bin/pgbouncer-outside" "$work/pgbouncer"
+		path=$work:$PATH
+	fi
+	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -count=1 -timeout 20m || failed+=("$mode")
+done
+if ((${#failed[@]})); then
+	echo "the suite failed through PgBouncer in the modes ${failed[*]}" >&2
+	exit 1
+fi
