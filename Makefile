@@ -77,6 +77,5 @@ fuzz: ## run each fuzz target for a while (FUZZTIME=10s)
 tidy: ## go mod tidy in every module
 	@for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
 
-.PHONY: orms
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
