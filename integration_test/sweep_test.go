@@ -777,20 +777,20 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	pool := newPool(t, 1)
 	idle(t, pool, "l", 10)
 	for arguments, text := range map[string]string{
-		`'', 10, '1 minute'`:                                `the name is empty`,
-		`NULL, 10, '1 minute'`:                              `the name is empty`,
-		`'l', 'NaN', '1 minute'`:                            `rate NaN`,
-		`'l', 10, '0'`:                                      `period 00:00:00`,
-		`'l', 10, '1 minute', 'window'`:                     `kind 'window'`,
-		`'l', 10, '1 minute', capacity => '-1'`:             `capacity -1`,
-		`'l', 10, '1 minute', start => '2026-07-01'`:        `a token bucket has no start`,
-		`'l', 10, '1 minute', first => NULL`:                `first is NULL`,
-		`'l', 10, '1 minute', now => 'infinity'`:            `now is infinity`,
-		`'l', 10, '1 month', kind => 'fixed window'`:        `without months`,
-		`'l', 10, '1 minute', 'fixed window', 'Infinity'`:   `capacity Infinity`,
-		`'l', 10, '1 minute', now => '-infinity'`:           `now is -infinity`,
-		`'l', 10, '1 minute', first => '', kind => NULL`:    `kind NULL`,
-		`'l', NULL, '1 minute'`:                             `rate NULL`,
+		`'', 10, '1 minute'`:                              `the name is empty`,
+		`NULL, 10, '1 minute'`:                            `the name is empty`,
+		`'l', 'NaN', '1 minute'`:                          `rate NaN`,
+		`'l', 10, '0'`:                                    `period 00:00:00`,
+		`'l', 10, '1 minute', 'window'`:                   `kind 'window'`,
+		`'l', 10, '1 minute', capacity => '-1'`:           `capacity -1`,
+		`'l', 10, '1 minute', start => '2026-07-01'`:      `a token bucket has no start`,
+		`'l', 10, '1 minute', first => NULL`:              `first is NULL`,
+		`'l', 10, '1 minute', now => 'infinity'`:          `now is infinity`,
+		`'l', 10, '1 month', kind => 'fixed window'`:      `without months`,
+		`'l', 10, '1 minute', 'fixed window', 'Infinity'`: `capacity Infinity`,
+		`'l', 10, '1 minute', now => '-infinity'`:         `now is -infinity`,
+		`'l', 10, '1 minute', first => '', kind => NULL`:  `kind NULL`,
+		`'l', NULL, '1 minute'`:                           `rate NULL`,
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit_sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("ratelimit_sweep(%s): %v, want %q", arguments, err, text)

@@ -343,23 +343,24 @@ func ExampleLimiter_Sweep() {
 	visits := ratelimit.TokenBucket("visits", 100, time.Minute)
 	uploads := ratelimit.FixedWindow("uploads", 10, 24*time.Hour)
 
-	ctx, stop := context.WithCancel(ctx)
 	_, err := pool.Exec(ctx, "INSERT INTO rate_limits VALUES ('visits', 'once, long ago', 0, 1, 99, now() - interval '1 day')")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	for range time.Tick(time.Millisecond) { // in earnest, 10 minutes
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for ctx.Err() == nil {
 		deleted, err := limits.Sweep(ctx, pool, visits, uploads)
-		fmt.Println(deleted, "deleted; canceled:", errors.Is(err, context.Canceled))
-		if ctx.Err() != nil {
-			break
+		fmt.Println(deleted, "deleted", err)
+		time.AfterFunc(10*time.Millisecond, stop) // the server shuts down
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Minute):
 		}
-		stop() // the server shuts down
 	}
 	// Output:
-	// 1 deleted; canceled: false
-	// 0 deleted; canceled: true
+	// 1 deleted <nil>
 }
 
 // A limit from a configuration file. Unset and 0 are different things.

@@ -16,11 +16,12 @@ import (
 // missing row means the same, so that no decision changes, and the table holds the keys that are in use instead of all
 // that ever were. Run it every so often, in one process or in all of them:
 //
-//	for range time.Tick(10 * time.Minute) {
+//	for ctx.Err() == nil {
 //		deleted, err := limits.Sweep(ctx, pool, sendMessage, signUps, llmTokens)
 //		slog.Info("swept", "rows", deleted, "error", err)
-//		if ctx.Err() != nil {
-//			return
+//		select {
+//		case <-ctx.Done():
+//		case <-time.After(10 * time.Minute):
 //		}
 //	}
 //
