@@ -54,10 +54,7 @@ func holdFlights(t *testing.T, coalescer *ratelimit.Coalescer, pool *pgxpool.Poo
 	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
 		t.Fatal(err)
 	}
-	var pid int // not the one that the connection knows: that may be PgBouncer's
-	if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
-		t.Fatal(err)
-	}
+	pid := serverPID(t, tx)
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {

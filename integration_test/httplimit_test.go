@@ -938,8 +938,9 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 // waitsFor waits until a statement waits for a transaction, and returns its backend's process.
 func (s *site) waitsFor(tx pgx.Tx) (pid int) {
 	s.Helper()
+	blocker := serverPID(s.T, tx)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		err := s.pool.QueryRow(s.Context(), `SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, tx.Conn().PgConn().PID()).Scan(&pid)
+		err := s.pool.QueryRow(s.Context(), `SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, blocker).Scan(&pid)
 		if err == nil {
 			return pid
 		}

@@ -190,10 +190,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		if _, err := limiter.Consume(t.Context(), tx, third.Global().Count(6-left)); err != nil {
 			t.Fatal(err)
 		}
-		var pid int // not the one that the connection knows: that may be PgBouncer's
-		if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
-			t.Fatal(err)
-		}
+		pid := serverPID(t, tx)
 		answer := make(chan error)
 		go func() { answer <- call(pool) }()
 		for blocked := false; !blocked; time.Sleep(time.Millisecond) {
