@@ -540,7 +540,7 @@ func TestSendTxOverGrant(t *testing.T) {
 				}
 				return result.At, err == nil, err
 			})
-			if g.n > g.bound() || g.n < 38 {
+			if g.n > g.bound() || g.n < due() {
 				t.Errorf("%d grants, %d are due", g.n, g.bound())
 			}
 			if n := pool.Stat().NewConnsCount(); n > 16 {

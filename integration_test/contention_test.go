@@ -75,7 +75,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			}
 			fill(t, pool, 100)
 			prepare(t, pool, work)
-			commits, failures = serializable(t, pool, 5*time.Second, func(ctx context.Context, tx pgx.Tx, g int) error {
+			commits, failures = serializable(t, pool, unlessShort(5*time.Second, 2*time.Second), func(ctx context.Context, tx pgx.Tx, g int) error {
 				return work(ctx, tx, fmt.Sprint(1+6*g))
 			})
 			t.Logf("%s: %d commits, %d serialization failures", what, commits, failures)
@@ -172,7 +172,7 @@ func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 	}
 	var calls, failures atomic.Int64
 	var wg sync.WaitGroup
-	until := time.Now().Add(5 * time.Second)
+	until := time.Now().Add(unlessShort(5*time.Second, 2*time.Second))
 	for g := range 32 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
