@@ -85,14 +85,15 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			_, err := limiter.Consume(ctx, tx, limit.Key(key))
 			return err
 		})
-		if failures != 0 || commits < 1000 {
+		enough := int64(unlessShort(1000, 200))
+		if failures != 0 || commits < enough {
 			t.Errorf("own keys must not conflict")
 		}
 		_, failures = measure("a bare UPDATE", func(ctx context.Context, tx pgx.Tx, key string) error {
 			_, err := tx.Exec(ctx, bareUpdate, key)
 			return err
 		})
-		if failures < 1000 {
+		if failures < enough {
 			t.Errorf("a bare UPDATE hardly conflicts: this test cannot see conflicts")
 		}
 	})
