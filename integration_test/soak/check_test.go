@@ -36,9 +36,11 @@ type checker struct {
 	rows    map[place][]*algebra.Row // by shard
 	pending map[string][]change      // by transaction: what no call has explained yet
 	strict  map[place]*meter
-	counts  map[string]int
-	errors  int
-	app     string // application_name of the coalescers
+	// inserted is the transactions that have inserted the rows that are there.
+	inserted map[place]string
+	counts   map[string]int
+	errors   int
+	app      string // application_name of the coalescers
 
 	single map[account]*balance // of calls outside of transactions
 	ops    map[int64]outcome    // of transactions that have ended, for their processes
@@ -73,12 +75,12 @@ type change struct {
 	place
 	shard    int
 	old, new *algebra.Row // nil: none
-	app      string
+	app, xid string
 }
 
 func (s *soak) check() {
 	c := &checker{
-		T: s.T, app: appName(s.seed, coalesced), rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, counts: map[string]int{},
+		T: s.T, app: appName(s.seed, coalesced), rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, inserted: map[place]string{}, counts: map[string]int{},
 		single: map[account]*balance{}, ops: map[int64]outcome{}, inLog: map[int64]bool{},
 	}
 	files, err := filepath.Glob(filepath.Join(s.dir, "*"))
@@ -198,7 +200,7 @@ func (c *checker) replay(s *soak) {
 			return nil
 		}
 		c.counts["changes of rows"]++
-		c.pending[xid] = append(c.pending[xid], change{place{bySubject[name], key}, shard, row(oldValue, oldTS), row(value, ts), app})
+		c.pending[xid] = append(c.pending[xid], change{place{bySubject[name], key}, shard, row(oldValue, oldTS), row(value, ts), app, xid})
 		if last {
 			c.madeOutside(c.pending[xid])
 			delete(c.pending, xid)
@@ -235,6 +237,9 @@ func (c *checker) apply(p place, changes []change) (states [][]*algebra.Row) {
 		if ch.old != nil && ch.new != nil && ch.new.TS < ch.old.TS {
 			c.fail("%v shard %d: ts went back from %v to %v", p, ch.shard, ch.old, ch.new)
 		}
+		if ch.old == nil {
+			c.inserted[p] = ch.xid
+		}
 		state[ch.shard] = ch.new
 		states = append(states, state)
 	}
@@ -255,11 +260,15 @@ func whole(state []*algebra.Row) (rows []algebra.Row, ok bool) {
 // decidedAt is the instant to which refills counted: if that is not known, what was written says enough, since a row whose
 // ts is later is not refilled.
 func decidedAt(changes []change) algebra.Micros {
-	at := algebra.Max
+	written := map[int]algebra.Micros{}
 	for _, ch := range changes {
 		if ch.new != nil {
-			at = min(at, ch.new.TS)
+			written[ch.shard] = ch.new.TS
 		}
+	}
+	at := algebra.Max
+	for _, ts := range written {
+		at = min(at, ts)
 	}
 	return at
 }
@@ -270,13 +279,12 @@ func (c *checker) made(op int64, made call, changes []change) {
 	for _, a := range made.Asks {
 		p := place{a.Subject, a.Key}
 		states := c.apply(p, of[p])
-		at := algebra.At(made.At)
-		if made.At.IsZero() {
-			at = decidedAt(of[p])
-		}
+		at, explained := algebra.At(made.At), false
 		// A call for several limits that has lost a race gives back what it has taken, and begins again.
-		explained := false
 		for i := 0; i < len(states) && !explained; i++ {
+			if made.At.IsZero() {
+				at = decidedAt(of[p][i:])
+			}
 			explained = neutral(p, states[0], states[i], at) && c.explains(p, made, a, at, states[i], states[len(states)-1], of[p][i:])
 		}
 		if !explained {
@@ -324,12 +332,11 @@ func (c *checker) explains(p place, made call, a ask, at algebra.Micros, from, t
 	switch {
 	case made.Verb == "check" || !made.Granted:
 		return len(changes) == 0
+	case made.Snapshot != "" && (len(before) == 0 || len(changes) == 0 && !visible(c.inserted[p], made.Snapshot)):
+		return len(changes) == 0
 	case made.Verb == "reset":
 		return len(after) == 0
 	case made.Verb == "refund":
-		if len(before) == 0 {
-			return len(changes) == 0
-		}
 		latest := at
 		for _, row := range before {
 			latest = max(latest, row.TS)
@@ -347,6 +354,17 @@ func (c *checker) explains(p place, made call, a ask, at algebra.Micros, from, t
 		return left >= 0 && left == after[i].Value && after[i].TS == max(before[i].TS, numbers.UpTo(at))
 	}
 	return len(changes) > 0 && numbers.Enough(before, shards, a.Count, floor, at) && same(numbers.Take(before, shards, a.Count, at), after)
+}
+
+// visible says whether what a transaction has written can be seen by a snapshot, which is written as xmin:xmax:those in between
+// that had not ended.
+func visible(xid, snapshot string) bool {
+	parts := strings.Split(snapshot, ":")
+	var id, end uint64
+	if _, err := fmt.Sscan(xid+" "+parts[1], &id, &end); err != nil {
+		return true
+	}
+	return id < end && !slices.Contains(strings.Split(parts[2], ","), xid)
 }
 
 // same compares rows. The model has the instants to the microsecond but for a first use, for which they say nothing.

@@ -59,6 +59,7 @@ type call struct {
 	Asks       []ask
 	ConsumedAt time.Time // of a refund
 	At         time.Time // of the decision; zero: not known when it was recorded
+	Snapshot   string    // of a refund or reset in a transaction, which does not see rows that were inserted after it
 	Granted    bool
 }
 
@@ -509,6 +510,11 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		for i := range calls {
 			c := calls[i]
 			var err error
+			if c.Verb == "refund" || c.Verb == "reset" {
+				if err := db.QueryRow(ctx, "SELECT pg_current_snapshot()::text").Scan(&c.Snapshot); err != nil {
+					return err
+				}
+			}
 			if hand && c.Verb == "consume" && len(c.Asks) == 1 {
 				err = byHand(ctx, db, &c)
 			} else {
