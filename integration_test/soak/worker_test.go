@@ -43,7 +43,7 @@ var subjects = []subject{
 	// Never full again, so that what is given back can be counted.
 	{Limit: ratelimit.TokenBucket("plenty", 1e-6, time.Hour, ratelimit.Capacity(plentiful)), charged: true, reserved: true, refunded: true},
 	{Limit: ratelimit.TokenBucket("forgotten", 3, time.Second, ratelimit.Capacity(10)), reset: true},
-	{Limit: ratelimit.TokenBucket("strict", 4, time.Second, ratelimit.Capacity(12)), strict: true},
+	{Limit: ratelimit.TokenBucket("strict", 2, time.Second, ratelimit.Capacity(6)), strict: true},
 }
 
 const plentiful = 1e7
