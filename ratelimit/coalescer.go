@@ -626,7 +626,7 @@ func (b *batch) decide(w *waiter, of []int) {
 		g := &b.groups[of[i]]
 		if w.granted {
 			numbers := b.numbers(g, d)
-			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: numbers.UpTo(g.at)}
+			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
 			if len(g.rows) > 0 {
 				after.TS = max(after.TS, g.row[0].TS)
 			}
