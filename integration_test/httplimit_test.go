@@ -884,25 +884,18 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		s.limit.FailOpen = open
 		s.serve()
 		s.get("/")
-		tx, err := s.pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.limit.Limiter.Consume(t.Context(), tx, limit.Key("ann")); err != nil {
-			t.Fatal(err)
-		}
+		tx := s.hold(limit.Key("ann"))
 		s.observed()
 		want := map[bool]int{true: 200, false: 503}[open]
 		called := s.called.Load()
 
-		answers := make(chan answer)
-		go func() { answers <- s.get("/") }()
+		reply := s.send(t.Context(), "/")
 		if _, err := s.pool.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, s.waitsFor(tx)); err != nil {
 			t.Fatal(err)
 		}
-		got := <-answers
-		if d := s.observed(); got.Status != want || len(d) != 1 || d[0].Status != 503 || d[0].Passed != open {
-			t.Errorf("killed: %+v, %+v", got, d)
+		got, err := reply()
+		if d := s.observed(); err != nil || got.Status != want || len(d) != 1 || d[0].Status != 503 || d[0].Passed != open {
+			t.Errorf("killed: %+v, %v, %+v", got, err, d)
 		}
 
 		s.limit.Timeout = 100 * time.Millisecond
@@ -913,11 +906,11 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		}
 
 		ctx, leave := context.WithCancel(t.Context())
-		gone := make(chan error)
-		go func() { _, err := s.try(ctx, http.MethodGet, "/"); gone <- err }()
+		defer leave()
+		reply = s.send(ctx, "/")
 		s.waitsFor(tx)
 		leave()
-		if err := <-gone; !errors.Is(err, context.Canceled) {
+		if _, err := reply(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		var d []httplimit.Decision
@@ -932,6 +925,35 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		}
 		s.world().do(tx.Rollback(t.Context()))
 		s.world().holds(limit.Key("ann"), 1)
+	}
+}
+
+// hold has a transaction hold the rows of a grant: until it ends, and no longer than the test, whose site is closed after it.
+func (s *site) hold(requests ...ratelimit.Request) pgx.Tx {
+	s.Helper()
+	tx, err := s.pool.Begin(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := s.limit.Limiter.Consume(s.Context(), tx, requests...); err != nil {
+		s.Fatal(err)
+	}
+	return tx
+}
+
+// send sends a request. The function that is returned waits for the answer.
+func (s *site) send(ctx context.Context, path string) (reply func() (answer, error)) {
+	var got answer
+	var err error
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		got, err = s.try(ctx, http.MethodGet, path)
+	}()
+	return func() (answer, error) {
+		<-answered
+		return got, err
 	}
 }
 
