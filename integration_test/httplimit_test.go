@@ -930,8 +930,20 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		if n := s.called.Load() - called; n != int64(map[bool]int{true: 1}[open]) {
 			t.Errorf("the handler was called %d times", n)
 		}
+		s.nobodyWaitsFor(tx) // the server has heard of those who gave up; else it might still decide for them
 		s.world().do(tx.Rollback(t.Context()))
 		s.world().holds(limit.Key("ann"), 1)
+	}
+}
+
+// nobodyWaitsFor waits until no statement waits for a transaction any more.
+func (s *site) nobodyWaitsFor(tx pgx.Tx) {
+	s.Helper()
+	for deadline, n := time.Now().Add(20*time.Second), 1; n > 0; time.Sleep(5 * time.Millisecond) {
+		err := s.pool.QueryRow(s.Context(), `SELECT count(*) FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, tx.Conn().PgConn().PID()).Scan(&n)
+		if err != nil || n > 0 && time.Now().After(deadline) {
+			s.Fatalf("%d still wait: %v", n, err)
+		}
 	}
 }
 

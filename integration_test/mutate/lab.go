@@ -140,8 +140,8 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 	}
 }
 
-// try makes a mutation and runs the tests: first those that ought to notice it, then all.
-func (l *lab) try(ctx context.Context, m mutation) (*failure, error) {
+// try makes a mutation and runs the tests: first those that ought to notice it, then, unless those are all that is wanted, all.
+func (l *lab) try(ctx context.Context, m mutation, named bool) (*failure, error) {
 	before, after, err := l.mutated(m)
 	if err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func (l *lab) try(ctx context.Context, m mutation) (*failure, error) {
 		return nil, err
 	}
 	defer func() { _ = os.WriteFile(path, []byte(before), 0o600) }() // an error would show in the next one
-	if failed, err := l.testNamed(ctx, []mutation{m}); failed != nil || err != nil {
+	if failed, err := l.testNamed(ctx, []mutation{m}); failed != nil || err != nil || named {
 		return failed, err
 	}
 	for _, pkg := range packages {
@@ -184,6 +184,7 @@ func (l *lab) testNamed(ctx context.Context, mutations []mutation) (*failure, er
 type failure struct {
 	test string
 	how  string // if it did not simply fail
+	out  string // what the tests had printed
 }
 
 func (f *failure) String() string { return f.test + f.how }
@@ -226,6 +227,7 @@ func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 	case failed == nil:
 		return nil, fmt.Errorf("%w:\n%s", err, out)
 	}
+	failed.out = string(out)
 	return failed, nil
 }
 
@@ -248,16 +250,16 @@ func firstFailure(r io.Reader) (*failure, []byte) {
 		fmt.Fprintln(&out, line)
 		switch {
 		case failLine.MatchString(line):
-			return &failure{failLine.FindStringSubmatch(line)[1], how}, out.Bytes()
+			return &failure{test: failLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
 		case strings.HasPrefix(line, "=== "): // RUN, CONT: which test it is
 			last = strings.Fields(line)[len(strings.Fields(line))-1]
 		case strings.HasPrefix(line, "panic: test timed out"):
 			how = " (hung)"
 		case how == " (hung)" && runningLine.MatchString(line):
-			return &failure{runningLine.FindStringSubmatch(line)[1], how}, out.Bytes()
+			return &failure{test: runningLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
 		case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "):
 			test, _, _ := strings.Cut(last, "/")
-			return &failure{test, " (" + line + ")"}, out.Bytes()
+			return &failure{test: test, how: " (" + line + ")"}, out.Bytes()
 		}
 	}
 	return nil, out.Bytes()

@@ -61,7 +61,7 @@ var sqlMutations = []mutation{
 		nth: 1,
 		new: "AND EXISTS (SELECT FROM @extschema@.rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
 			"                       AND @extschema@.ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
-		tests: "TestOverGrant",
+		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
 		name: "consume-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
 		old: "ts = greatest(r.ts, at)\n", nth: 1, new: "ts = at\n",
@@ -79,7 +79,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "consume-clock-read-once", file: functions, what: "the clock is not read again after the UPDATE has waited",
 		old: "        at := coalesce(now, clock_timestamp());\n        IF sane AND one", new: "        IF sane AND one",
-		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
+		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "consume-nan", file: functions, what: "NaN tokens are granted",
 		old: "sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND", new: "sane    boolean := least(count, rate, capacity) >= 0 AND",
@@ -108,11 +108,11 @@ var sqlMutations = []mutation{
 		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (>= to >)",
 		old:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;",
 		new:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor;",
-		tests: "TestModel",
+		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: functions, what: "who expects a denial wrongly never gets to the UPDATE",
 		old: "        expect_denial := false;\n", new: "",
-		tests: "TestRetryAtIsExact",
+		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-denies-sharded", file: functions, what: "rows that were sharded are not made one",
 		old: "ELSIF EXISTS (SELECT FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
@@ -122,6 +122,10 @@ var sqlMutations = []mutation{
 	// ratelimit_apply
 
 	{
+		name: "apply-reads-two", file: functions, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
+		old: "IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN", new: "IF shard_a = shard_b THEN",
+		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
+	}, {
 		name: "apply-order", file: functions, what: "the single shards of several limits are locked in another order than everybody's",
 		old: "ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\"\n                    LOOP", new: "ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC\n                    LOOP",
 		tests: "TestLimitsInAnyOrderNeverDeadlock",
@@ -145,7 +149,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-clock-read-once", file: functions, what: "the clock is not read again after all rows are locked",
 		old: "                    at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
-		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
+		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "apply-unlocked-rows", file: functions, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
 		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
@@ -220,7 +224,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "sharded-reads-two", file: functions, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
 		old: "IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN", new: "IF shard_a <> shard_b THEN",
-		tests: "TestDistinctKeysNeverConflict",
+		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
 		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true;",
@@ -269,15 +273,15 @@ var sqlMutations = []mutation{
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they are not what was read any more",
 		old: "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "WHERE r.ctid = s.tid AND s.n > 0",
-		tests: "TestCoalescerOverGrant|TestCoalescerIsExact",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor|TestCoalescerOverGrant",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
 		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.value = s.value AND s.n > 0",
-		tests: "TestCoalescerIsExact",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
 		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.ts = s.ts AND s.n > 0",
-		tests: "TestCoalescerIsExact",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
 		old: "ORDER BY names[defs[i]] COLLATE \"C\", keys[i] COLLATE \"C\"\n            ON CONFLICT", new: "ORDER BY names[defs[i]] COLLATE \"C\" DESC, keys[i] COLLATE \"C\" DESC\n            ON CONFLICT",
@@ -289,7 +293,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "coalesce-clock-read-once", file: coalesce, what: "the clock is not read again after locking",
 		old: "        at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
-		tests: "TestCoalescerIsExact",
+		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
