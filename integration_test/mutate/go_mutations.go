@@ -18,15 +18,15 @@ var goMutations = []mutation{
 	}, {
 		name: "algebra-windows-rounded-down", file: "internal/algebra/algebra.go", what: "a quotient of doubles is rounded down to whole windows",
 		old: "math.RoundToEven(", new: "math.Floor(",
-		tests: "TestAvailable|TestModel",
+		tests: "TestAvailable",
 	}, {
 		name: "algebra-last-token", file: "internal/algebra/algebra.go", what: "the library thinks that the last token is denied (>= to >)",
 		old: "return l.Total(rows, now)-count >= floor", new: "return l.Total(rows, now)-count > floor",
-		tests: "TestWhenIsExact|TestTokenBucketGrantsItsCapacityThenItsRate",
+		tests: "TestALimitWithoutRowsIsFull",
 	}, {
 		name: "algebra-no-slack", file: "internal/algebra/algebra.go", what: "the library thinks that rounded sums over shards are denied",
 		old: "const Slack = 1e-9", new: "const Slack = 0",
-		tests: "TestModel",
+		tests: "TestShardsAreCombinedBeforeADenial|TestModel",
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
 		old: "	if full {\n", new: "	if full && total < 0 {\n",

@@ -195,7 +195,7 @@ func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	binary := filepath.Join(l.dir, "mutated.test")
-	compile := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	compile := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	compile.Dir = l.dir
 	if out, err := compile.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: it does not compile:\n%s", err, out)

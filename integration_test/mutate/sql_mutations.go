@@ -18,7 +18,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "available-time-backwards", file: functions, what: "time that runs backwards takes from a bucket",
 		old: "greatest(date_part('epoch', upto - ts), 0) * rate", new: "date_part('epoch', upto - ts) * rate",
-		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "available-windows-backwards", file: functions, what: "time that runs backwards takes a window's tokens",
 		old:   "greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate",
@@ -27,7 +27,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "available-windows-rounded-down", file: functions, what: "a quotient of doubles is rounded down to whole windows",
 		old: "greatest(round(date_part", new: "greatest(floor(date_part",
-		tests: "TestModel",
+		tests: "TestAFixedWindowMissesNoWindowByRounding",
 	}, {
 		name: "available-windows-off-grid", file: functions, what: "windows are counted from the row's ts, not on the grid",
 		old: "upto - date_bin(period, ts, start))", new: "upto - ts)",
@@ -65,12 +65,12 @@ var sqlMutations = []mutation{
 	}, {
 		name: "consume-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
 		old: "ts = greatest(r.ts, at)\n", nth: 1, new: "ts = at\n",
-		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-window-ts-back", file: functions, what: "a window's ts moves back with the clock",
 		old: "ts = greatest(r.ts, upto)\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1", nth: 1,
 		new:   "ts = upto\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1",
-		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-now", file: functions, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
 		old:   "        at := coalesce(now, clock_timestamp());\n\n        -- Locks the row if it has enough.",
