@@ -31,8 +31,7 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // The package itself never runs again what ended like this. To find out, look for a business row that the transaction
 // would have stored under a key which the caller has chosen.
 //
-// It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, say, or of
-// a handle of database/sql that had no connection to give in time.
+// It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, for example.
 var ErrUnknownOutcome = errors.New("outcome unknown")
 
 // unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
@@ -46,6 +45,10 @@ func unknownUnless(err error) error {
 // notCommitted says whether the error of a commit means that nothing was committed.
 func notCommitted(err error) bool {
 	switch state := sqlState(err); {
+	case errors.Is(err, pgconn.ErrConnClosed):
+		// pgx calls it safe to retry, since the connection is found closed before anything is sent. But it is also what
+		// remains of the error when the connection breaks under a COMMIT, or anything else in the simple protocol.
+		return false
 	case errors.As(err, new(*pgconn.ConnectError)), errors.As(err, new(pgx.ErrPreprocessingBatch)), pgconn.SafeToRetry(err):
 		return true // it was not sent
 	case errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, sql.ErrTxDone):

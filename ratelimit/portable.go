@@ -87,7 +87,7 @@ type wireRow struct {
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
 func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
-	r.sent = true
+	r.sent = conn == nil || !conn.IsClosed()
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}

@@ -266,12 +266,7 @@ func (l *load) stop() {
 		buf := make([]byte, 1<<20)
 		l.Fatalf("after 30 s there are still calls that do not end:\n%s", buf[:runtime.Stack(buf, true)])
 	}
-	if n := l.pool.Stat().AcquiredConns(); n != 0 {
-		l.Errorf("%d connections of the pool leaked", n)
-	}
-	if n := l.db.Stats().InUse; n != 0 {
-		l.Errorf("%d connections of the sql.DB leaked", n)
-	}
+	eventually(l.T, "no connection is in use", func() bool { return l.pool.Stat().AcquiredConns() == 0 && l.db.Stats().InUse == 0 })
 }
 
 // totals are those of a load, over all handles.

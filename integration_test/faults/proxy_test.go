@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -58,6 +59,14 @@ func (p *proxy) dial(c *pgx.ConnConfig) {
 		return new(net.Dialer).DialContext(ctx, "tcp4", p.listener.Addr().String())
 	}
 }
+
+// Dial is dial for lib/pq.
+func (p *proxy) Dial(_, _ string) (net.Conn, error) {
+	return net.Dial("tcp4", p.listener.Addr().String())
+}
+
+// DialTimeout is dial for lib/pq.
+func (p *proxy) DialTimeout(_, _ string, _ time.Duration) (net.Conn, error) { return p.Dial("", "") }
 
 // next sets the fate of the next thing that a client sends.
 func (p *proxy) next(f fate) { p.armed.Store(int32(f)) }
