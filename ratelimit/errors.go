@@ -53,6 +53,8 @@ func notCommitted(err error) bool {
 		return true // it was not sent
 	case errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, sql.ErrTxDone):
 		return true // it was rolled back
+	case strings.HasPrefix(state, "57P"):
+		return false // the server has ended the connection (pg_terminate_backend, a shutdown), maybe when it had committed
 	case state == "40003" || strings.HasPrefix(state, "08"):
 		return false // in the server's own words; or a pooler's, which has lost its server
 	default:

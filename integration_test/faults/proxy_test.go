@@ -14,7 +14,7 @@ import (
 // proxy stands between clients and a server, and does to them what networks do.
 type proxy struct {
 	listener net.Listener
-	target   string
+	target   atomic.Value // host:port
 	gate     sync.RWMutex // nothing passes while it is locked
 	decide   func() fate  // called for all that a client sends
 	armed    atomic.Int32 // the fate of the next thing that a client sends
@@ -38,7 +38,8 @@ func newProxy(t *testing.T, target string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{listener: listener, target: target}
+	p := &proxy{listener: listener}
+	p.lead(target)
 	p.decide = func() fate { return fate(p.armed.Swap(int32(passes))) }
 	go func() {
 		for {
@@ -52,6 +53,9 @@ func newProxy(t *testing.T, target string) *proxy {
 	t.Cleanup(func() { listener.Close() })
 	return p
 }
+
+// lead has new connections lead to a server.
+func (p *proxy) lead(target string) { p.target.Store(target) }
 
 // dial has a client connect through the proxy, wherever its URL leads.
 func (p *proxy) dial(c *pgx.ConnConfig) {
@@ -73,7 +77,7 @@ func (p *proxy) next(f fate) { p.armed.Store(int32(f)) }
 
 func (p *proxy) link(client net.Conn) {
 	defer client.Close()
-	server, err := net.Dial("tcp4", p.target)
+	server, err := net.Dial("tcp4", p.target.Load().(string))
 	if err != nil {
 		return
 	}

@@ -1,8 +1,14 @@
 package faults_test
 
 import (
+	"fmt"
+	"maps"
+	"net"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/postgres"
 )
@@ -32,4 +38,126 @@ func TestTheServerIsKilled(t *testing.T) {
 	if sum.unknown == 0 || sum.nothing == 0 {
 		t.Error("no call was under way when the server was killed")
 	}
+}
+
+// TestFailover cuts the replication to a standby, kills the primary, and promotes the standby under load. With asynchronous
+// replication, what the standby had not received is lost: exactly so much may be granted again. With synchronous replication
+// nothing that was acknowledged is.
+func TestFailover(t *testing.T) {
+	for _, mode := range []string{"asynchronous", "synchronous"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			failover(t, mode == "synchronous")
+		})
+	}
+}
+
+func failover(t *testing.T, synchronous bool) {
+	primary := newServer(t, postgres.BreakableConfig{})
+	primary.Stop() // a copy of a stopped cluster is a base backup
+	link := newProxy(t, hostOf(t, primary.URL()))
+	standby := newServer(t, postgres.BreakableConfig{
+		CopyOf: primary, Standby: true,
+		Settings: []string{fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%d user=postgres", link.listener.Addr().(*net.TCPAddr).Port)},
+	})
+	if err := primary.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	admin := connect(t, primary.URL(), 1)
+	if synchronous {
+		for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"} {
+			if _, err := admin.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	follow := func() {
+		t.Helper()
+		var lsn string
+		if err := admin.QueryRow(t.Context(), "SELECT pg_current_wal_flush_lsn()::text").Scan(&lsn); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the standby has what is on the primary's disk", func() (has bool) {
+			err := admin.QueryRow(t.Context(), "SELECT coalesce((SELECT bool_or(flush_lsn >= $1::text::pg_lsn) FROM pg_stat_replication), false)", lsn).Scan(&has)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return has
+		})
+	}
+	follow()
+
+	// The clients go to the primary, and when that is no more, to the standby.
+	front := newProxy(t, hostOf(t, primary.URL()))
+	l := newLoad(t, standby.URL(), loadConfig{configure: []func(*pgx.ConnConfig){front.dial}})
+	l.flows(5)
+	safe := l.acknowledged() // and flushed, therefore
+	follow()
+	link.gate.Lock()
+	before := len(l.acknowledged())
+	if !synchronous {
+		l.flows(5)
+	}
+	time.Sleep(lasting(300*time.Millisecond, 3*time.Second))
+	primary.Kill()
+	link.gate.Unlock()
+	atRisk := len(l.acknowledged()) - before
+
+	replica := connect(t, standby.URL(), 2)
+	if _, err := replica.Exec(t.Context(), "SELECT pg_promote()"); err != nil {
+		t.Fatal(err)
+	}
+	lost := l.forgive(replica, safe)
+	front.lead(hostOf(t, standby.URL()))
+	l.flows(5)
+	l.settle()
+	t.Logf("%d calls were acknowledged after the link to the standby was cut; %d acknowledged ones are lost, and as many were granted again", atRisk, lost)
+	switch {
+	case synchronous && lost > 0:
+		t.Error("synchronous replication has lost something")
+	case !synchronous && (lost == 0 || lost > atRisk):
+		t.Error("want some lost, and no more than were acknowledged after the link was cut")
+	}
+}
+
+// acknowledged are the calls that were granted so far.
+func (l *load) acknowledged() map[string]bool {
+	all := map[string]bool{}
+	for _, h := range l.handles {
+		h.mu.Lock()
+		maps.Copy(all, h.granted)
+		h.mu.Unlock()
+	}
+	return all
+}
+
+// forgive takes what a standby has not received off the calls that were granted, so that the rest can be counted as ever, and
+// says how many they were. None of those that are safe may be among them. No call is granted meanwhile.
+func (l *load) forgive(replica *pgxpool.Pool, safe map[string]bool) (lost int) {
+	l.Helper()
+	for _, h := range l.handles {
+		gone := h.gone(l.Context(), l, replica)
+		h.mu.Lock()
+		missing := maps.Clone(h.granted)
+		if h.ordering {
+			for _, id := range h.orders(l.Context(), l, replica) {
+				delete(missing, id)
+			}
+		} else {
+			for id := range h.granted { // which of them are gone does not show
+				if n := len(h.granted) - gone; len(missing) > max(n, 0) {
+					delete(missing, id)
+				}
+			}
+		}
+		for id := range missing {
+			if h.ordering && safe[id] {
+				l.Errorf("order %s was acknowledged, the standby had received it, and it is lost", id)
+			}
+			delete(h.granted, id)
+		}
+		h.mu.Unlock()
+		lost += len(missing)
+	}
+	return lost
 }
