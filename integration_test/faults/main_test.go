@@ -6,10 +6,12 @@ package faults_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -54,16 +56,37 @@ func run(m *testing.M) int {
 	}
 	fmt.Println("tests run on", server)
 	code := m.Run()
-	if err := server.Close(); err != nil {
+	b, err := template()
+	if err == nil {
+		err = b.Close()
+	}
+	if err := errors.Join(err, server.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
 }
 
+// template is a migrated cluster that is not running, to be copied: that is faster than to make another.
+var template = sync.OnceValues(func() (*postgres.Breakable, error) {
+	ctx := context.Background()
+	b, err := postgres.NewBreakable(ctx, postgres.BreakableConfig{})
+	if err == nil {
+		err = migrate(ctx, b.URL())
+		b.Stop()
+	}
+	return b, err
+})
+
 // newServer makes a migrated server of the test's own.
 func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakable {
 	t.Helper()
+	if config.InitDB == nil {
+		var err error
+		if config.CopyOf, err = template(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	b, err := postgres.NewBreakable(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +97,9 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 		}
 	})
 	if config.CopyOf == nil {
-		migrate(t, b.URL())
+		if err := migrate(t.Context(), b.URL()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return b
 }
@@ -91,27 +116,28 @@ func newSchema(t *testing.T) (url string) {
 			t.Error(err)
 		}
 	})
-	migrate(t, url)
+	if err := migrate(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
 	return url
 }
 
-func migrate(t *testing.T, url string) {
-	t.Helper()
+// migrate makes the limiter's schema and the table of the business rows.
+func migrate(ctx context.Context, url string) error {
 	db, err := sql.Open("pgx", url)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer db.Close()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if _, err := provider.Up(t.Context()); err != nil {
-		t.Fatal(err)
+	if _, err := provider.Up(ctx); err != nil {
+		return err
 	}
-	if _, err := db.ExecContext(t.Context(), "CREATE TABLE orders (id text PRIMARY KEY, handle text NOT NULL)"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = db.ExecContext(ctx, "CREATE TABLE orders (id text PRIMARY KEY, handle text NOT NULL)")
+	return err
 }
 
 // connect makes a pool.

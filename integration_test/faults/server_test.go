@@ -54,15 +54,11 @@ func TestFailover(t *testing.T) {
 
 func failover(t *testing.T, synchronous bool) {
 	primary := newServer(t, postgres.BreakableConfig{})
-	primary.Stop() // a copy of a stopped cluster is a base backup
 	link := newProxy(t, hostOf(t, primary.URL()))
 	standby := newServer(t, postgres.BreakableConfig{
-		CopyOf: primary, Standby: true,
+		Standby:  true, // a copy of what the primary has begun as, which is a base backup: it was not running
 		Settings: []string{fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%d user=postgres", link.listener.Addr().(*net.TCPAddr).Port)},
 	})
-	if err := primary.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	admin := connect(t, primary.URL(), 1)
 	if synchronous {
 		for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"} {
@@ -100,13 +96,13 @@ func failover(t *testing.T, synchronous bool) {
 	}
 	time.Sleep(lasting(300*time.Millisecond, 3*time.Second))
 	primary.Kill()
-	link.gate.Unlock()
 	atRisk := len(l.acknowledged()) - before
 
 	replica := connect(t, standby.URL(), 2)
 	if _, err := replica.Exec(t.Context(), "SELECT pg_promote()"); err != nil {
 		t.Fatal(err)
 	}
+	link.gate.Unlock() // what was under way comes too late
 	lost := l.forgive(replica, safe)
 	front.lead(hostOf(t, standby.URL()))
 	l.flows(5)

@@ -28,6 +28,7 @@ type Breakable struct {
 	port   int
 	keeper *watchdog
 	server *exec.Cmd     // the postmaster, or nil if none runs
+	log    *os.File      // what it has written since it was started
 	exited chan struct{} // closed when it has ended
 }
 
@@ -139,16 +140,16 @@ func (b *Breakable) start(ctx context.Context) error {
 	b.server.Dir = "/"
 	b.server.Env = append(serverEnv(os.Environ()), b.config.Env...)
 	b.server.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
-	// Not the keeper's log: what this start has written is told from the rest.
-	log, err := os.CreateTemp("", b.keeper.name+"-log-")
-	if err != nil {
+	if b.log != nil {
+		b.log.Close()
+	}
+	if b.log, err = os.CreateTemp("", b.keeper.name+"-log-"); err != nil {
 		return err
 	}
-	defer log.Close()
-	if err := os.Remove(log.Name()); err != nil {
+	if err := os.Remove(b.log.Name()); err != nil {
 		return err
 	}
-	b.server.Stdout, b.server.Stderr = log, log
+	b.server.Stdout, b.server.Stderr = b.log, b.log
 	if err := b.server.Start(); err != nil {
 		b.server = nil
 		return err
@@ -166,7 +167,7 @@ func (b *Breakable) start(ctx context.Context) error {
 			return nil
 		}
 		b.server = nil
-		text := (&watchdog{log: log}).tail()
+		text := b.Log()
 		if strings.Contains(text, "Address already in use") {
 			return errPortTaken
 		}
@@ -174,6 +175,9 @@ func (b *Breakable) start(ctx context.Context) error {
 	})
 	return err
 }
+
+// Log is the end of what the server has written since it was started.
+func (b *Breakable) Log() string { return (&watchdog{log: b.log}).tail() }
 
 // Exited is closed when the server has ended, by itself or not.
 func (b *Breakable) Exited() <-chan struct{} { return b.exited }
@@ -230,5 +234,8 @@ func (b *Breakable) Stop() {
 // Close ends the server and removes everything.
 func (b *Breakable) Close() error {
 	b.Kill()
+	if b.log != nil {
+		defer b.log.Close()
+	}
 	return b.keeper.stop()
 }
