@@ -67,7 +67,7 @@ const rollbackTimeout = 5 * time.Second
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
-// committed; it is returned as it is.
+// committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
@@ -219,7 +219,7 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 	}
 	committing = true // which ends the transaction, whatever it returns
 	if err := tx.commit(ctx); err != nil {
-		return true, fmt.Errorf("ratelimit: commit: %w", err)
+		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
 	return true, nil
 }
