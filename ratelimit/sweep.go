@@ -12,9 +12,6 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// sweepShare is the part of the time in which a sweep has a batch at the database. The rest it pauses.
-const sweepShare = 0.2
-
 // Sweep deletes the rows of limits that say nothing, and returns how many: those of keys that have been full for an hour. A
 // missing row means the same, so that no decision changes, and the table holds the keys that are in use instead of all
 // that ever were. Run it every so often, in one process or in all of them:
@@ -28,7 +25,7 @@ const sweepShare = 0.2
 //	}
 //
 // It looks at all rows of the limits, 1000 at a time in the order of their keys, each batch in a short READ COMMITTED transaction
-// of its own, and pauses in between for four times as long as a batch has taken. It never waits for a row that somebody has locked,
+// of its own, and pauses in between for as long as a batch has taken. It never waits for a row that somebody has locked,
 // nor for another sweep, but leaves the row to the next. Who wants a row that is being deleted waits for the batch; in REPEATABLE
 // READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
 // of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it is then. A transaction, which would hold all locks to its end, is an
@@ -106,7 +103,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		select {
 		case <-ctx.Done():
 			return deleted, ctx.Err()
-		case <-time.After(time.Duration(float64(time.Since(begin)) * (1/sweepShare - 1))):
+		case <-time.After(time.Since(begin)): // others want the processor and the disk, too
 		}
 		if !row.Next.Valid {
 			return deleted, nil
