@@ -70,7 +70,8 @@ type CoalescerOption func(*Coalescer)
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
-// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick.
+// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick, and must
+// neither use the Coalescer, which could wait for itself, nor panic, which ends the process where no caller can recover.
 func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.batch = f } }
 
 // NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.

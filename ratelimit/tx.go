@@ -154,7 +154,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return &RetryError{Attempts: attempt, Err: err}
 		}
 		if !pause(ctx, attempt) {
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
+			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", over(ctx), err)}
 		}
 		if onRetry != nil {
 			onRetry(ctx, attempt, err)
@@ -170,6 +170,14 @@ func pause(ctx context.Context, attempt int) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// over is the error of a context that is over, and its cause if it has another.
+func over(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != ctx.Err() { //nolint:errorlint // they are the same if there is no cause
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
 }
 
 // transaction is one that has begun.
