@@ -28,6 +28,9 @@ examples: ## build and run every example on a real Postgres, and compare what ea
 test: ## run the tests of every module, with the race detector where there is a C compiler
 	go test $(RACE) -count=1 -timeout 20m work
 
+orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
+	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
+
 container: ## run the integration tests on a Postgres in a Docker container
 	integration_test/scripts/container.sh
 
@@ -86,6 +89,3 @@ fuzz: ## run each fuzz target for a while (FUZZTIME=10s)
 
 tidy: ## go mod tidy in every module
 	@for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
-
-orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
-	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
