@@ -70,7 +70,8 @@ type CoalescerOption func(*Coalescer)
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
-// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick.
+// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick, and must
+// neither use the Coalescer, which could wait for itself, nor panic, which ends the process where no caller can recover.
 func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.batch = f } }
 
 // NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.
@@ -638,7 +639,7 @@ func (b *batch) decide(w *waiter, of []int) {
 		g := &b.groups[of[i]]
 		if w.granted {
 			numbers := b.numbers(g, d)
-			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: numbers.UpTo(g.at)}
+			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
 			if len(g.rows) > 0 {
 				after.TS = max(after.TS, g.row[0].TS)
 			}

@@ -41,7 +41,8 @@ type Limiter struct {
 	// Package observe, a module of its own, has metrics and logs to put here.
 	//
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
-	// be quick, and must not use the transaction.
+	// be quick, and must not use the transaction. Nor should it panic: of a call by QueueConsume on a pool's batch, pgx would not
+	// give the connection back.
 	Observer func(ctx context.Context, d Decision)
 
 	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx] or [Limiter.SendTx] is about to run a transaction again: so many
