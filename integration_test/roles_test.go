@@ -76,6 +76,7 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		ways[way+", coalesced"] = coalesce(t, pool, consume)
 		ways[way+", coalesced, AsyncCommit"] = coalesce(t, pool, consume, ratelimit.AsyncCommit())
 	}
+	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
 	for way, sql := range map[string]string{
 		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
 		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
@@ -255,7 +256,7 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 	t.Parallel()
 	admin, owner, app := newDefiner(t, 4)
 	seed(t, owner)
-	wantWays(t, everyWay(t, app), "reset", "keys")
+	wantWays(t, everyWay(t, app), "reset", "keys", "sweep")
 	wantRefused(t, app, ownersOnly...)
 	wantRefused(t, app, rowsByHand...)
 	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('{bucket}', '{seeded}')")
