@@ -495,7 +495,8 @@ $ddl$, '@extschema@', quote_ident(current_schema()));
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
--- 40001). If one of them has lost a race, what was taken before it is given back, which is exact while the rows are locked.
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
+-- locked.
 --
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
 EXECUTE replace($ddl$

@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -198,6 +200,74 @@ func ExampleLimiter_InTx() {
 	// 3 guests are invited
 	// 6 guests are more than can ever be granted at once
 	// 3 messages
+}
+
+// On database/sql: the comment and its token are committed together, or neither is.
+func ExampleSQL() {
+	postComment := ratelimit.TokenBucket("postComment", 10, time.Hour, ratelimit.Capacity(1))
+	db := stdlib.OpenDBFromPool(pool) // or any other *sql.DB, whatever its driver for Postgres
+	defer db.Close()                  // the pool stays open
+
+	post := func(userID, text string) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback() // after Commit it does nothing
+		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+
+	for range 2 {
+		err := post("ann", "well said")
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
+		} else if err != nil {
+			fmt.Println(err)
+		} else {
+			fmt.Println("posted")
+		}
+	}
+	// Output:
+	// posted
+	// denied, try again in 6m0s
+}
+
+// InTx on database/sql.
+func ExampleLimiter_InSQLTx() {
+	askQuestion := ratelimit.TokenBucket("askQuestion", 2, 24*time.Hour)
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+
+	for _, userID := range []string{"ann", "bob", "eve"} {
+		err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, 'why?')", userID); err != nil {
+				return err
+			}
+			_, err := limits.Consume(ctx, ratelimit.SQL(tx), askQuestion.Global())
+			return err
+		})
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println(userID, "was denied")
+		} else if err != nil {
+			fmt.Println(err)
+		}
+	}
+	var questions int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'why?'").Scan(&questions); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(questions, "questions")
+	// Output:
+	// eve was denied
+	// 2 questions
 }
 
 // A reservation takes tokens that are not there yet, and says when they will be: the job that is to run then is stored in

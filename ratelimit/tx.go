@@ -67,7 +67,7 @@ const rollbackTimeout = 5 * time.Second
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
-// committed; it is returned as it is.
+// committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
@@ -93,18 +93,23 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 // cleanUp rolls back what a BEGIN that could not lock what it queues for leaves on a connection of the caller's: a failed
 // transaction. A pool throws such a connection away.
 func cleanUp(ctx context.Context, db TxBeginner) {
-	var conn *pgx.Conn
-	switch db := db.(type) {
-	case *pgx.Conn:
-		conn = db
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
-		conn = db.Conn()
-	}
+	conn := connOf(db)
 	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
 		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 		defer cancel()
 		_, _ = conn.Exec(rollbackCtx, "rollback")
 	}
+}
+
+// connOf is the connection that a handle is, or nil for a pool.
+func connOf(db TxBeginner) *pgx.Conn {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		return db.Conn()
+	}
+	return nil
 }
 
 // Retry runs fn until its error is not one of a transaction that could not be serialized (SQLSTATE 40001) or was ended to
@@ -149,7 +154,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return &RetryError{Attempts: attempt, Err: err}
 		}
 		if !pause(ctx, attempt) {
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
+			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", over(ctx), err)}
 		}
 		if onRetry != nil {
 			onRetry(ctx, attempt, err)
@@ -165,6 +170,14 @@ func pause(ctx context.Context, attempt int) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// over is the error of a context that is over, and its cause if it has another.
+func over(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != ctx.Err() { //nolint:errorlint // they are the same if there is no cause
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
 }
 
 // transaction is one that has begun.
@@ -214,7 +227,7 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 	}
 	committing = true // which ends the transaction, whatever it returns
 	if err := tx.commit(ctx); err != nil {
-		return true, fmt.Errorf("ratelimit: commit: %w", err)
+		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
 	return true, nil
 }
