@@ -139,7 +139,7 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 	for n := range 150 {
 		vs := versions{randomVersion(r), randomVersion(r)}
 		once, now := r.IntN(2) == 0, 0
-		step := time.Duration(min(vs[0].numbers.Period, vs[1].numbers.Period))
+		step := min(vs[0].numbers.Period, vs[1].numbers.Period)
 		if err := limiter.Reset(t.Context(), pool, vs[0].Key("k")); err != nil {
 			t.Fatal(err)
 		}

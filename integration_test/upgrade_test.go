@@ -91,6 +91,10 @@ var uses = []struct {
 	{"InTx, Hot", 5, func(ctx context.Context, pool *pgxpool.Pool) error {
 		return new(ratelimit.Limiter).InTx(ctx, pool, func(context.Context, pgx.Tx) error { return nil }, ratelimit.Hot(plain.Key("a")))
 	}},
+	{"Sweep", 7, func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := new(ratelimit.Limiter).Sweep(ctx, pool, plain, wide)
+		return err
+	}},
 }
 
 var (
@@ -441,6 +445,11 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), window.Key("dan"))
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
+		_, err = dbsqlc.New(ratelimit.SQL(r)).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
+			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
+			Start: pgtype.Timestamptz{Time: noon, Valid: true}, Now: pgtype.Timestamptz{Time: clock.now.Add(time.Hour + time.Minute), Valid: true},
+		})
+		must(err)
 		clock.Advance(1700 * time.Millisecond)
 	}
 
