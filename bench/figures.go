@@ -46,6 +46,7 @@ var figures = []figure{
 	{"pipelined_tx", "whole transactions, limiter in both, 16 goroutines: in one batch / statement by statement", 1.5, false, pipelinedTx},
 	{"multi_3", "three limits in one call / in three calls, in a READ COMMITTED transaction, 16 goroutines", 1.4, false, multi3},
 	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a bare UPDATE", 0.85, false, tenMillionRows},
+	{"sweep_p99", "p99 latency of consume, 16 goroutines: while 5,000,000 idle keys are swept / without", 1.5, true, sweepP99(5_000_000)},
 	{"over_grant", "grants beyond the bound, all of this library's ways, summed", 0, true, overGrant},
 }
 

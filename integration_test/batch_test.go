@@ -136,6 +136,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 			}
 			continue
 		}
+		clear(requests) // the caller's
 		err = send(t.Context(), pool, &batch)
 		if !reflect.DeepEqual(*result, want) || !reflect.DeepEqual(err, wantErr) {
 			t.Fatalf("batch:   %+v, %v\nConsume: %+v, %v", *result, err, want, wantErr)

@@ -640,7 +640,7 @@ func TestByHandInPsql(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
 		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', now => '2026-07-01 12:00Z')`,
 		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', count => 9.5, now => '2026-07-01 12:00Z')`,
-		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, pool.Config().ConnString()).CombinedOutput()
+		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -177,7 +177,7 @@ func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.M
 	for _, d := range ds {
 		row := &m[d.rowsOf][chosen[d.rowsOf]]
 		row.Value = d.numbers.Available(row.Row, d.shards, now) - d.count
-		row.TS = max(row.TS, d.numbers.UpTo(now))
+		row.TS = max(row.TS, now)
 	}
 	return true
 }

@@ -40,9 +40,6 @@ func TestRetryAtIsExact(t *testing.T) {
 						continue
 					}
 					ts = now.Add(time.Duration(oneOf(r, 0, -1, -r.Int64N(1e6), -r.Int64N(1e12), r.Int64N(1e9))) * time.Microsecond)
-					if limit.Config().Kind == ratelimit.KindFixedWindow {
-						ts = numbers(limit, a.key).UpTo(algebra.At(ts)).Time()
-					}
 					value = limit.Capacity() / float64(shards) * oneOf(r, 0, 0, r.Float64(), 1)
 					if debt {
 						value *= -oneOf(r, 1.0, 10)

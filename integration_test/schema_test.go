@@ -333,6 +333,11 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
 	ctx := t.Context()
 	only := func(_ ratelimit.Result, err error) error { return err }
+	sweep := func() error { // of the row that nothing else uses
+		later := ratelimit.Limiter{Clock: func() time.Time { return clock.now.Add(1000 * time.Hour) }}
+		_, err := later.Sweep(ctx, db, ratelimit.TokenBucket("idle", 10, time.Minute))
+		return err
+	}
 	return map[string]error{
 		"check":                only(limiter.Check(ctx, db, bucket.Key("seeded"), window.Key("fresh"), wide.Key("seeded"))),
 		"consume, fresh":       only(limiter.Consume(ctx, db, bucket.Key(rand.Text()))),
@@ -344,6 +349,7 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"refund":               only(limiter.Refund(ctx, db, clock.now, bucket.Key("seeded"))),
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
 		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
+		"sweep":                sweep(),
 	}
 }
 
@@ -352,7 +358,7 @@ func seed(t *testing.T, pool *pgxpool.Pool) {
 	limiter, _ := newLimiter()
 	if _, err := limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded"),
 		ratelimit.FixedWindow("window", 10, time.Minute).Key("seeded"), ratelimit.FixedWindow("window", 10, time.Minute).Key("reset"),
-		ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded")); err != nil {
+		ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded"), ratelimit.TokenBucket("idle", 10, time.Minute).Key("seeded")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -372,11 +378,11 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
 	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
 		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number"},
-		"DELETE": {"reset", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"DELETE": {"reset", "another shard number", "sweep"},
 	} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()

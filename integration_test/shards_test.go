@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -355,6 +357,49 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 				t.Errorf("granted %d of 100", granted.Load())
 			}
 		})
+	}
+}
+
+// Above READ COMMITTED, a shard that was read and not taken from would conflict with whoever takes from it: of the two that a call
+// may choose from, it looks at the first alone.
+func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.TokenBucket("limit", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 100, time.Hour, ratelimit.Shards(2))
+	for name, requests := range map[string][]ratelimit.Request{"one": {limit.Global()}, "several": {limit.Global(), other.Global()}} {
+		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+			t.Run(fmt.Sprint(name, ", ", level), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 3)
+				limiter, _ := newLimiter()
+				if _, err := limiter.Charge(t.Context(), pool, limit.Global(), other.Global()); err != nil {
+					t.Fatal(err)
+				}
+				var txs [2]pgx.Tx
+				for i := range txs {
+					var err error
+					if txs[i], err = pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level}); err != nil {
+						t.Fatal(err)
+					}
+					defer txs[i].Rollback(context.WithoutCancel(t.Context()))
+					if _, err := txs[i].Exec(t.Context(), "SELECT FROM rate_limits WHERE false"); err != nil { // the snapshot
+						t.Fatal(err)
+					}
+				}
+				for i, tx := range txs {
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					defer cancel()
+					ctx = shardpick.With(ctx, func(int) (int, int) { return i, 1 - i })
+					if _, err := limiter.Consume(ctx, tx, requests...); err != nil {
+						t.Fatalf("%d: %v", i, err)
+					}
+				}
+				for i, tx := range txs {
+					if err := tx.Commit(t.Context()); err != nil {
+						t.Errorf("%d: %v", i, err)
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -51,6 +51,9 @@ BEGIN
 
 -- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
 -- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+--
+-- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
+-- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
@@ -116,7 +119,7 @@ BEGIN
                 upto := date_bin(period, at, start);
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
@@ -159,7 +162,7 @@ BEGIN
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-            VALUES (name, key, 0, 1, capacity - count, CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END)
+            VALUES (name, key, 0, 1, capacity - count, at)
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
@@ -282,14 +285,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE @extschema@.rate_limits AS r
                                SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, rec.upto)
+                                   ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE @extschema@.rate_limits AS r
                                SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
-                                   ts = greatest(r.ts, rec.upto)
+                                   ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -352,7 +355,7 @@ BEGIN
                         IF m = 0 AND op = 'consume' AND cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], upto[i]
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], at
                               FROM generate_series(0, shards[i] - 1) AS s
                             ON CONFLICT DO NOTHING;
                             GET DIAGNOSTICS m = ROW_COUNT;
@@ -368,7 +371,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := upto[i];
+                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := at;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
@@ -409,7 +412,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE @extschema@.rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, upto[i])
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -488,14 +491,14 @@ BEGIN
             IF start IS NULL THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= 0
                 RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -589,7 +592,7 @@ BEGIN
                 ELSIF upto IS NOT NULL THEN
                     UPDATE @extschema@.rate_limits AS r
                        SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-                           ts = greatest(r.ts, upto)
+                           ts = greatest(r.ts, at)
                      WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                        AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                     RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -784,7 +787,7 @@ BEGIN
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
-                    since[k] := greatest(since[k], upto[j]);
+                    since[k] := greatest(since[k], at);
                 END LOOP;
             END IF;
             first := last + 1;
@@ -795,7 +798,7 @@ BEGIN
         -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
         -- have to be locked as well.
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.tid, c.value, c.ts, c.upto, c.shards, c.n,
+            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -805,7 +808,7 @@ BEGIN
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
-                    SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -821,7 +824,7 @@ BEGIN
               ) AS c
         ), u AS (
             UPDATE @extschema@.rate_limits AS r
-               SET value = s.after, ts = greatest(s.ts, s.upto)
+               SET value = s.after, ts = greatest(s.ts, at)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
@@ -857,8 +860,7 @@ BEGIN
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
-                   CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
               FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
@@ -1355,6 +1357,129 @@ The keys of a rate limit that have been used, and what they have now. Writes and
 
 The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
 answer is what those would make of it.
+$text$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+
+
+-- 00007_sweep.sql
+
+-- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
+-- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
+--
+-- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
+-- next 1000 rows of the primary key, from where the one before has ended.
+
+DO $install$
+BEGIN
+
+-- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
+-- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_says_nothing(
+    value double precision, ts timestamptz, shards smallint, upto timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards, period, capacity / shards, start) = capacity / shards
+    ELSE false END
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
+--
+-- Locks only what it deletes, and never waits for a lock: rows that others have locked are in use, and stay. Three statements,
+-- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
+-- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
+-- COMMITTED), or gets 40001 and runs again.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_sweep(
+    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+-- Whatever the statistics say: along the primary key.
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
+    at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
+    keys text[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    IF first IS NULL OR NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+    END IF;
+    capacity := coalesce(capacity, rate);
+    deleted := 0;
+
+    -- The last key of the rows may have more, so the next batch begins with it.
+    SELECT array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = 1000 THEN max(k.key) END INTO keys, next
+      FROM (
+        SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
+               @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+                   rate, period, capacity, r.grid)) AS idle
+          FROM (
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid
+              FROM @extschema@.rate_limits AS r
+             WHERE r.name = name AND r.key >= first
+             ORDER BY r.key, r.shard
+             LIMIT 1000
+          ) AS r
+         GROUP BY r.key
+      ) AS k;
+    IF next = first THEN
+        next := first || E'\x01'; -- no key lies in between
+    END IF;
+    IF keys IS NULL THEN
+        RETURN;
+    END IF;
+
+    SELECT array_agg(k.key) INTO keys
+      FROM (
+        SELECT l.key
+          FROM (
+            SELECT r.key, r.shards
+              FROM @extschema@.rate_limits AS r
+             CROSS JOIN LATERAL (
+                SELECT CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid OFFSET 0
+             ) AS g
+             WHERE r.name = name AND r.key = ANY (keys)
+               AND @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+                       rate, period, capacity, g.grid)
+               FOR UPDATE OF r SKIP LOCKED
+          ) AS l
+         GROUP BY l.key
+        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
+      ) AS k;
+
+    DELETE FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = ANY (keys);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+EXECUTE replace($ddl$
+COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
+their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+  first    the key to begin with; '' is the first of all
+  deleted  how many rows
+  next     where the next call should begin; NULL: that were the last
+
+The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
 $text$
 $ddl$, '@extschema@', quote_ident(current_schema()));
 

@@ -31,3 +31,9 @@ SELECT r.granted, r.at, r.ord, r.value, r.ts
 
 -- name: Reset :exec
 SELECT ratelimit_reset(@names::text[], @keys::text[]);
+
+-- name: Sweep :one
+SELECT s.deleted, s.next
+  FROM ratelimit_sweep(
+      @name::text, @rate::double precision, @period::interval, @kind::text, @capacity::double precision,
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz) AS s;

@@ -33,7 +33,10 @@ const (
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
 // its name: give every limit of a schema its own.
 //
-// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity.
+// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity. While two
+// versions of the numbers are in use, as during a deployment, they grant together in any time span at most the larger capacity,
+// what the larger rate refills and the larger maxReserved, however they are sharded. But if the kind differs, or period or
+// [Start] of a fixed window, each refills by its own clock, so that what both refill adds up until only one is in use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit

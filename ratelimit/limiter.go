@@ -106,14 +106,30 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
 	var q querier
+	to := wire{db, v != verbCheck && !isTx(db)}
 	switch db := db.(type) {
 	case nil:
 	case *Coalescer:
-		q = coalescing{dbsqlc.New(wire{db}), db}
+		q = coalescing{dbsqlc.New(to), db}
 	default:
-		q = dbsqlc.New(wire{db})
+		q = dbsqlc.New(to)
 	}
 	return l.ask(ctx, q, v, consumedAt, requests)
+}
+
+// isTx says whether a handle is a transaction of the caller's, which is what can be committed.
+func isTx(db DB) bool {
+	handle := any(db)
+	if onSQL, ok := db.(sqlDB); ok {
+		handle = onSQL.db
+	}
+	switch handle.(type) {
+	case interface {
+		Commit(ctx context.Context) error
+	}, interface{ Commit() error }:
+		return true
+	}
+	return false
 }
 
 // querier is how the database is asked: sqlc's queries, those of a batch (raising), or a coalescer with its own (coalescing).

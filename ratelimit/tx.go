@@ -67,7 +67,7 @@ const rollbackTimeout = 5 * time.Second
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
-// committed; it is returned as it is.
+// committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
@@ -93,18 +93,23 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 // cleanUp rolls back what a BEGIN that could not lock what it queues for leaves on a connection of the caller's: a failed
 // transaction. A pool throws such a connection away.
 func cleanUp(ctx context.Context, db TxBeginner) {
-	var conn *pgx.Conn
-	switch db := db.(type) {
-	case *pgx.Conn:
-		conn = db
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
-		conn = db.Conn()
-	}
+	conn := connOf(db)
 	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
 		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 		defer cancel()
 		_, _ = conn.Exec(rollbackCtx, "rollback")
 	}
+}
+
+// connOf is the connection that a handle is, or nil for a pool.
+func connOf(db TxBeginner) *pgx.Conn {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		return db.Conn()
+	}
+	return nil
 }
 
 // Retry runs fn until its error is not one of a transaction that could not be serialized (SQLSTATE 40001) or was ended to
@@ -222,7 +227,7 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 	}
 	committing = true // which ends the transaction, whatever it returns
 	if err := tx.commit(ctx); err != nil {
-		return true, fmt.Errorf("ratelimit: commit: %w", err)
+		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
 	return true, nil
 }

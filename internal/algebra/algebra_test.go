@@ -15,6 +15,7 @@ func TestAvailable(t *testing.T) {
 	bucket := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
 	window := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min}
 	offset := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min + 30*minute}
+	short := Limit{Rate: 10, Period: 1100 * time.Millisecond, Capacity: 100, Window: true, Start: noon}
 	none := Limit{Rate: 10, Period: time.Minute, Capacity: 0}
 	for _, row := range []struct {
 		name  string
@@ -48,6 +49,7 @@ func TestAvailable(t *testing.T) {
 		{"time runs backwards, windows", window, 5, noon, 1, noon - 100*hour, 5},
 		{"another grid", offset, 5, noon, 1, noon + 30*minute - 1, 5},
 		{"another grid's boundary", offset, 5, noon, 1, noon + 30*minute, 15},
+		{"windows whose quotient comes out below 3", short, 0, noon, 1, noon + 3*1100*second/1000, 30},
 		{"of five shards", window, 1, noon, 5, noon + hour, 3},
 	} {
 		if got := row.limit.Available(Row{row.value, row.ts}, row.n, row.now); got != row.want {

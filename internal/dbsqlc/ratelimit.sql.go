@@ -248,3 +248,42 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) error {
 	_, err := q.db.Exec(ctx, reset, arg.Names, arg.Keys)
 	return err
 }
+
+const sweep = `-- name: Sweep :one
+SELECT s.deleted, s.next
+  FROM ratelimit_sweep(
+      $1::text, $2::double precision, $3::interval, $4::text, $5::double precision,
+      $6::timestamptz, $7::text, $8::timestamptz) AS s
+`
+
+type SweepParams struct {
+	Name     string
+	Rate     float64
+	Period   time.Duration
+	Kind     string
+	Capacity float64
+	Start    pgtype.Timestamptz
+	First    string
+	Now      pgtype.Timestamptz
+}
+
+type SweepRow struct {
+	Deleted pgtype.Int4
+	Next    pgtype.Text
+}
+
+func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) {
+	row := q.db.QueryRow(ctx, sweep,
+		arg.Name,
+		arg.Rate,
+		arg.Period,
+		arg.Kind,
+		arg.Capacity,
+		arg.Start,
+		arg.First,
+		arg.Now,
+	)
+	var i SweepRow
+	err := row.Scan(&i.Deleted, &i.Next)
+	return i, err
+}

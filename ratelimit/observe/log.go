@@ -68,7 +68,7 @@ func HashKey(secret []byte) func(key string) string {
 
 // Decision is for [ratelimit.Limiter.Observer].
 func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
-	switch of := outcome(d); of {
+	switch of := outcome(ctx, d); of {
 	case denied:
 		if exceeded, ok := errors.AsType[*ratelimit.ExceededError](d.Err); ok { // not by a check
 			for _, s := range exceeded.Denied() {

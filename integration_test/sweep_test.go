@@ -1,0 +1,765 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/shardpick"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// sweep sweeps, which must work.
+func (w world) sweep(limits ...ratelimit.Limit) int64 {
+	w.Helper()
+	deleted, err := w.limiter.Sweep(w.Context(), w.db, limits...)
+	if err != nil {
+		w.Fatalf("sweep: %v", err)
+	}
+	return deleted
+}
+
+// TestASweepDeletesWhatSaysNothing writes rows by hand. An hour before noon, which is what counts, is 11:00.
+func TestASweepDeletesWhatSaysNothing(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(20))
+	window := ratelimit.FixedWindow("l", 10, time.Hour, ratelimit.Capacity(20), ratelimit.Start(noon.Add(30*time.Minute)))
+	long := ratelimit.FixedWindow("l", 10, 30*24*time.Hour, ratelimit.Start(noon.Add(-2*time.Hour)))
+	none := ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(0))
+	pool := connect(t, sweptSchema(t), 1)
+	for _, test := range []struct {
+		what  string
+		limit ratelimit.Limit
+		rows  string // shard, shards, value, ts; several with semicolons
+		gone  bool
+	}{
+		{"full for an hour", bucket, "0, 1, 20, '2026-07-01 11:00Z'", true},
+		{"and a microsecond less", bucket, "0, 1, 20, '2026-07-01 11:00:00.000001Z'", false},
+		{"full since 11:00", bucket, "0, 1, 0, '2026-07-01 10:58Z'", true},
+		{"full since just after", bucket, "0, 1, 0, '2026-07-01 10:58:00.000001Z'", false},
+		{"full now, not an hour ago", bucket, "0, 1, 0, '2026-07-01 11:30Z'", false},
+		{"more than the capacity", bucket, "0, 1, 1e9, '2026-07-01 11:00Z'", true},
+		{"in debt, long ago", bucket, "0, 1, -1000, '2026-06-01Z'", true},
+		{"in deep debt", bucket, "0, 1, -1e9, '2026-06-01Z'", false},
+		{"in infinite debt", bucket, "0, 1, '-Infinity', '2026-06-01Z'", false},
+		{"in the future", bucket, "0, 1, 1e9, '2026-07-01 12:00:01Z'", false},
+		{"in the far future", bucket, "0, 1, 1e9, 'infinity'", false},
+		{"before all time", bucket, "0, 1, 1e9, '-infinity'", false},
+		{"NaN, which is full", bucket, "0, 1, 'NaN', '2026-07-01 11:00Z'", true},
+		{"Infinity, which is full", bucket, "0, 1, 'Infinity', '2026-07-01 11:00Z'", true},
+		{"shards that nobody could have", bucket, "0, 0, 20, '2026-06-01Z'", false},
+
+		{"nothing saved up, nothing owed", none, "0, 1, 0, '2026-07-01 11:00Z'", true},
+		{"nothing saved up, debt paid", none, "0, 1, -10, '2026-07-01 10:59Z'", true},
+		{"nothing saved up, debt not paid", none, "0, 1, -10.001, '2026-07-01 10:59Z'", false},
+
+		{"the window of 11:00 began full", window, "0, 1, 20, '2026-07-01 10:30Z'", true},
+		{"not from its beginning", window, "0, 1, 20, '2026-07-01 10:31Z'", false},
+		{"two windows ago", window, "0, 1, 0, '2026-07-01 08:30Z'", true},
+		{"late in the window before that", window, "0, 1, 0, '2026-07-01 09:29:59Z'", true},
+		{"one window ago", window, "0, 1, 0, '2026-07-01 09:30Z'", false},
+		{"one window ago, with the rest", window, "0, 1, 10, '2026-07-01 09:30Z'", true},
+		{"used up in this window", long, "0, 1, 0, '2026-07-01 10:00Z'", false},
+		{"used up in the last window", long, "0, 1, 0, '2026-06-30 10:00Z'", true},
+
+		{"all three shards", bucket, "0, 3, 0, '2026-07-01 10:58Z'; 1, 3, 0, '2026-07-01 10:58Z'; 2, 3, 0, '2026-07-01 10:58Z'", true},
+		{"two of three shards are full", bucket, "0, 3, 0, '2026-07-01 10:58Z'; 1, 3, 0, '2026-07-01 10:58Z'; 2, 3, 0, '2026-07-01 10:59Z'", false},
+		{"a shard is missing", bucket, "0, 3, 7, '2026-06-01Z'; 2, 3, 7, '2026-06-01Z'", false},
+		{"a shard too many", bucket, "0, 1, 20, '2026-06-01Z'; 1, 2, 20, '2026-06-01Z'", false},
+		{"two shards of a window", window, "0, 2, 5, '2026-07-01 09:30Z'; 1, 2, 5, '2026-07-01 09:30Z'", true},
+		{"two shards of a window, one full", window, "0, 2, 5, '2026-07-01 09:30Z'; 1, 2, 4, '2026-07-01 09:30Z'", false},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			limiter, clock := newLimiter()
+			w := world{t, pool, limiter, clock}
+			_, err := w.db.Exec(t.Context(), "TRUNCATE rate_limits")
+			w.do(err)
+			var want int64
+			for row := range strings.SplitSeq(test.rows, ";") {
+				for _, name := range []string{"l", "other"} { // which is not swept
+					_, err := w.db.Exec(t.Context(), fmt.Sprintf("INSERT INTO rate_limits VALUES ('%s', '', %s)", name, row))
+					w.do(err)
+				}
+				if test.gone {
+					want++
+				}
+			}
+			rows := w.rows()
+			if deleted := w.sweep(test.limit); deleted != want {
+				t.Errorf("%d rows deleted, want %d of\n%s", deleted, want, rows)
+			}
+			if want == 0 && w.rows() != rows {
+				t.Errorf("nothing to delete, but the sweep has written to or locked\n%s\nnow\n%s", rows, w.rows())
+			}
+			if got := strings.Count(w.rows(), "(other,"); got != 1+strings.Count(test.rows, ";") {
+				t.Errorf("%d rows are left of the other limit", got)
+			}
+		})
+	}
+}
+
+// Every key has a grid of its own if the window has no start, and is swept by that, whatever characters it has.
+func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
+	t.Parallel()
+	limiter, clock := newLimiter()
+	w := world{t, connect(t, sweptSchema(t), 1), limiter, clock}
+	limit := ratelimit.FixedWindow("sign-ups ü", 10, 24*time.Hour)
+	requests := []ratelimit.Request{limit.Global()}
+	for i := range 40 {
+		requests = append(requests, limit.Key(fmt.Sprintf("%d ünïcode '|\\", i)))
+	}
+	for _, request := range requests {
+		w.grant(request.Count(10))
+	}
+	var resets []time.Time // when the windows of all keys are over
+	for _, request := range requests {
+		resets = append(resets, w.check(request.Count(0)).Requests[0].ResetAt)
+	}
+	slices.SortFunc(resets, time.Time.Compare)
+	var deleted int64
+	for i, reset := range resets {
+		clock.now = reset.Add(time.Hour - time.Microsecond)
+		deleted += w.sweep(limit)
+		if deleted != int64(i) {
+			t.Fatalf("%d rows deleted a microsecond before the %d. is full for an hour", deleted, i+1)
+		}
+		clock.Advance(time.Microsecond)
+		deleted += w.sweep(limit)
+	}
+	if deleted != int64(len(requests)) || w.rows() != "" {
+		t.Errorf("%d rows deleted, left are\n%s", deleted, w.rows())
+	}
+}
+
+// sweep deletes from the model what a sweep must: the rows of limits that are full, and have been for an hour.
+func (m model) sweep(limits []ratelimit.Limit, now algebra.Micros) (deleted int64) {
+	for id, rows := range m {
+		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+		if i < 0 {
+			continue
+		}
+		n, then, idle := numbers(limits[i], id.key), now-algebra.Micros(time.Hour.Microseconds()), true
+		for _, row := range rows {
+			full := n.Available(row.Row, len(rows), then) == n.Capacity/float64(len(rows))
+			idle = idle && full && row.TS <= n.UpTo(then)
+		}
+		if idle {
+			deleted += int64(len(rows))
+			delete(m, id)
+		}
+	}
+	return deleted
+}
+
+// TestASweepChangesNoDecision plays random sequences of every verb at random instants, with a sweep now and then, against the database,
+// against the model that is swept as well, and against one that never is. Whether something is granted, when to try
+// again and what is left must be the same in all of them. The clock steps back and forth, by up to an hour.
+func TestASweepChangesNoDecision(t *testing.T) {
+	t.Parallel()
+	for i := range 2 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			playSweeps(t, 800, false)
+		})
+	}
+}
+
+// TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, against the model that is
+// swept. (A sharded limit that begins anew takes from all shards at first, so that more of them are refilled.)
+func TestASweepOfLimitsThatChangeAndAreSharded(t *testing.T) {
+	t.Parallel()
+	for i := range 2 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			playSweeps(t, 800, true)
+		})
+	}
+}
+
+func playSweeps(t *testing.T, calls int, changing bool) {
+	r := newRand(t)
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
+		t.Fatal(err)
+	}
+	limiter, clock := newLimiter()
+	swept, never := model{}, model{}
+	limits := make([]ratelimit.Limit, 4)
+	latest := clock.now
+	granted, denied := 0, 0
+	var deleted, back int64
+	for n := range calls {
+		for i := range limits {
+			if changing && (n == 0 || r.IntN(40) == 0) {
+				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1+r.IntN(4))
+			} else if !changing && n%100 == 0 { // others, with rows of their own
+				limits[i] = randomLimit(r, fmt.Sprintf("limit %d after %d", i, n), 1)
+			}
+		}
+		d := time.Duration(oneOf(r, 0, 0, 1, r.Int64N(1e6), r.Int64N(1e6), r.Int64N(1e10), r.Int64N(1e11), -r.Int64N(18e8))) * time.Microsecond
+		clock.now = maxTime(clock.now.Add(d), latest.Add(-time.Hour))
+		if clock.now.Before(latest) {
+			back++
+		}
+		latest = maxTime(latest, clock.now)
+		now := algebra.At(clock.now)
+
+		if r.IntN(4) == 0 {
+			some := slices.DeleteFunc(slices.Clone(limits), func(ratelimit.Limit) bool { return r.IntN(4) == 0 })
+			if len(some) == 0 {
+				continue
+			}
+			// By the latest instant that there was, since from the one to which a clock has stepped back it may do so again.
+			sweeper := ratelimit.Limiter{Clock: func() time.Time { return latest }}
+			got, err := sweeper.Sweep(t.Context(), pool, some...)
+			if want := swept.sweep(some, algebra.At(latest)); err != nil || got != want {
+				t.Fatalf("call %d at %v: swept %v: %d rows, %v; by the model %d", n, clock.now, some, got, err, want)
+			}
+			deleted += got
+		} else {
+			verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+			var asks []ask
+			var requests []ratelimit.Request
+			for range oneOf(r, 1, 1, 1, 2, 3, 4) {
+				limit := oneOf(r, limits...)
+				a := ask{limit: limit, key: oneOf(r, "", "a", "b", "c"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0}
+				asks, requests = append(asks, a), append(requests, a.request())
+			}
+			if verb == "refund" && !changing && slices.ContainsFunc(asks, func(a ask) bool {
+				id := rowsOf{a.limit.Name(), a.key}
+				return len(swept[id]) == 0 && len(never[id]) > 0
+			}) {
+				continue // it would only note the instant in the full row, before which nothing is refilled if the clock steps back now
+			}
+			consumedAt := clock.now.Add(-time.Duration(r.Int64N(1e13)))
+			pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
+
+			ds := sums(verb, asks)
+			result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, consumedAt, requests)
+			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
+			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				continue
+			}
+			if err != nil && !errors.As(err, new(*ratelimit.ExceededError)) {
+				t.Fatal(story)
+			}
+			models := map[string]model{"swept": swept}
+			if !changing {
+				models["never swept"] = never
+			}
+			for name, m := range models {
+				want, byOneShard := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
+				if got := err == nil && (result.OK || verb == "reset"); got != want {
+					t.Fatalf("%s\nthe model that is %s says %v", story, name, want)
+				}
+				if retryAt := m.retryAt(verb, ds, want, byOneShard, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
+					t.Fatalf("%s\nRetryAt by the model that is %s: %v", story, name, retryAt.Time())
+				}
+			}
+			if err == nil {
+				granted++
+			} else {
+				denied++
+			}
+		}
+		if table := readTable(t, pool); !maps.EqualFunc(table, swept, slices.Equal) {
+			t.Fatalf("call %d at %v\nthe table:  %v\nthe model: %v", n, clock.now, table, swept)
+		}
+		for id, rows := range never {
+			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+			if i < 0 {
+				continue // of before
+			}
+			for _, then := range []time.Time{clock.now, latest.Add(-time.Hour)} {
+				full := numbers(limits[i], id.key)
+				if a, b := full.Total(swept.rows(id), algebra.At(then)), full.Total([]algebra.Row{rows[0].Row}, algebra.At(then)); a != b {
+					t.Fatalf("call %d at %v: %v, of %v, holds %v, without sweeps %v: %v and %v", n, then, id, limits[i], a, b, swept[id], rows)
+				}
+			}
+		}
+	}
+	t.Logf("%d grants, %d denials, %d rows swept, %d calls before an instant that had been", granted, denied, deleted, back)
+	if granted < calls/4 || denied < calls/100 || deleted < int64(calls/50) || back < int64(calls/20) {
+		t.Errorf("%d grants, %d denials, %d rows swept and %d calls at a clock that was set back are no test of %d calls", granted, denied, deleted, back, calls)
+	}
+}
+
+// idle writes rows of a limit for keys "0", "1", ..., full for a long time.
+func idle(t *testing.T, db ratelimit.DB, name string, n int) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT '%s', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, name, n-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// countRows counts the table's rows.
+func countRows(t *testing.T, db ratelimit.DB) (n int64) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A sweep works wherever it can make transactions of its own, READ COMMITTED whatever the default is; elsewhere it is refused.
+func TestWhereASweepWorks(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	needsSession(t, "since default_transaction_isolation is set for the session")
+	url := pool.Config().ConnString() + "&default_transaction_isolation=serializable"
+	limiter, _ := newLimiter()
+	limit := ratelimit.TokenBucket("l", 10, time.Minute)
+	strict := connect(t, url, 2)
+	acquired, err := strict.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer acquired.Release()
+	coalescer := ratelimit.NewCoalescer(strict)
+	defer coalescer.Close()
+	pgxDB, pqDB := openSQL(t, "pgx", url, 2), openSQL(t, "postgres", url, 2)
+	sqlConn, err := pqDB.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sqlConn.Close()
+	exec := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+	simple := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
+	handles := map[string]ratelimit.DB{
+		"pool": strict, "pool in mode exec": exec, "pool in mode simple_protocol": simple, "pgxpool.Conn": acquired, "conn": acquired.Conn(),
+		"coalescer": coalescer, "pgx sql.DB": ratelimit.SQL(pgxDB), "postgres sql.DB": ratelimit.SQL(pqDB), "postgres sql.Conn": ratelimit.SQL(sqlConn),
+	}
+	for name, db := range handles {
+		idle(t, pool, "l", 2500)
+		if deleted, err := limiter.Sweep(t.Context(), db, limit); err != nil || deleted != 2500 || countRows(t, pool) != 0 {
+			t.Errorf("%s: %d rows deleted, %v", name, deleted, err)
+		}
+	}
+
+	idle(t, pool, "l", 10)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	sqlTx, err := pgxDB.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sqlTx.Rollback() //nolint:errcheck // was only read
+	window := ratelimit.FixedWindow("w", 10, time.Minute)
+	for name, test := range map[string]struct {
+		db     ratelimit.DB
+		limits []ratelimit.Limit
+	}{
+		"pgx.Tx":                       {tx, []ratelimit.Limit{limit}},
+		"its conn":                     {tx.Conn(), []ratelimit.Limit{limit}},
+		"sql.Tx":                       {ratelimit.SQL(sqlTx), []ratelimit.Limit{limit}},
+		"nil":                          {nil, []ratelimit.Limit{limit}},
+		"a nil pool":                   {(*pgxpool.Pool)(nil), []ratelimit.Limit{limit}},
+		"a nil pgxpool.Conn":           {(*pgxpool.Conn)(nil), []ratelimit.Limit{limit}},
+		"a nil coalescer":              {(*ratelimit.Coalescer)(nil), []ratelimit.Limit{limit}},
+		"a nil sql.DB":                 {ratelimit.SQL((*sql.DB)(nil)), []ratelimit.Limit{limit}},
+		"no limits":                    {pool, nil},
+		"the zero limit":               {pool, []ratelimit.Limit{limit, {}}},
+		"a limit that is wrong":        {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
+		"the same limit twice":         {pool, []ratelimit.Limit{limit, window, limit}},
+		"two definitions of one limit": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("l", 20, time.Minute)}},
+	} {
+		if deleted, err := limiter.Sweep(t.Context(), test.db, test.limits...); !errors.Is(err, ratelimit.ErrInvalid) || deleted != 0 || countRows(t, pool) != 10 {
+			t.Errorf("%s: %d rows deleted, %v", name, deleted, err)
+		}
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT 1"); err != nil {
+		t.Errorf("the transaction is not usable any more: %v", err)
+	}
+	far := ratelimit.Limiter{Clock: func() time.Time { return time.Date(999, 1, 1, 0, 0, 0, 0, time.UTC) }}
+	if _, err := far.Sweep(t.Context(), pool, limit); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("a clock out of range: %v", err)
+	}
+	if _, err := limiter.Sweep(t.Context(), connect(t, newSchema(t), 1), limit); sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
+		t.Errorf("without the schema: %v", err)
+	}
+}
+
+// Rows that somebody has locked stay, and nobody waits: not even of all shards of a key, of which one is locked.
+func TestASweepLeavesWhatIsLocked(t *testing.T) {
+	t.Parallel()
+	limiter, clock := newLimiter()
+	pool := newPool(t, 3)
+	w := world{t, pool, limiter, clock}
+	limit, sharded := ratelimit.TokenBucket("l", 10, time.Minute), ratelimit.TokenBucket("s", 10, time.Minute, ratelimit.Shards(3))
+	for _, key := range []string{"free", "locked"} {
+		w.grant(limit.Key(key), sharded.Key(key))
+	}
+	clock.Advance(2 * time.Hour)
+	holder := w.begin()
+	_, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'locked' AND shard = (shards - 1) FOR UPDATE")
+	w.do(err)
+	for _, want := range []int64{4, 0} {
+		if deleted := w.sweep(limit, sharded); deleted != want || countRows(t, pool) != 4 {
+			t.Errorf("%d rows deleted, want %d; left are\n%s", deleted, want, w.rows())
+		}
+	}
+	w.do(holder.Rollback(t.Context()))
+
+	// It took nobody in: the key is as full as before.
+	w.holds(sharded.Key("locked"), 10)
+	if deleted := w.sweep(limit, sharded); deleted != 4 {
+		t.Errorf("%d rows deleted when they were free", deleted)
+	}
+}
+
+// Who wants a row that a sweep is deleting waits for its commit. Then it is granted what a full limit grants: in READ COMMITTED at once,
+// above it when the transaction has run again.
+func TestWhoMeetsASweep(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			for _, limit := range []ratelimit.Limit{
+				ratelimit.TokenBucket("bucket", 10, time.Minute), ratelimit.FixedWindow("window", 10, time.Minute),
+				ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(2)),
+			} {
+				limiter, clock := newLimiter()
+				w := world{t, pool, limiter, clock}
+				request := limit.Key("ann").Count(10)
+				w.grant(request)
+				clock.Advance(2 * time.Hour)
+
+				sweeper, err := pool.Begin(t.Context())
+				w.do(err)
+				defer sweeper.Rollback(context.WithoutCancel(t.Context()))
+				var deleted int
+				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM ratelimit_sweep($1, 10, '1 minute', $2, now => $3)",
+					limit.Name(), string(limit.Config().Kind), clock.now).Scan(&deleted))
+				if deleted != limit.Config().Shards {
+					t.Fatalf("%d rows deleted", deleted)
+				}
+				retries := 0
+				limiter.OnRetry = func(_ context.Context, _ int, err error) {
+					retries++
+					if sqlState(err) != "40001" {
+						t.Error(err)
+					}
+				}
+				done := make(chan error, 1)
+				go func() {
+					done <- limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, request)
+						return err
+					}, ratelimit.Isolation(level))
+				}()
+				eventually(t, "the consumer waits for the sweep", func() bool {
+					var waiting bool
+					w.do(pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))",
+						sweeper.Conn().PgConn().PID()).Scan(&waiting))
+					return waiting
+				})
+				w.do(sweeper.Commit(t.Context()))
+				if err := <-done; err != nil {
+					t.Errorf("%v: %v", limit, err)
+				}
+				if again := level != pgx.ReadCommitted; (retries > 0) != again {
+					t.Errorf("%v: run again %d times", limit, retries)
+				}
+				w.holds(request, 0)
+			}
+		})
+	}
+}
+
+// A sweep that is given up says how many rows are gone, and leaves a usable connection.
+func TestASweepThatIsGivenUp(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter, clock := newLimiter()
+	idle(t, pool, "l", 20_000)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	batches := 0
+	limiter.Clock = func() time.Time {
+		if batches++; batches == 4 {
+			cancel()
+		}
+		return clock.now
+	}
+	deleted, err := limiter.Sweep(ctx, pool, ratelimit.TokenBucket("l", 10, time.Minute))
+	if !errors.Is(err, context.Canceled) || deleted < 2000 || deleted > 3000 || countRows(t, pool) != 20_000-deleted {
+		t.Errorf("%d rows deleted, %v; %d are left", deleted, err, countRows(t, pool))
+	}
+	limiter.Clock = clock.Now
+	rest, err := limiter.Sweep(t.Context(), pool, ratelimit.TokenBucket("l", 10, time.Minute))
+	if err != nil || deleted+rest != 20_000 || countRows(t, pool) != 0 {
+		t.Errorf("%d and %d rows deleted, %v", deleted, rest, err)
+	}
+}
+
+// Several sweeps at once do not wait for each other, nor count anything twice.
+func TestSeveralSweepsAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limiter, _ := newLimiter()
+	idle(t, pool, "l", 10_000)
+	var deleted atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			n, err := limiter.Sweep(t.Context(), pool, ratelimit.TokenBucket("l", 10, time.Minute))
+			if err != nil {
+				t.Error(err)
+			}
+			deleted.Add(n)
+		})
+	}
+	wg.Wait()
+	if left := countRows(t, pool); deleted.Load() != 10_000 || left != 0 { // what one has locked, and another has left, the one has deleted
+		t.Errorf("%d rows deleted, %d are left", deleted.Load(), left)
+	}
+}
+
+// TestSweepsAmongTraffic consumes keys in bursts, on every kind of handle and at every level, about as often as they become full, while
+// sweeps delete them at the very instant: their clock is an hour ahead. The balance of each key is known from the grants, as
+// an upper bound, and must never be below zero. Nor may much be lost.
+func TestSweepsAmongTraffic(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	url := newMigrated(t)
+	pool := connect(t, url, 12)
+	pgxDB, pqDB := openSQL(t, "pgx", url, 4), openSQL(t, "postgres", url, 4)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 100, time.Second, ratelimit.Capacity(10)),
+		ratelimit.FixedWindow("window", 10, 100*time.Millisecond),
+		ratelimit.TokenBucket("sharded", 100, time.Second, ratelimit.Capacity(12), ratelimit.Shards(3)),
+	}
+	var ahead time.Duration // of this process' clock is the database's
+	var now time.Time
+	if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
+		t.Fatal(err)
+	}
+	ahead = time.Until(now) - time.Millisecond // how long the answer took at the most, about; and in any case some time passes before the sweep
+
+	var limiter ratelimit.Limiter
+	var retries atomic.Int64
+	limiter.OnRetry = func(_ context.Context, _ int, err error) {
+		if retries.Add(1); sqlState(err) != "40001" {
+			t.Errorf("run again after %v", err)
+		}
+	}
+	errRollback := errors.New("changed my mind")
+	inTx := func(level pgx.TxIsoLevel) func(context.Context, ratelimit.Request, bool) (ratelimit.Result, error) {
+		return func(ctx context.Context, request ratelimit.Request, rollback bool) (result ratelimit.Result, err error) {
+			err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				if result, err = limiter.Consume(ctx, tx, request); err == nil && rollback {
+					err = errRollback
+				}
+				return err
+			}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+			return result, err
+		}
+	}
+	on := func(db ratelimit.DB) func(context.Context, ratelimit.Request, bool) (ratelimit.Result, error) {
+		return func(ctx context.Context, request ratelimit.Request, _ bool) (ratelimit.Result, error) {
+			return limiter.Consume(ctx, db, request)
+		}
+	}
+	ways := []func(ctx context.Context, request ratelimit.Request, rollback bool) (ratelimit.Result, error){
+		inTx(pgx.ReadCommitted), inTx(pgx.RepeatableRead), inTx(pgx.Serializable), on(pool), on(coalescer), on(coalescer), on(ratelimit.SQL(pqDB)),
+		func(ctx context.Context, request ratelimit.Request, _ bool) (result ratelimit.Result, err error) {
+			err = limiter.InSQLTx(ctx, pgxDB, func(ctx context.Context, tx *sql.Tx) error {
+				result, err = limiter.Consume(ctx, ratelimit.SQL(tx), request)
+				return err
+			}, ratelimit.Attempts(1000))
+			return result, err
+		},
+	}
+
+	sweeping, stop := context.WithCancel(t.Context())
+	var deleted int64
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() {
+		sweeper := ratelimit.Limiter{Clock: func() time.Time { return time.Now().Add(ahead + time.Hour) }}
+		for sweeping.Err() == nil {
+			n, err := sweeper.Sweep(sweeping, pool, limits...)
+			deleted += n
+			if err != nil && sweeping.Err() == nil {
+				t.Errorf("a sweep: %v", err)
+			}
+		}
+	})
+	defer sweeps.Wait()
+	defer stop()
+
+	type account struct {
+		balance float64 // at most, after the latest grant
+		last    time.Time
+	}
+	accounts := map[rowsOf]*account{}
+	var expected, granted float64
+	bursts := 0
+	for begin := time.Now(); time.Since(begin) < 4*time.Second || bursts < 60; bursts++ {
+		limit, key := limits[bursts%3], oneOf(r, "a", "b")
+		n := numbers(limit, key)
+		refill := func(from, to time.Time) float64 {
+			if n.Window {
+				return float64(n.UpTo(algebra.At(to))-n.UpTo(algebra.At(from))) / float64(n.Period.Microseconds()) * n.Rate
+			}
+			return to.Sub(from).Seconds() / n.Period.Seconds() * n.Rate
+		}
+		var mu sync.Mutex
+		var grants []time.Time
+		var wg sync.WaitGroup
+		for _, way := range ways {
+			rollback := r.IntN(4) == 0
+			wg.Go(func() {
+				for range 4 {
+					result, err := way(t.Context(), limit.Key(key), rollback)
+					switch {
+					case denied(err):
+						return
+					case err == nil:
+						mu.Lock()
+						grants = append(grants, result.At)
+						mu.Unlock()
+					case !errors.Is(err, errRollback) && sqlState(err) != "40001":
+						t.Errorf("%v: %v", limit, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if len(grants) == 0 {
+			continue
+		}
+		id := rowsOf{limit.Name(), key}
+		acc := accounts[id]
+		first, last := slices.MinFunc(grants, time.Time.Compare), slices.MaxFunc(grants, time.Time.Compare)
+		if acc == nil {
+			acc = &account{balance: n.Capacity, last: first}
+			accounts[id] = acc
+		}
+		before := min(acc.balance+refill(acc.last, first), n.Capacity)
+		acc.balance, acc.last = before+refill(first, last)-float64(len(grants)), last
+		if acc.balance < -1e-6 {
+			t.Fatalf("burst %d, %v, %s: %d grants from %v to %v, where at most %v could be had", bursts, limit, key, len(grants), first, last, acc.balance+float64(len(grants)))
+		}
+		expected += min(before, 2*float64(len(ways)))
+		granted += float64(len(grants))
+		time.Sleep(time.Duration(r.IntN(60)) * time.Millisecond)
+	}
+	stop()
+	sweeps.Wait()
+	t.Logf("%d bursts: %v grants where %.0f were there when they began; %d rows swept meanwhile, %d transactions run again", bursts, granted, expected, deleted, retries.Load())
+	if deleted < int64(bursts)/10 || granted < 0.7*expected {
+		t.Errorf("%d rows swept among %d bursts, %v grants of %.0f: too few", deleted, bursts, granted, expected)
+	}
+}
+
+// A sweep walks the primary key, whatever the table was like when its plan was made: each batch reads what it looks at and no more.
+func TestASweepWalksThePrimaryKey(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	conn := acquire(t, pool)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, rows := range []string{"0", "1", "40", "100000"} { // at which the plan is made
+		exec(`TRUNCATE rate_limits`)
+		exec(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 10, now() FROM generate_series(1, ` + rows + `) AS i`)
+		exec(`ANALYZE rate_limits`)
+		for range 10 {
+			exec(`SELECT ratelimit_sweep('l', 10, '1 min')`)
+		}
+		exec(`INSERT INTO rate_limits SELECT n, i::text, 0, 1, 10, CASE WHEN i % 100 = 0 THEN '2026-01-01' ELSE now() END
+			FROM generate_series(1, 20000) AS i, (VALUES ('a'), ('l'), ('z')) AS v (n) ON CONFLICT (name, key, shard) DO UPDATE SET ts = EXCLUDED.ts`)
+		var total, batches int
+		for next, first := new(""), ""; next != nil; batches++ {
+			first = *next
+			exec("BEGIN")
+			var deleted int
+			err := conn.QueryRow(t.Context(), `SELECT deleted, next FROM ratelimit_sweep('l', 10, '1 min', first => $1)`, first).Scan(&deleted, &next)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var scans, read int
+			if err := conn.QueryRow(t.Context(), `SELECT seq_scan, coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
+				WHERE relid = 'rate_limits'::regclass`).Scan(&scans, &read); err != nil {
+				t.Fatal(err)
+			}
+			exec("COMMIT")
+			if scans > 0 || read > 1000+2*deleted {
+				t.Fatalf("planned at %s rows, from %q on: %d rows deleted by %d sequential scans and %d rows read by index", rows, first, deleted, scans, read)
+			}
+			total += deleted
+		}
+		if n, _ := fmt.Sscan(rows, new(int)); total != 200 || n != 1 || batches < 20 {
+			t.Errorf("planned at %s rows: %d rows deleted in %d batches, want 200", rows, total, batches)
+		}
+	}
+	var indexes int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_index WHERE indrelid = 'rate_limits'::regclass").Scan(&indexes); err != nil || indexes != 1 {
+		t.Errorf("the table has %d indexes, %v: with more than the primary key, updates are not heap-only", indexes, err)
+	}
+}
+
+// With sweeps, the table is as large as what is in use, not as what ever was; and updates stay heap-only.
+func TestTheTableStaysSmall(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	limit := ratelimit.TokenBucket("l", 10, time.Minute)
+	size := func() (bytes int64) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), "SELECT pg_total_relation_size('rate_limits')").Scan(&bytes); err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	var first int64
+	for day := range 6 {
+		_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'l', md5($1 || '-' || i), 0, 1, 9, $2 FROM generate_series(1, 5000) AS i`, fmt.Sprint(day), clock.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 300 {
+			if _, err := limiter.Consume(t.Context(), pool, limit.Key("always")); err != nil {
+				t.Fatal(err)
+			}
+			clock.Advance(6 * time.Second)
+		}
+		if day == 1 {
+			first = size()
+		}
+		clock.Advance(24 * time.Hour)
+		if _, err := limiter.Sweep(t.Context(), pool, limit); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pool.Exec(t.Context(), "VACUUM rate_limits"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if last := size(); countRows(t, pool) > 1 || last > first*3/2 {
+		t.Errorf("%d rows; %d bytes after two days, %d after six", countRows(t, pool), first, last)
+	}
+}

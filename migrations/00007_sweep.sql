@@ -1,0 +1,127 @@
+-- +goose Up
+
+-- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
+-- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
+--
+-- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
+-- next 1000 rows of the primary key, from where the one before has ended.
+
+-- +goose StatementBegin
+DO $install$
+BEGIN
+
+-- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
+-- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_says_nothing(
+    value double precision, ts timestamptz, shards smallint, upto timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards, period, capacity / shards, start) = capacity / shards
+    ELSE false END
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+-- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
+--
+-- Locks only what it deletes, and never waits for a lock: rows that others have locked are in use, and stay. Three statements,
+-- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
+-- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
+-- COMMITTED), or gets 40001 and runs again.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_sweep(
+    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+-- Whatever the statistics say: along the primary key.
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
+    at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
+    keys text[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    IF first IS NULL OR NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+    END IF;
+    capacity := coalesce(capacity, rate);
+    deleted := 0;
+
+    -- The last key of the rows may have more, so the next batch begins with it.
+    SELECT array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = 1000 THEN max(k.key) END INTO keys, next
+      FROM (
+        SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
+               @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+                   rate, period, capacity, r.grid)) AS idle
+          FROM (
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid
+              FROM @extschema@.rate_limits AS r
+             WHERE r.name = name AND r.key >= first
+             ORDER BY r.key, r.shard
+             LIMIT 1000
+          ) AS r
+         GROUP BY r.key
+      ) AS k;
+    IF next = first THEN
+        next := first || E'\x01'; -- no key lies in between
+    END IF;
+    IF keys IS NULL THEN
+        RETURN;
+    END IF;
+
+    SELECT array_agg(k.key) INTO keys
+      FROM (
+        SELECT l.key
+          FROM (
+            SELECT r.key, r.shards
+              FROM @extschema@.rate_limits AS r
+             CROSS JOIN LATERAL (
+                SELECT CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid OFFSET 0
+             ) AS g
+             WHERE r.name = name AND r.key = ANY (keys)
+               AND @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+                       rate, period, capacity, g.grid)
+               FOR UPDATE OF r SKIP LOCKED
+          ) AS l
+         GROUP BY l.key
+        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
+      ) AS k;
+
+    DELETE FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = ANY (keys);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+END
+$body$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+EXECUTE replace($ddl$
+COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
+their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+  first    the key to begin with; '' is the first of all
+  deleted  how many rows
+  next     where the next call should begin; NULL: that were the last
+
+The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
+$text$
+$ddl$, '@extschema@', quote_ident(current_schema()));
+
+END
+$install$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz);
+DROP FUNCTION ratelimit_says_nothing(double precision, timestamptz, smallint, timestamptz, double precision, interval, double precision, timestamptz);
