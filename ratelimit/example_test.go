@@ -217,7 +217,7 @@ func ExampleSQL() {
 		if err != nil {
 			return err
 		}
-		defer tx.Rollback() // after Commit it does nothing
+		defer tx.Rollback() //nolint:errcheck // after Commit there is nothing to roll back
 		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
 			return err
 		}
