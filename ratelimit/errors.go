@@ -13,7 +13,7 @@ import (
 )
 
 // ErrInvalid is matched by the errors for a limit or a request that is wrong in itself: from [New], [Limit.Validate], every
-// verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry]. Nothing was sent to the server.
+// verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx], [Limiter.Sweep] and [Retry]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
