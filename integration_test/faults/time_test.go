@@ -135,9 +135,14 @@ func fakedServer(t *testing.T) (url string, set func(offset time.Duration)) {
 		}
 	}
 	set(0)
-	s := newServer(t, postgres.BreakableConfig{Env: []string{
-		"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
-	}})
+	s := newServer(t, postgres.BreakableConfig{
+		Env: []string{
+			"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
+		},
+		// To tell the time, libfaketime reads a file, which it must not do in a handler of SIGALRM while it is doing so. Postgres
+		// would: without timeouts there are no alarms.
+		Settings: []string{"deadlock_timeout=1h", "autovacuum=off"},
+	})
 	return s.URL(), set
 }
 
