@@ -97,7 +97,7 @@ var goMutations = []mutation{
 
 	{
 		name: "tx-commit-ignored", file: "ratelimit/tx.go", what: "an error of COMMIT is ignored",
-		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", err)\n	}", new: "	_ = tx.commit(ctx)",
+		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
 		tests: "TestInTxRetriesA40001OfCommit",
 	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is run again",
