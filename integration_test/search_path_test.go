@@ -87,7 +87,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
 		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
 		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep":            `SELECT deleted = 0 FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
+		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
 		"reset":            `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
 	} {
 		tx, err := conn.Begin(t.Context())
