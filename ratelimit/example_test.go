@@ -2,10 +2,14 @@ package ratelimit_test
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"database/sql"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -213,7 +217,7 @@ func ExampleSQL() {
 		if err != nil {
 			return err
 		}
-		defer tx.Rollback() // after Commit it does nothing
+		defer tx.Rollback() //nolint:errcheck // after Commit there is nothing to roll back
 		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
 			return err
 		}
@@ -425,4 +429,26 @@ func ExampleNew() {
 	// Output:
 	// calls: token bucket, 10 per 1m0s, capacity 10, at most 0 reserved <nil>
 	// ratelimit: invalid: limit "calls": rate -1 is not between 1e-15 and 1e+15
+}
+
+// Keys are stored in the clear, and whoever reads the table or a backup of it reads them. Of what is personal data, an address or
+// an e-mail, store a keyed hash: without the secret, which is not in the database, nobody can try out whose it is (a plain hash
+// of an e-mail is found by hashing a list of them). The same secret for all processes, and for as long as the rows are to count.
+func ExampleLimit_Key_personalData() {
+	secret := []byte("32 random bytes from the vault") // of crypto/rand, not in the code
+	hashed := func(personal string) string {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write([]byte(strings.ToLower(personal))) // the same person, the same key
+		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+	}
+	failedLogins := ratelimit.TokenBucket("failedLogins", 5, time.Hour)
+
+	result, err := limits.Consume(ctx, pool, failedLogins.Key(hashed("Ann@example.org")))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(result.Requests[0].Key, "has", result.Requests[0].Remaining, "left")
+	// Output:
+	// xi3YOnD-jhzOnUrj3TtZVu5une4d-O_kUV98LhM1KCw has 4 left
 }

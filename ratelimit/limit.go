@@ -176,7 +176,8 @@ func countable(tokens float64) bool {
 	return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens
 }
 
-// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty.
+// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty. It does not
+// quote the text: a key may be personal data, and errors are logged.
 func checkText(what, s string, maxLen int) error {
 	switch {
 	case s == "":
@@ -184,9 +185,9 @@ func checkText(what, s string, maxLen int) error {
 	case len(s) > maxLen:
 		return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxLen)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%w: %s %q is not valid UTF-8", ErrInvalid, what, s)
+		return fmt.Errorf("%w: %s is not valid UTF-8", ErrInvalid, what)
 	case strings.IndexByte(s, 0) >= 0:
-		return fmt.Errorf("%w: %s %q has a NUL byte", ErrInvalid, what, s)
+		return fmt.Errorf("%w: %s has a NUL byte", ErrInvalid, what)
 	}
 	return nil
 }

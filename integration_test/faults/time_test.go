@@ -224,7 +224,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 		for range 2 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					c.once(context.WithoutCancel(ctx), t)
+					_ = c.once(context.WithoutCancel(ctx), t)
 				}
 			})
 		}
@@ -440,7 +440,7 @@ func TestAStatementWaitsLongForALock(t *testing.T) {
 					for range 3 {
 						wg.Go(func() {
 							for range 8 {
-								c.once(t.Context(), t)
+								_ = c.once(t.Context(), t)
 							}
 						})
 					}

@@ -135,9 +135,9 @@ var sqlMutations = []mutation{
 		tests: "TestLimitsInAnyOrderNeverDeadlock",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p;",
-		new:   "                        EXIT WHEN new_value IS NULL;\n                        ord := ord || rec.p;",
-		tests: "TestOneCallMixesShardedLimitsAndOthers|TestModel",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: functions, what: "all shards are added up without being locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
@@ -227,9 +227,9 @@ var sqlMutations = []mutation{
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true;",
-		new:   "            granted := new_value IS NOT NULL;",
-		tests: "TestShardedLimitsAreExactForConcurrentCallers",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n            RETURN;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n                RETURN;\n            END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
 	// ratelimit_consume_several

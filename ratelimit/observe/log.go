@@ -36,8 +36,7 @@ type Log struct {
 	Every  time.Duration // least time between two records about the same; 0: DefaultEvery; below: no such bound
 
 	// Key makes of a request's key what is logged of it; nil: nothing is, since keys are personal data. [HashKey] makes one that
-	// is the same for the same key and does not give it away; PlainKey logs it as it is. (The error for a key that is not
-	// valid UTF-8 quotes it in any case.)
+	// is the same for the same key and does not give it away; PlainKey logs it as it is.
 	Key func(key string) string
 
 	mu   sync.Mutex
