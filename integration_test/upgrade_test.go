@@ -368,7 +368,7 @@ func send(t *testing.T, pool *pgxpool.Pool, sql string, arguments []*string) (an
 
 // recorder notes what is sent on a *sql.DB.
 type recorder struct {
-	*sql.DB
+	db   *sql.DB
 	sent []sent
 }
 
@@ -379,7 +379,7 @@ type sent struct {
 
 func (r *recorder) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	r.note(query, args)
-	return r.DB.QueryContext(ctx, query, args...)
+	return r.db.QueryContext(ctx, query, args...)
 }
 
 func (r *recorder) note(query string, args []any) {
@@ -401,7 +401,7 @@ func (r *recorder) note(query string, args []any) {
 func recordToday(t *testing.T) record {
 	t.Helper()
 	url := newMigrated(t)
-	r := &recorder{DB: openSQL(t, "pgx", url, 1)}
+	r := &recorder{db: openSQL(t, "pgx", url, 1)}
 	db := ratelimit.SQL(r)
 	limiter, clock := newLimiter()
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 0, 1 })

@@ -38,7 +38,7 @@ import (
 )
 
 var (
-	duration = flag.Duration("time", 10*time.Second, "how long the processes use the limiter")
+	duration = flag.Duration("time", 8*time.Second, "how long the processes use the limiter")
 	seedFlag = flag.Uint64("seed", 0, "replay the traffic and the faults of this seed (0: a new one); how they interleave is up to the machine")
 )
 
