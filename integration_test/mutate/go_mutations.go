@@ -30,7 +30,7 @@ var goMutations = []mutation{
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
 		old: "	if full {\n", new: "	if full && total < 0 {\n",
-		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
+		tests: "TestFullShardsHoldTheCapacity",
 	}, {
 		name: "algebra-retry-early", file: "internal/algebra/algebra.go", what: "RetryAt is a microsecond early",
 		old: "	return last\n", new: "	return last - 1\n",

@@ -198,13 +198,13 @@ type failure struct {
 
 func (f *failure) String() string { return f.test + f.how }
 
-// compile compiles the tests of a package, unless that is done already and no Go has changed since.
+// compile compiles the tests of a package, quickly, unless that is done already and no Go has changed since.
 func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error) {
 	binary = filepath.Join(l.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
 	if l.compiled[pkg] {
 		return binary, nil
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-N -l", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	cmd.Dir = l.dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: it does not compile:\n%s", err, out)

@@ -180,6 +180,10 @@ var sqlMutations = []mutation{
 		old: "SET value = least(totals[i] - take, capacities[i]) / shards[i]", new: "SET value = (totals[i] - take) / shards[i]",
 		tests: "TestRefundToATokenBucketClampsToTheCapacity|TestModel",
 	}, {
+		name: "apply-full-shards", file: functions, what: "full shards are added up to a little less, or more, than the capacity",
+		old: "                    IF is_full THEN", new: "                    IF false THEN",
+		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
+	}, {
 		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
 		old: "ts = greatest(r.ts, upto[i])\n", new: "ts = upto[i]\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
@@ -271,16 +275,19 @@ var sqlMutations = []mutation{
 	// ratelimit_coalesce
 
 	{
-		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they are not what was read any more",
-		old: "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "WHERE r.ctid = s.tid AND s.n > 0",
+		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor|TestCoalescerOverGrant",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
-		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.value = s.value AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
-		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.ts = s.ts AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
@@ -297,14 +304,10 @@ var sqlMutations = []mutation{
 	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
-		tests: "TestCoalescerOnASerializableDatabase|TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided",
+		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",
 		old: "WHEN b.available - b.count < b.floor THEN 0", new: "WHEN b.available - b.count <= b.floor THEN 0",
-		tests: "TestCoalescerIsExact",
-	}, {
-		name: "coalesce-quotient", file: coalesce, what: "a quotient that was rounded up grants one too many",
-		old: "WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)\n", new: "",
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalesce-ts-back", file: coalesce, what: "ts moves back with the clock",
