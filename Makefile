@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help demo examples orms test check lint generated tidied generate bench container matrix pgbouncer fuzz tidy
+.PHONY: help demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,6 +28,9 @@ examples: ## build and run every example on a real Postgres, and compare what ea
 test: ## run the tests of every module, with the race detector where there is a C compiler
 	go test $(RACE) -count=1 -timeout 20m work
 
+orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
+	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
+
 container: ## run the integration tests on a Postgres in a Docker container
 	integration_test/scripts/container.sh
 
@@ -36,6 +39,16 @@ matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18": on 
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
 	integration_test/scripts/pgbouncer.sh
+
+faults: ## break what can break under load, for as long as it takes to be sure, and compare what is left with what was said
+	cd integration_test && go test -count=1 -v -timeout 30m ./faults -long
+
+TIME ?= 20m
+soak: ## mixed traffic from four processes, with faults, checked afterwards against the exact model (TIME=20m)
+	cd integration_test && go test -count=1 -v -timeout 3h ./soak -time $(TIME)
+
+mutate: ## break the engine on purpose, one edit at a time, and show which test notices (ONLY=regular expression)
+	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)')
 
 check: lint generated tidied ## formatting, linters, vet, generated code up to date, go.mod files tidy
 
@@ -76,6 +89,3 @@ fuzz: ## run each fuzz target for a while (FUZZTIME=10s)
 
 tidy: ## go mod tidy in every module
 	@for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
-
-orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
-	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .

@@ -47,6 +47,7 @@ var figures = []figure{
 	{"multi_3", "three limits in one call / in three calls, in a READ COMMITTED transaction, 16 goroutines", 1.4, false, multi3},
 	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a bare UPDATE", 0.85, false, tenMillionRows},
 	{"sweep_p99", "p99 latency of consume, 16 goroutines: while 5,000,000 idle keys are swept / without", 1.5, true, sweepP99(5_000_000)},
+	{"flood_p99", "p99 latency of another query of the process: during a flood, with the documented settings / before", 2, true, floodP99},
 	{"over_grant", "grants beyond the bound, all of this library's ways, summed", 0, true, overGrant},
 }
 

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -49,27 +49,28 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 	t.Parallel()
 	for part, settings := range []string{
 		"",
-		"SET TimeZone = 'America/New_York'; SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'iso_8601'",
-		"SET TimeZone = 'Asia/Kathmandu'; SET extra_float_digits = -15; SET standard_conforming_strings = off; SET bytea_output = 'escape'; SET quote_all_identifiers = on",
-		"SET TimeZone = 'Europe/Dublin'; SET plan_cache_mode = force_custom_plan; SET search_path = pg_catalog, pg_temp, %s",
+		"SET LOCAL TimeZone = 'America/New_York'; SET LOCAL DateStyle = 'SQL, DMY'; SET LOCAL IntervalStyle = 'iso_8601'",
+		"SET LOCAL TimeZone = 'Asia/Kathmandu'; SET LOCAL extra_float_digits = -15; SET LOCAL standard_conforming_strings = off; SET LOCAL bytea_output = 'escape'; SET LOCAL quote_all_identifiers = on",
+		"SET LOCAL TimeZone = 'Europe/Dublin'; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL search_path = pg_catalog, pg_temp, %s",
 	} {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {
 			t.Parallel()
-			r := newRand(t)
-			conn := acquire(t, newPool(t, 1))
-			schema := schemaOf(t, conn)
-			if _, err := conn.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schema)); err != nil {
-				t.Fatal(err)
+			if settings != "" {
+				needsMode(t, pgx.QueryExecModeCacheStatement) // read as text, what the function answers would depend on them
 			}
-			tx, err := conn.Begin(t.Context())
+			r := newRand(t)
+			tx, err := newPool(t, 1).Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer tx.Rollback(t.Context())
+			if _, err := tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx))); err != nil {
+				t.Fatal(err)
+			}
 			limiter, clock := newLimiter()
 			w := world{t, tx, limiter, clock}
 			denials, debts, windows := 0, 0, 0
-			for n := range 800 {
+			for n := range unlessShort(800, 200) {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11)
 				a := ask{limit: randomLimit(r, "limit", shards), key: fmt.Sprint(n), reserve: r.IntN(2) == 0}
 				if n%50 == 0 {
@@ -134,7 +135,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 					t.Fatalf("case %d: %+v denied at %v until %v; and then %+v, %v", n, a, now, got.retryAt, again, err)
 				}
 			}
-			if denials < 100 || debts < 30 || windows < 200 {
+			if denials < unlessShort(100, 25) || debts < unlessShort(30, 7) || windows < unlessShort(200, 50) {
 				t.Errorf("%d denials, %d debts and %d windows are no test", denials, debts, windows)
 			}
 		})
@@ -492,8 +493,8 @@ func TestByHandADenialIsAnErrorOnRequest(t *testing.T) {
 		w.must(call)
 		tx := w.begin()
 		_, err := tx.Exec(w.Context(), call)
-		var pgErr *pgconn.PgError
-		if !errors.As(err, &pgErr) || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: secret" || pgErr.Hint != "Retry in 60 s." ||
+		pgErr := pgError(w.T, err)
+		if pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: secret" || pgErr.Hint != "Retry in 60 s." ||
 			strings.Contains(fmt.Sprintf("%+v", pgErr), "example.org") {
 			w.Fatalf("%+v", pgErr)
 		}
@@ -534,16 +535,16 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 		type row struct {
 			Key       string
 			Remaining float64
-			RetryAt   *time.Time
+			RetryAt   *time.Time `json:"retry_at"`
 		}
 		keys := func(limit ratelimit.Limit) []row {
 			w.Helper()
 			c := limit.Config()
-			rows, err := w.db.Query(w.Context(), `SELECT key, remaining, retry_at FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7) ORDER BY remaining, key`,
-				c.Name, c.Rate, time.Duration(c.Period), c.Kind, c.Capacity, c.Start, w.clock.now)
-			w.do(err)
-			got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
-			w.do(err)
+			var list string
+			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, $7) AS k`,
+				c.Name, c.Rate, fmt.Sprint(time.Duration(c.Period).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
+			var got []row
+			w.do(json.Unmarshal([]byte(list), &got))
 			return got
 		}
 		for _, limit := range []ratelimit.Limit{
@@ -640,7 +641,7 @@ func TestByHandInPsql(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
 		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', now => '2026-07-01 12:00Z')`,
 		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', count => 9.5, now => '2026-07-01 12:00Z')`,
-		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, pool.Config().ConnString()).CombinedOutput()
+		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

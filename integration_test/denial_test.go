@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -47,6 +48,55 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 			}
 		})
 	})
+}
+
+// Who expects a denial has the row read before it is written. That decides the same, be the expectation right or wrong, to the
+// last token.
+func TestExpectingADenialDecidesTheSame(t *testing.T) {
+	t.Parallel()
+	tx, err := newPool(t, 1).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	granted := 0
+	for _, start := range []string{"NULL", "'0001-01-01 UTC'"} {
+		for shards := range 3 { // 0: there is no row
+			for _, count := range []float64{0, 1, 2.5, 3, 3.5, 4, 5, 10} { // at noon it holds 3, a minute later 4
+				for _, minute := range []int{0, 1} {
+					var answers [2]string
+					for i := range answers {
+						savepoint, err := tx.Begin(t.Context())
+						if err == nil {
+							_, err = savepoint.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'limit', 'k', s, $1::int, 3.0 / greatest($1::int, 1), '2026-07-01 12:00 UTC'
+								FROM generate_series(0, $1::int - 1) AS s`, shards)
+						}
+						var ok bool
+						if err == nil {
+							err = savepoint.QueryRow(t.Context(), `SELECT granted, concat_ws(' ', r, (SELECT array_agg(l ORDER BY shard) FROM rate_limits AS l))
+								FROM ratelimit_consume('limit', 'k', 1, '1 minute', 10, `+start+`, $1, 0, '2026-07-01 12:00 UTC'::timestamptz + $2 * interval '1 minute', $3) AS r`,
+								count, minute, i == 1).Scan(&ok, &answers[i])
+						}
+						if err == nil {
+							err = savepoint.Rollback(t.Context())
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						if ok {
+							granted++
+						}
+					}
+					if answers[0] != answers[1] {
+						t.Errorf("start %s, %d shards, count %v, minute %d\nexpecting a grant  %s\nexpecting a denial %s", start, shards, count, minute, answers[0], answers[1])
+					}
+				}
+			}
+		}
+	}
+	if granted < 20 || granted > 170 {
+		t.Errorf("%d of 192 granted is no test", granted)
+	}
 }
 
 // writesNothing denies a thousand times. The server writes a little by itself (autovacuum, the background writer), so the

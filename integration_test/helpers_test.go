@@ -78,6 +78,15 @@ func denied(err error) bool {
 	return errors.As(err, &exceeded)
 }
 
+// serverPID is the process of the server in which a transaction runs. (The connection may know PgBouncer's instead.)
+func serverPID(t testing.TB, tx ratelimit.DB) (pid int) {
+	t.Helper()
+	if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
 // sqlState is the SQLSTATE of an error, or empty.
 func sqlState(err error) string {
 	var sqlErr interface{ SQLState() string } // *pgconn.PgError, *pq.Error

@@ -510,6 +510,31 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 	}
 }
 
+// What this server does not store, though others would: it answers, so no key of a client's choice makes it pass.
+func TestHTTPAKeyThatTheServerDoesNotStoreIsTheClientsErrorAndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	perUser := ratelimit.TokenBucket("perUser", 1, time.Minute)
+	for constraint, state := range map[string]string{
+		"convert_to(key, 'LATIN1') IS NOT NULL": "22P05", // as a database whose encoding is that
+		"key <> '日本'":                           "23514",
+	} {
+		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perUser.Key(r.URL.Query().Get("user"))}, nil
+		})
+		s.limit.FailOpen = true
+		if _, err := s.pool.Exec(t.Context(), "ALTER TABLE rate_limits ADD CHECK ("+constraint+")"); err != nil {
+			t.Fatal(err)
+		}
+		s.serve()
+		got := s.get("/?user=" + url.QueryEscape("日本"))
+		if d := s.observed(); got.Status != 400 || got.Header.Get("Retry-After") != "" || len(d) != 1 || sqlState(d[0].Err) != state || d[0].Passed || s.called.Load() != 0 {
+			t.Errorf("%s: %+v, %+v", constraint, got, d)
+		}
+		s.problem(got)
+		s.wants("/?user=ann", 200, `"perUser";r=0;t=60`, "")
+	}
+}
+
 func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	good := ratelimit.TokenBucket("good", 10, time.Minute)
@@ -633,6 +658,83 @@ func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
 			t.Errorf("a mixture: %v, %d tried", statuses, n)
 		}
 		s.world().holds(failures.Key("bob"), limit-float64(wrong.Load()))
+	}
+}
+
+// Where transactions are SERIALIZABLE unless they say otherwise, those that want one row fail all but one. That is no failure of
+// the database: such a request is neither refused nor, with FailOpen, let through, and a refund is not lost.
+func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
+	for _, open := range []bool{false, true} {
+		pool := reconfigured(t, newPool(t, 8), func(c *pgxpool.Config) {
+			startWith(t, c.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
+		})
+		s := newSiteOn(t, pool, always(limit.Key("ann")))
+		var conflicts atomic.Int64
+		s.limit.Limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
+			if sqlState(d.Err) == "40001" {
+				conflicts.Add(1)
+			}
+		}
+		s.limit.FailOpen = open
+		s.limit.Failed = func(status int) bool { return status == http.StatusNotFound }
+		found, goOn := make(chan struct{}), make(chan struct{})
+		s.handle = func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/found" {
+				w.WriteHeader(http.StatusNotFound)
+				return
+			}
+			close(found)
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		}
+		s.serve()
+		s.get("/") // so that there is a row
+		conflicts.Store(0)
+
+		tx := s.hold(limit.Key("ann").Count(5)) // of 10, 4 are left
+		var replies []func() (answer, error)
+		for range 5 { // the pool has 8
+			replies = append(replies, s.send(t.Context(), "/"))
+		}
+		s.waitsFor(tx)
+		s.world().do(tx.Commit(t.Context()))
+		statuses := map[int]int{}
+		for _, reply := range replies {
+			got, err := reply()
+			if err != nil {
+				t.Error(err)
+			}
+			statuses[got.Status]++
+		}
+		if statuses[404] != 4 || statuses[429] != 1 || s.called.Load() != 5 || conflicts.Load() == 0 {
+			t.Errorf("%v, the handler was called %d times, %d conflicts", statuses, s.called.Load(), conflicts.Load())
+		}
+
+		s.world().do(s.limit.Limiter.Reset(t.Context(), pool, limit.Key("ann")))
+		s.get("/")
+		conflicts.Store(0)
+		s.observed()
+		reply := s.send(t.Context(), "/found")
+		select {
+		case <-found:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the handler was not called")
+		}
+		tx = s.hold(limit.Key("ann"))
+		close(goOn)
+		s.waitsFor(tx)
+		s.world().do(tx.Commit(t.Context()))
+		if got, err := reply(); err != nil || got.Status != 200 || conflicts.Load() == 0 {
+			t.Errorf("%+v, %v, %d conflicts", got, err, conflicts.Load())
+		}
+		if d := s.observed(); len(d) != 1 {
+			t.Errorf("the refund: %+v", d)
+		}
+		s.world().holds(limit.Key("ann"), 8)
 	}
 }
 
@@ -884,25 +986,18 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		s.limit.FailOpen = open
 		s.serve()
 		s.get("/")
-		tx, err := s.pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.limit.Limiter.Consume(t.Context(), tx, limit.Key("ann")); err != nil {
-			t.Fatal(err)
-		}
+		tx := s.hold(limit.Key("ann"))
 		s.observed()
 		want := map[bool]int{true: 200, false: 503}[open]
 		called := s.called.Load()
 
-		answers := make(chan answer)
-		go func() { answers <- s.get("/") }()
+		reply := s.send(t.Context(), "/")
 		if _, err := s.pool.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, s.waitsFor(tx)); err != nil {
 			t.Fatal(err)
 		}
-		got := <-answers
-		if d := s.observed(); got.Status != want || len(d) != 1 || d[0].Status != 503 || d[0].Passed != open {
-			t.Errorf("killed: %+v, %+v", got, d)
+		got, err := reply()
+		if d := s.observed(); err != nil || got.Status != want || len(d) != 1 || d[0].Status != 503 || d[0].Passed != open {
+			t.Errorf("killed: %+v, %v, %+v", got, err, d)
 		}
 
 		s.limit.Timeout = 100 * time.Millisecond
@@ -913,11 +1008,11 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		}
 
 		ctx, leave := context.WithCancel(t.Context())
-		gone := make(chan error)
-		go func() { _, err := s.try(ctx, http.MethodGet, "/"); gone <- err }()
+		defer leave()
+		reply = s.send(ctx, "/")
 		s.waitsFor(tx)
 		leave()
-		if err := <-gone; !errors.Is(err, context.Canceled) {
+		if _, err := reply(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		var d []httplimit.Decision
@@ -930,21 +1025,64 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 		if n := s.called.Load() - called; n != int64(map[bool]int{true: 1}[open]) {
 			t.Errorf("the handler was called %d times", n)
 		}
+		s.nothingWaitsFor(tx) // else it may still be granted
 		s.world().do(tx.Rollback(t.Context()))
 		s.world().holds(limit.Key("ann"), 1)
+	}
+}
+
+// hold has a transaction hold the rows of a grant: until it ends, and no longer than the test, whose site is closed after it.
+func (s *site) hold(requests ...ratelimit.Request) pgx.Tx {
+	s.Helper()
+	tx, err := s.pool.Begin(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := s.limit.Limiter.Consume(s.Context(), tx, requests...); err != nil {
+		s.Fatal(err)
+	}
+	return tx
+}
+
+// send sends a request. The function that is returned waits for the answer.
+func (s *site) send(ctx context.Context, path string) (reply func() (answer, error)) {
+	var got answer
+	var err error
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		got, err = s.try(ctx, http.MethodGet, path)
+	}()
+	return func() (answer, error) {
+		<-answered
+		return got, err
 	}
 }
 
 // waitsFor waits until a statement waits for a transaction, and returns its backend's process.
 func (s *site) waitsFor(tx pgx.Tx) (pid int) {
 	s.Helper()
+	return s.waiting(tx, true)
+}
+
+// nothingWaitsFor waits until none does: the server may yet have to hear that it is not waited for any more.
+func (s *site) nothingWaitsFor(tx pgx.Tx) {
+	s.Helper()
+	s.waiting(tx, false)
+}
+
+func (s *site) waiting(tx pgx.Tx, want bool) (pid int) {
+	s.Helper()
+	blocker := serverPID(s.T, tx)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		err := s.pool.QueryRow(s.Context(), `SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, tx.Conn().PgConn().PID()).Scan(&pid)
-		if err == nil {
+		err := s.pool.QueryRow(s.Context(), `SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, blocker).Scan(&pid)
+		waits, failed := err == nil, err != nil && !errors.Is(err, pgx.ErrNoRows)
+		if waits == want && !failed {
 			return pid
 		}
-		if !errors.Is(err, pgx.ErrNoRows) || time.Now().After(deadline) {
-			s.Fatalf("nothing waits: %v", err)
+		if failed || time.Now().After(deadline) {
+			s.Fatalf("something waits: %v, want %v; %v", waits, want, err)
 		}
 	}
 }

@@ -238,7 +238,7 @@ func TestInTxEndsWithItsContext(t *testing.T) {
 		})
 		var retryErr *ratelimit.RetryError
 		var pgErr *pgconn.PgError
-		if !errors.As(err, &retryErr) || retryErr.Attempts != 2 || !errors.Is(err, reason) || !errors.As(err, &pgErr) {
+		if !errors.As(err, &retryErr) || retryErr.Attempts != 2 || !errors.Is(err, context.Canceled) || !errors.Is(err, reason) || !errors.As(err, &pgErr) {
 			t.Errorf("%d attempts, %v", attempts, err)
 		}
 	})

@@ -63,6 +63,19 @@ func TestAFixedWindowsGridGoesThroughItsStart(t *testing.T) {
 	})
 }
 
+// As doubles, 3.3 seconds divided by 1.1 are less than 3.
+func TestAFixedWindowMissesNoWindowByRounding(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.FixedWindow("calls", 10, 1100*time.Millisecond, ratelimit.Capacity(30), ratelimit.Start(noon)).Key("ann")
+		w.grant(limit.Count(30))
+		w.clock.Advance(3300*time.Millisecond - time.Microsecond)
+		w.holds(limit, 20)
+		w.clock.Advance(time.Microsecond)
+		w.holds(limit, 30)
+		w.grant(limit.Count(30))
+	})
+}
+
 func TestAFixedWindowWithoutAStartHasAGridPerKey(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("calls", 2, time.Hour)

@@ -257,6 +257,49 @@ func TestMetricsOfBatches(t *testing.T) {
 	}
 }
 
+// A caller who goes while his statement waits for a row is no error, with lib/pq neither, which tells of a canceled statement;
+// one that takes longer than he allows is.
+func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	for _, driver := range drivers {
+		m := newMeter(t)
+		var out logged
+		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: -1}
+		limiter := ratelimit.Limiter{Observer: observe.Join(m.Decision, log.Decision)}
+		request := ratelimit.TokenBucket("limit", 5, time.Hour).Key(driver)
+		db := openSQL(t, driver, url, 1)
+		tx, err := connect(t, url, 1).Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		if _, err := new(ratelimit.Limiter).Consume(t.Context(), tx, request); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(200*time.Millisecond, cancel)
+		if _, err := limiter.Consume(ctx, ratelimit.SQL(db), request); err == nil {
+			t.Errorf("%s: granted", driver)
+		}
+		if records := out.records(t); len(records) != 0 {
+			t.Errorf("%s: %v", driver, records)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if _, err := limiter.Consume(ctx, ratelimit.SQL(db), request); err == nil {
+			t.Errorf("%s: granted", driver)
+		}
+		if records := out.records(t); len(records) != 1 || records[0]["level"] != "ERROR" {
+			t.Errorf("%s: %v", driver, records)
+		}
+		got := m.points("ratelimit.decisions")
+		if len(got) != 2 || got["ratelimit.limit=limit,ratelimit.outcome=canceled,ratelimit.verb=consume"] != 1 {
+			t.Errorf("%s: %v", driver, got)
+		}
+	}
+}
+
 // logged is the records that a Log has written.
 type logged struct {
 	mu sync.Mutex

@@ -14,6 +14,14 @@ var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0
 // chaos is for how long the chaos tests cancel, time out and kill connections at random.
 var chaos = flag.Duration("chaos", 3*time.Second, "how long each chaos test lasts")
 
+// unlessShort is a number of cases, or a time, and what is left of it with -short: every test still runs then, but not for as long.
+func unlessShort[T int | time.Duration](n, short T) T {
+	if testing.Short() {
+		return short
+	}
+	return n
+}
+
 // newRand makes a source of randomness and says how to replay it if the test fails.
 func newRand(t testing.TB) *rand.Rand {
 	t.Helper()

@@ -143,12 +143,13 @@ func TestTheReadmeAt3AM(t *testing.T) {
 			}
 			defer tx.Rollback(n.Context())
 			n.consume(tx, nightMessages.Key("ann"))
+			blocker := serverPID(n.T, tx)
 			done := make(chan error, 1)
 			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
 			blocked := func() bool {
 				var found bool
 				err := n.pool.QueryRow(n.Context(), `SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%FROM ratelimit_consume(%')`,
-					tx.Conn().PgConn().PID()).Scan(&found)
+					blocker).Scan(&found)
 				if err != nil {
 					n.Error(err)
 				}

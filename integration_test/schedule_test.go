@@ -56,12 +56,8 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 
 // kill ends the connection of a transaction, and returns when it has ended: what is left to do is a commit, which fails.
 func (q *jobQueue) kill(tx pgx.Tx) error {
-	var pid int // as the server knows it: behind a pooler, the connection does not
 	var ended bool
-	err := tx.QueryRow(q.Context(), "SELECT pg_backend_pid()").Scan(&pid)
-	if err == nil {
-		err = q.admin.QueryRow(q.Context(), "SELECT pg_terminate_backend($1, 10000)", pid).Scan(&ended)
-	}
+	err := q.admin.QueryRow(q.Context(), "SELECT pg_terminate_backend($1, 10000)", serverPID(q.T, tx)).Scan(&ended)
 	if err == nil && !ended {
 		err = errors.New("the connection did not end within 10 s")
 	}

@@ -288,7 +288,7 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 // newRole makes a role with these privileges in the pool's schema, and a connection that acts as it.
 func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string) *pgx.Conn {
 	t.Helper()
-	schema, role := schemaOf(t, pool), "txlimit_test_"+strings.ToLower(rand.Text())
+	schema, role := schemaOf(t, pool), createRole(t, pool)
 	conn := acquire(t, pool)
 	exec := func(sql string) {
 		t.Helper()
@@ -296,19 +296,6 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 			t.Fatal(err)
 		}
 	}
-	exec("CREATE ROLE " + role)
-	t.Cleanup(func() {
-		// The connection's own context is over by now.
-		db, err := sql.Open("pgx", pool.Config().ConnString())
-		if err == nil {
-			defer db.Close()
-			_, err = db.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	exec("GRANT " + role + " TO CURRENT_USER") // a no-op for a superuser
 	if usage {
 		exec("GRANT USAGE ON SCHEMA " + schema + " TO " + role)
 	}
@@ -322,6 +309,30 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 	}
 	exec("SET ROLE " + role)
 	return conn
+}
+
+// createRole makes a role without any rights, which goes at the end, with what it owns.
+func createRole(t *testing.T, pool *pgxpool.Pool) (role string) {
+	t.Helper()
+	role = "txlimit_test_" + strings.ToLower(rand.Text())
+	if _, err := pool.Exec(t.Context(), "CREATE ROLE "+role); err != nil {
+		t.Fatalf("this test makes roles, which takes a user with CREATEROLE: %v", err)
+	}
+	t.Cleanup(func() {
+		// The connection's own context is over by now.
+		db, err := sql.Open("pgx", pool.Config().ConnString())
+		if err == nil {
+			defer db.Close()
+			_, err = db.Exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := pool.Exec(t.Context(), "GRANT "+role+" TO CURRENT_USER"); err != nil { // a no-op for a superuser
+		t.Fatal(err)
+	}
+	return role
 }
 
 // everyVerb uses every path of the limiter once, each in a savepoint, and says how each went. The rows exist if seeded.

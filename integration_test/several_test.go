@@ -2,10 +2,15 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -190,23 +195,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		if _, err := limiter.Consume(t.Context(), tx, third.Global().Count(6-left)); err != nil {
 			t.Fatal(err)
 		}
-		var pid int // not the one that the connection knows: that may be PgBouncer's
-		if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
-			t.Fatal(err)
-		}
-		answer := make(chan error)
-		go func() { answer <- call(pool) }()
-		for blocked := false; !blocked; time.Sleep(time.Millisecond) {
-			err := pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))`,
-				pid).Scan(&blocked)
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		err = <-answer
+		err = losing(t, pool, tx, call)
 		if left >= 4 != (err == nil) || err != nil && !denied(err) {
 			t.Fatalf("%v left: %v", left, err)
 		}
@@ -228,6 +217,98 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		}
 		if err := call(pool); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// losing makes a call that has to wait for a transaction, commits that, and returns the error of the call.
+func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.DB) error) error {
+	t.Helper()
+	pid := serverPID(t, tx)
+	answer := make(chan error, 1)
+	go func() { answer <- call(pool) }()
+	for blocked := false; !blocked; time.Sleep(time.Millisecond) {
+		err := pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))`,
+			pid).Scan(&blocked)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return <-answer
+}
+
+// No token is lost by giving back, and no time counts twice, whatever has become of the row that the race was lost for, and
+// wherever the clock stands meanwhile.
+func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limiter, clock := newLimiter()
+	first := ratelimit.TokenBucket("a", 60, time.Minute, ratelimit.Capacity(100))
+	second := ratelimit.FixedWindow("b", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(100))
+	third := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10))
+	sharded := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(2))
+	consume := func(db ratelimit.DB, requests ...ratelimit.Request) error {
+		_, err := limiter.Consume(t.Context(), db, requests...)
+		return err
+	}
+	reset := func(db ratelimit.DB) error { return limiter.Reset(t.Context(), db, third.Global()) }
+	for _, row := range []struct {
+		third string
+		other func(tx pgx.Tx) error
+		deny  bool
+	}{
+		{"drained", func(tx pgx.Tx) error { return consume(tx, third.Global().Count(8)) }, true},
+		{"deleted", func(tx pgx.Tx) error { return reset(tx) }, false},
+		{"deleted and drained", func(tx pgx.Tx) error { return errors.Join(reset(tx), consume(tx, third.Global().Count(8))) }, true},
+		{"sharded and drained", func(tx pgx.Tx) error { return consume(tx, sharded.Global().Count(8)) }, true},
+	} {
+		for _, later := range []time.Duration{0, 7300 * time.Millisecond, 61 * time.Second, -30 * time.Second} {
+			clock.now = noon
+			if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
+				t.Fatal(err)
+			}
+			if err := consume(pool, first.Global().Count(60.1), second.Global().Count(40.2), third.Global().Count(1)); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := row.other(tx); err != nil {
+				t.Fatal(err)
+			}
+			balances := func() (all []float64) { // at once, and later on
+				for _, wait := range []time.Duration{0, 31 * time.Second, 45 * time.Second, 2 * time.Minute} {
+					clock.now = noon.Add(later + wait)
+					result, err := limiter.Check(t.Context(), pool, first.Global().Count(0), second.Global().Count(0))
+					if err != nil {
+						t.Fatal(err)
+					}
+					all = append(all, result.Requests[0].Remaining, result.Requests[1].Remaining)
+				}
+				clock.now = noon.Add(later)
+				return all
+			}
+			want := balances()
+			err = losing(t, pool, tx, func(db ratelimit.DB) error {
+				return consume(db, first.Global().Count(30.3), second.Global().Count(20.7), third.Global().Count(5))
+			})
+			if denied(err) != row.deny || err != nil && !row.deny {
+				t.Fatalf("%s, %v later: %v", row.third, later, err)
+			}
+			got := balances()
+			if !row.deny { // and what will be there later depends on the capacity
+				got, want = got[:2], []float64{want[0] - 30.3, want[1] - 20.7}
+			}
+			for i := range want {
+				if math.Abs(got[i]-want[i]) > 1e-9 {
+					t.Errorf("%s, %v later: %v, want %v", row.third, later, got, want)
+					break
+				}
+			}
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -353,6 +355,99 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 			// The last who asked for 1 was denied, so less than 1 is left: nothing, of whole tokens.
 			if granted.Load() != 100 {
 				t.Errorf("granted %d of 100", granted.Load())
+			}
+		})
+	}
+}
+
+// Above READ COMMITTED, a shard that was read and not taken from would conflict with whoever takes from it: of the two that a call
+// may choose from, it looks at the first alone.
+func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.TokenBucket("limit", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 100, time.Hour, ratelimit.Shards(2))
+	for name, requests := range map[string][]ratelimit.Request{"one": {limit.Global()}, "several": {limit.Global(), other.Global()}} {
+		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+			t.Run(fmt.Sprint(name, ", ", level), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 3)
+				limiter, _ := newLimiter()
+				if _, err := limiter.Charge(t.Context(), pool, limit.Global(), other.Global()); err != nil {
+					t.Fatal(err)
+				}
+				var txs [2]pgx.Tx
+				for i := range txs {
+					var err error
+					if txs[i], err = pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level}); err != nil {
+						t.Fatal(err)
+					}
+					defer txs[i].Rollback(context.WithoutCancel(t.Context()))
+					if _, err := txs[i].Exec(t.Context(), "SELECT FROM rate_limits WHERE false"); err != nil { // the snapshot
+						t.Fatal(err)
+					}
+				}
+				for i, tx := range txs {
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					defer cancel()
+					ctx = shardpick.With(ctx, func(int) (int, int) { return i, 1 - i })
+					if _, err := limiter.Consume(ctx, tx, requests...); err != nil {
+						t.Fatalf("%d: %v", i, err)
+					}
+				}
+				for i, tx := range txs {
+					if err := tx.Commit(t.Context()); err != nil {
+						t.Errorf("%d: %v", i, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Whoever has waited for a shard and then finds it wanting locks all, from the first on. If he still held that one, he would meet
+// another who has the first and waits for it.
+func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 20, time.Hour)
+	for name, with := range map[string][]ratelimit.Request{"one": nil, "several": {other.Global()}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 5)
+			limiter, _ := newLimiter()
+			second := shardpick.With(t.Context(), func(int) (int, int) { return 1, 1 })
+			if _, err := limiter.Charge(t.Context(), pool, limit.Global().Count(0), other.Global()); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(second, tx, limit.Global().Count(8)); err != nil { // 2 are left in the second
+				t.Fatal(err)
+			}
+			answers := make(chan error, 2)
+			go func() {
+				_, err := limiter.Consume(second, pool, append(with, limit.Global().Count(5))...)
+				answers <- err
+			}()
+			waiting(t, pool, 1)
+			go func() {
+				_, err := limiter.Consume(t.Context(), pool, limit.Global().Count(11))
+				answers <- err
+			}()
+			waiting(t, pool, 2) // holds the first, waits for the second
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			grants := 0
+			for range 2 {
+				if err := <-answers; err == nil {
+					grants++
+				} else if !denied(err) {
+					t.Error(err)
+				}
+			}
+			if grants != 1 {
+				t.Errorf("of 12 that were left, %d calls for 5 and for 11 were granted", grants)
 			}
 		})
 	}

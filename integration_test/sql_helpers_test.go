@@ -3,9 +3,11 @@ package integration_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"testing"
 
-	_ "github.com/lib/pq" // the driver "postgres"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/lib/pq" // and the driver "postgres"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -34,6 +36,19 @@ func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	return db
+}
+
+// pgError is an error of the server, whatever the driver.
+func pgError(t testing.TB, err error) *pgconn.PgError {
+	t.Helper()
+	if pqErr, ok := errors.AsType[*pq.Error](err); ok {
+		return &pgconn.PgError{Code: string(pqErr.Code), Message: pqErr.Message, Detail: pqErr.Detail, Hint: pqErr.Hint}
+	}
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		t.Fatalf("%v, want an error of the server", err)
+	}
+	return pgErr
 }
 
 // sqlHandle is a handle of database/sql under test.

@@ -137,7 +137,7 @@ BEGIN
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
-                    since[k] := greatest(since[k], upto[j]);
+                    since[k] := greatest(since[k], at);
                 END LOOP;
             END IF;
             first := last + 1;
@@ -148,7 +148,7 @@ BEGIN
         -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
         -- have to be locked as well.
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.tid, c.value, c.ts, c.upto, c.shards, c.n,
+            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -158,7 +158,7 @@ BEGIN
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
-                    SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -174,7 +174,7 @@ BEGIN
               ) AS c
         ), u AS (
             UPDATE @extschema@.rate_limits AS r
-               SET value = s.after, ts = greatest(s.ts, s.upto)
+               SET value = s.after, ts = greatest(s.ts, at)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
@@ -210,8 +210,7 @@ BEGIN
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
-                   CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
               FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;

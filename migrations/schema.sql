@@ -51,6 +51,9 @@ BEGIN
 
 -- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
 -- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+--
+-- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
+-- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
@@ -116,7 +119,7 @@ BEGIN
                 upto := date_bin(period, at, start);
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
@@ -159,7 +162,7 @@ BEGIN
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-            VALUES (name, key, 0, 1, capacity - count, CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END)
+            VALUES (name, key, 0, 1, capacity - count, at)
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
@@ -282,14 +285,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE @extschema@.rate_limits AS r
                                SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, rec.upto)
+                                   ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE @extschema@.rate_limits AS r
                                SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
-                                   ts = greatest(r.ts, rec.upto)
+                                   ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -352,7 +355,7 @@ BEGIN
                         IF m = 0 AND op = 'consume' AND cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], upto[i]
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], at
                               FROM generate_series(0, shards[i] - 1) AS s
                             ON CONFLICT DO NOTHING;
                             GET DIAGNOSTICS m = ROW_COUNT;
@@ -368,7 +371,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := upto[i];
+                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := at;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
@@ -409,7 +412,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE @extschema@.rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, upto[i])
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -488,14 +491,14 @@ BEGIN
             IF start IS NULL THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
-                       ts = greatest(r.ts, upto)
+                       ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
                    AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= 0
                 RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -521,7 +524,8 @@ $ddl$, '@extschema@', quote_ident(current_schema()));
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
--- 40001). If one of them has lost a race, what was taken before it is given back, which is exact while the rows are locked.
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
+-- locked.
 --
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
 EXECUTE replace($ddl$
@@ -588,7 +592,7 @@ BEGIN
                 ELSIF upto IS NOT NULL THEN
                     UPDATE @extschema@.rate_limits AS r
                        SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-                           ts = greatest(r.ts, upto)
+                           ts = greatest(r.ts, at)
                      WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                        AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                     RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -783,7 +787,7 @@ BEGIN
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
-                    since[k] := greatest(since[k], upto[j]);
+                    since[k] := greatest(since[k], at);
                 END LOOP;
             END IF;
             first := last + 1;
@@ -794,7 +798,7 @@ BEGIN
         -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
         -- have to be locked as well.
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.tid, c.value, c.ts, c.upto, c.shards, c.n,
+            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -804,7 +808,7 @@ BEGIN
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
-                    SELECT a.i, r.ctid AS tid, r.value, r.ts, a.upto, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -820,7 +824,7 @@ BEGIN
               ) AS c
         ), u AS (
             UPDATE @extschema@.rate_limits AS r
-               SET value = s.after, ts = greatest(s.ts, s.upto)
+               SET value = s.after, ts = greatest(s.ts, at)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
@@ -856,8 +860,7 @@ BEGIN
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]],
-                   CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
               FROM unnest(todo || wanted) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;

@@ -187,8 +187,8 @@ type BatchTxBeginner interface {
 // called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
 // nothing back. It keeps those after it from being called, and SendTx returns it when the transaction is committed.
 //
-// Any other error (the connection broke, ctx was over) leaves open whether the transaction was committed, since COMMIT may
-// have reached the server with the rest.
+// If the connection broke or ctx was over, the error matches [ErrUnknownOutcome], since COMMIT may have reached the server with
+// the rest: the batch is not sent again.
 func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
 	o := newTxOptions(options)
 	if db == nil || batch == nil {
@@ -250,11 +250,14 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "ratelimit_raise"):
 		return false, nil, explain(verbConsume, err)
 	case committing:
-		err = fmt.Errorf("ratelimit: commit: %w", err)
+		err = fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline
 		err = fmt.Errorf("%w; and then: %w", failed, err)
 	}
-	return sqlState(err) == "", nil, err
+	if !committing {
+		err = unknownUnless(err)
+	}
+	return errors.Is(err, ErrUnknownOutcome), nil, err
 }
 
 // read reads n results, up to an error.

@@ -45,7 +45,7 @@ var ErrClosed = errors.New("ratelimit: coalescer closed")
 // statement does not run under the context of any of the callers: it is given up when the contexts of all of them are over.
 //
 // If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
-// connection that breaks leaves open what was consumed. A statement that could not be serialized, or was the
+// connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
 // victim of a deadlock, is run again, at most 30 times.
 type Coalescer struct {
 	pool  *pgxpool.Pool
@@ -70,7 +70,8 @@ type CoalescerOption func(*Coalescer)
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
-// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick.
+// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick, and must
+// neither use the Coalescer, which could wait for itself, nor panic, which ends the process where no caller can recover.
 func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.batch = f } }
 
 // NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.
@@ -185,7 +186,11 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if c.leave(w) {
+		left, sent := c.leave(w)
+		switch {
+		case sent:
+			return unknownUnless(ctx.Err())
+		case left:
 			return ctx.Err()
 		}
 		<-w.done
@@ -203,14 +208,14 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 	return err
 }
 
-// leave takes a waiter out, unless it has been decided or has got a place. When the last one of a statement goes, that is
-// given up.
-func (c *Coalescer) leave(w *waiter) bool {
+// leave takes a waiter out, unless it has been decided or has got a place. It may have been sent by then. When the last one of
+// a statement goes, that is given up.
+func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch f := w.flight; {
 	case w.direct || f != nil && f.decided:
-		return false
+		return false, false
 	case f == nil:
 		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
 	default:
@@ -218,8 +223,9 @@ func (c *Coalescer) leave(w *waiter) bool {
 		if f.waiting--; f.waiting == 0 {
 			f.cancel()
 		}
+		return true, true
 	}
-	return true
+	return true, false
 }
 
 // landed gives the place of a call that is decided to those that wait.
@@ -366,18 +372,25 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsq
 	var db DB = c.pool
 	switch {
 	case begin:
-		return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		committing := false
+		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if c.async {
 				if _, err := tx.Exec(ctx, asyncCommit); err != nil {
 					return err
 				}
 			}
-			return statement(dbsqlc.New(wire{tx}))
+			err := statement(dbsqlc.New(wire{tx, false}))
+			committing = err == nil
+			return err
 		})
+		if committing {
+			err = unknownUnless(err)
+		}
+		return err
 	case c.async:
 		db = asyncDB{c.pool}
 	}
-	return statement(dbsqlc.New(wire{db}))
+	return statement(dbsqlc.New(wire{db, true}))
 }
 
 // asyncCommit holds until the end of the transaction.
@@ -626,7 +639,7 @@ func (b *batch) decide(w *waiter, of []int) {
 		g := &b.groups[of[i]]
 		if w.granted {
 			numbers := b.numbers(g, d)
-			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: numbers.UpTo(g.at)}
+			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
 			if len(g.rows) > 0 {
 				after.TS = max(after.TS, g.row[0].TS)
 			}

@@ -25,8 +25,9 @@
 //
 // What can be found wrong without asking the server is refused before anything is sent ([ErrInvalid],
 // [ErrExceedsCapacity]), since a SQL error would abort the transaction. Any other error comes from the database or the
-// connection, and grants nothing. In a transaction of the caller's, that is certain. On a connection or a pool, where the
-// call is a transaction of its own, a connection that breaks before the answer leaves open whether tokens were consumed.
+// connection, and grants nothing. In a transaction of the caller's, that is certain. Where the call is a transaction of its own,
+// and at COMMIT, a connection that breaks before the answer leaves open whether tokens were consumed: the error then matches
+// [ErrUnknownOutcome]. After any other error nothing was.
 //
 // # Contention
 //

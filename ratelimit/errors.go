@@ -1,11 +1,15 @@
 package ratelimit
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // ErrInvalid is matched by the errors for a limit or a request that is wrong in itself: from [New], [Limit.Validate], every
@@ -16,6 +20,51 @@ var ErrInvalid = errors.New("ratelimit: invalid")
 // above capacity + maxReserved. [Limiter.Consume] and [Limiter.Check] return it. Waiting does not help. Nothing was sent to
 // the server.
 var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
+
+// ErrUnknownOutcome is matched by an error that leaves open whether something was committed: COMMIT, or a call that is a
+// transaction of its own, was on its way when the connection broke or ctx was over, and no answer came. Tokens may be gone
+// which nobody was told of; to run it again may consume twice, and may store business rows twice. An error that does not match
+// it, of this package's functions, means that nothing was consumed and nothing committed: it is safe to try again.
+//
+// [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] return it, and [Limiter.Consume], [Limiter.Charge] and
+// [Limiter.Refund] on a connection, a pool or a [Coalescer], but not in a transaction of the caller's, whose COMMIT decides.
+// The package itself never runs again what ended like this. To find out, look for a business row that the transaction
+// would have stored under a key which the caller has chosen.
+//
+// It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, for example.
+var ErrUnknownOutcome = errors.New("outcome unknown")
+
+// unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
+func unknownUnless(err error) error {
+	if err == nil || notCommitted(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+}
+
+// notCommitted says whether the error of a commit means that nothing was committed.
+func notCommitted(err error) bool {
+	switch state := sqlState(err); {
+	case errors.Is(err, pgconn.ErrConnClosed):
+		// pgx calls it safe to retry, since the connection is found closed before anything is sent. But it is also what
+		// remains of the error when the connection breaks under a COMMIT, or anything else in the simple protocol.
+		return false
+	case errors.As(err, new(*pgconn.ConnectError)), errors.As(err, new(pgx.ErrPreprocessingBatch)), pgconn.SafeToRetry(err):
+		return true // it was not sent
+	case errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, sql.ErrTxDone):
+		return true // it was rolled back
+	case len(state) != 5:
+		return false // there is no answer
+	case state == "40003" || state[:2] == "08":
+		return false // in the server's own words; or a pooler's, which has lost its server
+	case state[:3] == "57P":
+		return false // the server has ended the connection (pg_terminate_backend, a shutdown), maybe when it had committed
+	case state[:2] == "53" || state[:2] == "58" || state[:2] == "XX":
+		return false // it may have panicked (a full disk), when the record of the commit was on disk
+	default:
+		return true // it has answered, and not with success
+	}
+}
 
 // ExceededError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
 // nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.

@@ -2,14 +2,20 @@ package ratelimit_test
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -200,6 +206,74 @@ func ExampleLimiter_InTx() {
 	// 3 messages
 }
 
+// On database/sql: the comment and its token are committed together, or neither is.
+func ExampleSQL() {
+	postComment := ratelimit.TokenBucket("postComment", 10, time.Hour, ratelimit.Capacity(1))
+	db := stdlib.OpenDBFromPool(pool) // or any other *sql.DB, whatever its driver for Postgres
+	defer db.Close()                  // the pool stays open
+
+	post := func(userID, text string) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback() //nolint:errcheck // after Commit there is nothing to roll back
+		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+
+	for range 2 {
+		err := post("ann", "well said")
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
+		} else if err != nil {
+			fmt.Println(err)
+		} else {
+			fmt.Println("posted")
+		}
+	}
+	// Output:
+	// posted
+	// denied, try again in 6m0s
+}
+
+// InTx on database/sql.
+func ExampleLimiter_InSQLTx() {
+	askQuestion := ratelimit.TokenBucket("askQuestion", 2, 24*time.Hour)
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+
+	for _, userID := range []string{"ann", "bob", "eve"} {
+		err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, 'why?')", userID); err != nil {
+				return err
+			}
+			_, err := limits.Consume(ctx, ratelimit.SQL(tx), askQuestion.Global())
+			return err
+		})
+		var exceeded *ratelimit.ExceededError
+		if errors.As(err, &exceeded) {
+			fmt.Println(userID, "was denied")
+		} else if err != nil {
+			fmt.Println(err)
+		}
+	}
+	var questions int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'why?'").Scan(&questions); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(questions, "questions")
+	// Output:
+	// eve was denied
+	// 2 questions
+}
+
 // A reservation takes tokens that are not there yet, and says when they will be: the job that is to run then is stored in
 // the same transaction. With River it would be
 //
@@ -380,4 +454,26 @@ func ExampleNew() {
 	// Output:
 	// calls: token bucket, 10 per 1m0s, capacity 10, at most 0 reserved <nil>
 	// ratelimit: invalid: limit "calls": rate -1 is not between 1e-15 and 1e+15
+}
+
+// Keys are stored in the clear, and whoever reads the table or a backup of it reads them. Of what is personal data, an address or
+// an e-mail, store a keyed hash: without the secret, which is not in the database, nobody can try out whose it is (a plain hash
+// of an e-mail is found by hashing a list of them). The same secret for all processes, and for as long as the rows are to count.
+func ExampleLimit_Key_personalData() {
+	secret := []byte("32 random bytes from the vault") // of crypto/rand, not in the code
+	hashed := func(personal string) string {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write([]byte(strings.ToLower(personal))) // the same person, the same key
+		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+	}
+	failedLogins := ratelimit.TokenBucket("failedLogins", 5, time.Hour)
+
+	result, err := limits.Consume(ctx, pool, failedLogins.Key(hashed("Ann@example.org")))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(result.Requests[0].Key, "has", result.Requests[0].Remaining, "left")
+	// Output:
+	// xi3YOnD-jhzOnUrj3TtZVu5une4d-O_kUV98LhM1KCw has 4 left
 }

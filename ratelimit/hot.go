@@ -37,7 +37,7 @@ import (
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
 // BEGIN's round trip, or with database/sql in the one after it. The role needs UPDATE on them. The lock belongs to the
 // transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
-// they take turns in the database. lock_timeout and statement_timeout end the wait there, with their own errors.
+// they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
 	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
 }
@@ -132,10 +132,12 @@ func hotShard(ctx context.Context, limit Limit, key string) (shard int, ok bool)
 	return 0, false
 }
 
-// queues holds the queues of a process. The zero value is ready. A lane has an entry as long as there is somebody in it.
+// queues holds the queues of a process, by stripe: lanes that meet on a view take turns in any case, and here they do not hold
+// connections meanwhile, however many keys somebody finds that meet. The zero value is ready. A queue has an entry as long as
+// there is somebody in it.
 type queues struct {
 	mu    sync.Mutex
-	lanes map[lane]*queue
+	lanes map[int]*queue
 }
 
 type queue struct {
@@ -147,24 +149,27 @@ type queue struct {
 //
 // Lanes are entered in everybody's order, so that nobody waits in a circle.
 func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(), err error) {
-	entered := 0
+	var entered []lane
 	leave = func() {
-		for _, n := range t[:entered] {
+		for _, n := range entered {
 			q.leave(n)
 		}
 	}
 	t = q.choose(hot)
-	for _, n := range t {
+	for i, n := range t {
+		if i > 0 && n.stripe() == t[i-1].stripe() {
+			continue
+		}
 		if err := q.wait(ctx, n); err != nil {
 			leave()
 			return nil, nil, fmt.Errorf("ratelimit: waiting for a turn on %s: %w", n.name, err)
 		}
-		entered++
+		entered = append(entered, n)
 	}
 	return t, leave, nil
 }
 
-// choose picks the lanes, sorted.
+// choose picks the lanes, sorted by stripe.
 func (q *queues) choose(hot []demand) turn {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -182,14 +187,14 @@ func (q *queues) choose(hot []demand) turn {
 		t = append(t, n)
 	}
 	slices.SortFunc(t, func(a, b lane) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key))
+		return cmp.Compare(a.stripe(), b.stripe())
 	})
 	return t
 }
 
-// length is how many are in a lane, waiting or past the queue. q.mu is held.
+// length is how many are in a lane's queue, waiting or past it. q.mu is held.
 func (q *queues) length(n lane) int {
-	if l := q.lanes[n]; l != nil {
+	if l := q.lanes[n.stripe()]; l != nil {
 		return l.past + len(l.waiting)
 	}
 	return 0
@@ -200,16 +205,17 @@ func (q *queues) wait(ctx context.Context, n lane) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	stripe := n.stripe()
 	q.mu.Lock()
-	l := q.lanes[n]
+	l := q.lanes[stripe]
 	if l == nil {
 		if q.lanes == nil {
-			q.lanes = map[lane]*queue{}
+			q.lanes = map[int]*queue{}
 		}
 		l = &queue{}
-		q.lanes[n] = l
+		q.lanes[stripe] = l
 	}
-	if l.past < n.places() { // then nobody waits
+	if l.past < n.places() && len(l.waiting) == 0 {
 		l.past++
 		q.mu.Unlock()
 		return nil
@@ -233,17 +239,17 @@ func (q *queues) wait(ctx context.Context, n lane) error {
 	return ctx.Err()
 }
 
-// leave lets the next one of the lane pass.
+// leave lets the next one in the lane's queue pass.
 func (q *queues) leave(n lane) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := q.lanes[n]
+	l := q.lanes[n.stripe()]
 	if len(l.waiting) > 0 {
 		close(l.waiting[0])
 		l.waiting = slices.Delete(l.waiting, 0, 1)
 		return
 	}
 	if l.past--; l.past == 0 {
-		delete(q.lanes, n)
+		delete(q.lanes, n.stripe())
 	}
 }

@@ -182,6 +182,44 @@ func TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck(t *testing.T) {
 	}
 }
 
+// Keys that meet on a view wait in one queue: of two keys, no more pass than of one, and who wants both enters once.
+func TestKeysThatMeetWaitInOneQueue(t *testing.T) {
+	t.Parallel()
+	var q queues
+	stripe := lane{"plain", "k", 0, 1}.stripe()
+	var meets []string
+	for i := 0; len(meets) < 3; i++ {
+		if key := fmt.Sprint(i); (lane{"plain", key, 0, 1}).stripe() == stripe {
+			meets = append(meets, key)
+		}
+	}
+	passed := make(chan func(), 3)
+	for _, requests := range [][]Request{{plain.Key(meets[0]), plain.Key(meets[1])}, {plain.Key("k")}, {plain.Key(meets[2])}} {
+		before := q.locked(func() int { return q.length(lane{"plain", "k", 0, 1}) })
+		hot := demanded(t, requests...)
+		go func() {
+			turn, leave, err := q.enter(t.Context(), hot)
+			if err != nil || len(turn) != len(hot) {
+				t.Errorf("%v, %v", turn, err)
+			}
+			passed <- leave
+		}()
+		for q.locked(func() int { return q.length(lane{"plain", "k", 0, 1}) }) != before+1 {
+			runtime.Gosched()
+		}
+	}
+	leaves := []func(){<-passed, <-passed}
+	select {
+	case <-passed:
+		t.Error("a third passed")
+	case <-time.After(2 * time.Millisecond):
+	}
+	leaves[0]()
+	(<-passed)()
+	leaves[1]()
+	q.empty(t)
+}
+
 func TestTheShorterOfTwoQueuesIsChosen(t *testing.T) {
 	t.Parallel()
 	var q queues

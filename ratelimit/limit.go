@@ -33,7 +33,10 @@ const (
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
 // its name: give every limit of a schema its own.
 //
-// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity.
+// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity. While two
+// versions of the numbers are in use, as during a deployment, they grant together in any time span at most the larger capacity,
+// what the larger rate refills and the larger maxReserved, however they are sharded. But if the kind differs, or period or
+// [Start] of a fixed window, each refills by its own clock, so that what both refill adds up until only one is in use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit
@@ -173,7 +176,8 @@ func countable(tokens float64) bool {
 	return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens
 }
 
-// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty.
+// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty. It does not
+// quote the text: a key may be personal data, and errors are logged.
 func checkText(what, s string, maxLen int) error {
 	switch {
 	case s == "":
@@ -181,9 +185,9 @@ func checkText(what, s string, maxLen int) error {
 	case len(s) > maxLen:
 		return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxLen)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%w: %s %q is not valid UTF-8", ErrInvalid, what, s)
+		return fmt.Errorf("%w: %s is not valid UTF-8", ErrInvalid, what)
 	case strings.IndexByte(s, 0) >= 0:
-		return fmt.Errorf("%w: %s %q has a NUL byte", ErrInvalid, what, s)
+		return fmt.Errorf("%w: %s has a NUL byte", ErrInvalid, what)
 	}
 	return nil
 }

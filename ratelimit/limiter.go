@@ -18,7 +18,8 @@ import (
 // DB is where a limiter works: the three methods that pgx.Tx, *pgx.Conn and *pgxpool.Pool have in common. On a transaction,
 // a call is part of it. On a connection or a pool, a call is a transaction of its own: make it before another transaction of
 // the same goroutine begins, since inside it would need a second connection of the pool, and would wait for ever for a row
-// that the transaction itself has locked. A [*Coalescer] is a DB, too, for many calls that are in no transaction; and [SQL]
+// that the transaction itself has locked. It is at the database's default level: if that is above READ COMMITTED, put it in
+// [Retry]. A [*Coalescer] is a DB, too, for many calls that are in no transaction; and [SQL]
 // makes one of a handle of database/sql.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -41,7 +42,8 @@ type Limiter struct {
 	// Package observe, a module of its own, has metrics and logs to put here.
 	//
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
-	// be quick, and must not use the transaction.
+	// be quick, and must not use the transaction. Nor should it panic: of a call by QueueConsume on a pool's batch, pgx would not
+	// give the connection back.
 	Observer func(ctx context.Context, d Decision)
 
 	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx] or [Limiter.SendTx] is about to run a transaction again: so many
@@ -105,14 +107,30 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
 	var q querier
+	to := wire{db, v != verbCheck && !isTx(db)}
 	switch db := db.(type) {
 	case nil:
 	case *Coalescer:
-		q = coalescing{dbsqlc.New(wire{db}), db}
+		q = coalescing{dbsqlc.New(to), db}
 	default:
-		q = dbsqlc.New(wire{db})
+		q = dbsqlc.New(to)
 	}
 	return l.ask(ctx, q, v, consumedAt, requests)
+}
+
+// isTx says whether a handle is a transaction of the caller's, which is what can be committed.
+func isTx(db DB) bool {
+	handle := any(db)
+	if onSQL, ok := db.(sqlDB); ok {
+		handle = onSQL.db
+	}
+	switch handle.(type) {
+	case interface {
+		Commit(ctx context.Context) error
+	}, interface{ Commit() error }:
+		return true
+	}
+	return false
 }
 
 // querier is how the database is asked: sqlc's queries, those of a batch (raising), or a coalescer with its own (coalescing).

@@ -66,10 +66,13 @@ func scanPortable(answer string, dest []any) error {
 }
 
 // wire asks a DB in the form that its connection calls for.
-type wire struct{ DB }
+type wire struct {
+	DB
+	commits bool // what is asked is a transaction of its own, and writes
+}
 
 func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	r := new(wireRow)
+	r := &wireRow{commits: db.commits}
 	r.Row = db.DB.QueryRow(ctx, sql, append([]any{r}, args...)...)
 	return r
 }
@@ -78,10 +81,13 @@ func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 type wireRow struct {
 	pgx.Row
 	portable bool
+	commits  bool
+	sent     bool // there was a connection to send it on
 }
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
 func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	r.sent = conn == nil || !conn.IsClosed()
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}
@@ -89,6 +95,14 @@ func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, ar
 }
 
 func (r *wireRow) Scan(dest ...any) error {
+	err := r.scan(dest)
+	if r.commits && r.sent {
+		err = unknownUnless(err)
+	}
+	return err
+}
+
+func (r *wireRow) scan(dest []any) error {
 	if !r.portable {
 		return r.Row.Scan(dest...)
 	}

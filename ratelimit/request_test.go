@@ -48,6 +48,16 @@ func TestKeysOfSeveralParts(t *testing.T) {
 	}
 }
 
+// A key may be personal data, and errors are logged.
+func TestTheErrorForAKeyDoesNotQuoteIt(t *testing.T) {
+	limit := TokenBucket("l", 1, time.Minute)
+	for _, key := range []string{"ann@example.org\xff", "ann@example.org\x00", strings.Repeat("ann@example.org", 100)} {
+		if err := limit.Key("eu", key).err; !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "example") || !strings.Contains(err.Error(), `limit "l"`) {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+}
+
 func FuzzKey(f *testing.F) {
 	for _, s := range []string{"a", "a,b", "a|b", `a\,b`, `a\|,b`, `\`, "|", "|,|", "", ",", `\\,|\`} {
 		f.Add(s)

@@ -90,7 +90,20 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	if args, err = texts(args); err != nil {
 		return err
 	}
-	rows, err := d.db.QueryContext(ctx, query, args...)
+	on := d.db
+	if pool, ok := on.(interface {
+		Conn(ctx context.Context) (*sql.Conn, error)
+	}); ok {
+		// On a pool, database/sql runs a query again when the driver says that the connection was bad. Some say so too late, when
+		// it has reached the server: pgx's in the simple protocol, and lib/pq. On a connection it is run once.
+		conn, err := pool.Conn(ctx)
+		if err != nil {
+			return unsentError{err}
+		}
+		defer func() { _ = conn.Close() }() // it goes back to the pool
+		on = conn
+	}
+	rows, err := on.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}
@@ -117,6 +130,14 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	}
 	return nil
 }
+
+// unsentError is one that came before anything was sent.
+type unsentError struct{ error }
+
+// SafeToRetry is what pgconn.SafeToRetry asks.
+func (unsentError) SafeToRetry() bool { return true }
+
+func (e unsentError) Unwrap() error { return e.error }
 
 // SQLTxBeginner begins transactions: a *sql.DB or a *sql.Conn.
 type SQLTxBeginner interface {

@@ -94,7 +94,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		}
 		var row dbsqlc.SweepRow
 		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
-			row, err = dbsqlc.New(wire{tx}).Sweep(ctx, args)
+			row, err = dbsqlc.New(wire{DB: tx}).Sweep(ctx, args)
 			return err
 		})
 		if err != nil {

@@ -67,7 +67,7 @@ const rollbackTimeout = 5 * time.Second
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
-// committed; it is returned as it is.
+// committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
@@ -122,7 +122,7 @@ func connOf(db TxBeginner) *pgx.Conn {
 //
 // fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
 // errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
-// pause, the error is a [*RetryError].
+// pause, the error is a [*RetryError]. What fn calls must not retry by itself: the attempts would multiply.
 //
 // The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
 // errors that match [ErrInvalid].
@@ -154,7 +154,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return &RetryError{Attempts: attempt, Err: err}
 		}
 		if !pause(ctx, attempt) {
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)}
+			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", over(ctx), err)}
 		}
 		if onRetry != nil {
 			onRetry(ctx, attempt, err)
@@ -170,6 +170,14 @@ func pause(ctx context.Context, attempt int) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// over is the error of a context that is over, and its cause if it has another.
+func over(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != ctx.Err() { //nolint:errorlint // they are the same if there is no cause
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
 }
 
 // transaction is one that has begun.
@@ -219,7 +227,7 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 	}
 	committing = true // which ends the transaction, whatever it returns
 	if err := tx.commit(ctx); err != nil {
-		return true, fmt.Errorf("ratelimit: commit: %w", err)
+		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
 	return true, nil
 }

@@ -14,8 +14,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -77,7 +79,7 @@ func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "try again later", http.StatusServiceUnavailable)
 	case !known:
-		http.SetCookie(w, &http.Cookie{Name: "session", Value: id + "." + keyed("sign", id), HttpOnly: true, Secure: true})
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: id + "." + keyed("sign", id), Path: "/", HttpOnly: true, Secure: true})
 	}
 }
 
@@ -86,7 +88,10 @@ func main() { demo.Main(story) }
 func story(ctx context.Context, pool *pgxpool.Pool) error {
 	site := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(pool, w, r) })
 	first := visit(site, "192.0.2.7:1", "")
-	cookie, _, _ := strings.Cut(first.Header().Get("Set-Cookie"), ";")
+	cookie, err := sentWith("/another/page", first)
+	if err != nil {
+		return err
+	}
 	_, signature, _ := strings.Cut(cookie, ".")
 	fmt.Printf("a visitor comes: %d, and gets a cookie\n", first.Code)
 
@@ -122,6 +127,20 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return demo.PrintTable(ctx, pool, os.Stdout, `
 		SELECT name, count(*) AS keys, bool_and(key ~ '^[0-9a-f]{64}$') AS "all are hashes"
 		  FROM rate_limits WHERE key <> '' GROUP BY name ORDER BY name`)
+}
+
+// sentWith is the cookie that a browser sends with another page.
+func sentWith(path string, first *httptest.ResponseRecorder) (string, error) {
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		return "", err
+	}
+	jar.SetCookies(&url.URL{Scheme: "https", Host: "example.com", Path: "/a/page"}, first.Result().Cookies())
+	kept := jar.Cookies(&url.URL{Scheme: "https", Host: "example.com", Path: path})
+	if len(kept) != 1 {
+		return "", fmt.Errorf("%d cookies are sent with %s, want 1", len(kept), path)
+	}
+	return kept[0].String(), nil
 }
 
 func visit(site http.Handler, addr, cookie string) *httptest.ResponseRecorder {

@@ -38,7 +38,8 @@ func estimate(prompt string, maxAnswer int) float64 {
 	return math.Ceil(float64(len(prompt))/4) + float64(maxAnswer)
 }
 
-// chat answers a person who waits: at once or not at all. What the answer was shorter than estimated is given back.
+// chat answers a person who waits: at once or not at all. What the answer was shorter than estimated is given back, and what
+// the rule of thumb fell short of is charged.
 func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	estimated := estimate(prompt, 1_496)
 	result, err := limits.Consume(ctx, pool, llmTokens.Key(team).Count(estimated))
@@ -46,7 +47,11 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 		return err
 	}
 	used := answer(prompt)
-	_, err = limits.Refund(ctx, pool, result.At, llmTokens.Key(team).Count(estimated-used))
+	if used > estimated { // what is spent is spent
+		_, err = limits.Charge(ctx, pool, llmTokens.Key(team).Count(used-estimated))
+	} else {
+		_, err = limits.Refund(ctx, pool, result.At, llmTokens.Key(team).Count(estimated-used))
+	}
 	return err
 }
 
@@ -118,11 +123,17 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Requests[0].Remaining)
 	}
 
-	answer = func(string) float64 { return 400 }
+	answer = func(string) float64 { return 3_000 }
 	if err := chat(ctx, pool, "blue", "What is this?  "); err != nil {
 		return err
 	}
-	fmt.Println("blue: has a budget of its own, and is answered")
+	if left, err = limits.Check(ctx, pool, llmTokens.Key("blue").Count(0)); err != nil {
+		return err
+	}
+	fmt.Println("blue: has a budget of its own, and is answered, for twice the tokens that were estimated")
+	if remaining := left.Requests[0].Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
+		return fmt.Errorf("blue has %v tokens left, want about 17,000", remaining)
+	}
 
 	report, err := batch(ctx, pool, "red", "Sum up the year.", 34_996)
 	if err != nil {

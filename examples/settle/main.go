@@ -50,7 +50,8 @@ func enqueue(ctx context.Context, pool *pgxpool.Pool, id int, team string, estim
 	})
 }
 
-// take gives a job that is due to a worker. It is committed before the work begins, which may take long.
+// take gives a job that is due to a worker. It is committed before the work begins, which may take long. (A job whose worker
+// died stays running. Somebody has to set it to waiting again, after longer than any takes; whoever then settles it, it is once.)
 func take(ctx context.Context, pool *pgxpool.Pool) (id int, err error) {
 	err = pool.QueryRow(ctx, `
 		UPDATE jobs SET state = 'running'

@@ -37,7 +37,7 @@ type Limit struct {
 	Start    Micros // of a fixed window: an instant of its grid before every other instant that occurs
 }
 
-// Row is the state that one row holds.
+// Row is the state that one row holds: what was left at its last use, and when that was.
 type Row struct {
 	Value float64
 	TS    Micros
@@ -105,9 +105,8 @@ func (l Limit) Enough(rows []Row, shards int, count, floor float64, now Micros) 
 // Take is what the rows hold after count was taken at now (given back, if it is negative) by a limit of so many shards:
 // what is left, at most the capacity, spread evenly.
 func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
-	upTo := l.UpTo(now)
 	left := min(l.Total(rows, now)-count, l.Capacity) / float64(shards)
-	latest := upTo
+	latest := now
 	for _, row := range rows {
 		latest = max(latest, row.TS)
 	}
@@ -115,7 +114,7 @@ func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
 	for i := range after {
 		after[i] = Row{Value: left, TS: latest}
 		if len(rows) == shards {
-			after[i].TS = max(rows[i].TS, upTo)
+			after[i].TS = max(rows[i].TS, now)
 		}
 	}
 	return after

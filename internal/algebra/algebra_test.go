@@ -15,6 +15,7 @@ func TestAvailable(t *testing.T) {
 	bucket := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
 	window := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min}
 	offset := Limit{Rate: 10, Period: time.Hour, Capacity: 25, Window: true, Start: Min + 30*minute}
+	short := Limit{Rate: 10, Period: 1100 * time.Millisecond, Capacity: 100, Window: true, Start: noon}
 	none := Limit{Rate: 10, Period: time.Minute, Capacity: 0}
 	for _, row := range []struct {
 		name  string
@@ -48,6 +49,7 @@ func TestAvailable(t *testing.T) {
 		{"time runs backwards, windows", window, 5, noon, 1, noon - 100*hour, 5},
 		{"another grid", offset, 5, noon, 1, noon + 30*minute - 1, 5},
 		{"another grid's boundary", offset, 5, noon, 1, noon + 30*minute, 15},
+		{"windows whose quotient comes out below 3", short, 0, noon, 1, noon + 3*1100*second/1000, 30},
 		{"of five shards", window, 1, noon, 5, noon + hour, 3},
 	} {
 		if got := row.limit.Available(Row{row.value, row.ts}, row.n, row.now); got != row.want {
@@ -85,6 +87,30 @@ func TestALimitWithoutRowsIsFull(t *testing.T) {
 	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
 	if !limit.Enough(nil, 1, 20, 0, noon) || limit.Enough(nil, 1, 20.001, 0, noon) || !limit.Enough(nil, 1, 25, -5, noon) || !limit.Enough(nil, 1, 1e9, math.Inf(-1), noon) {
 		t.Error("a full limit grants its capacity, and what may be owed")
+	}
+}
+
+// However the capacity divides.
+func TestFullShardsHoldTheCapacity(t *testing.T) {
+	uneven := 0
+	for _, capacity := range []float64{10, 1e7, 5e7, 1e9, 1e15, 0.1} {
+		for n := 2; n <= 100; n++ {
+			limit := Limit{Rate: 1, Period: time.Minute, Capacity: capacity}
+			rows, sum := make([]Row, n), 0.0
+			for i := range rows {
+				rows[i] = Row{capacity / float64(n), noon}
+				sum += rows[i].Value
+			}
+			if sum != capacity {
+				uneven++
+			}
+			if total := limit.Total(rows, noon); total != capacity {
+				t.Errorf("%d shards of %v hold %v", n, capacity, total)
+			}
+		}
+	}
+	if uneven < 100 {
+		t.Errorf("only %d sums come out uneven", uneven)
 	}
 }
 

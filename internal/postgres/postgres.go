@@ -17,6 +17,9 @@
 // With TXLIMIT_TEST_PGBOUNCER, a throwaway cluster is used through a PgBouncer
 // that is started, too: see pgbouncer.go.
 //
+// A [Breakable] is a throwaway cluster of its own, which can be killed and
+// started again.
+//
 // A throwaway cluster goes away with the process that started it, however that
 // process ends: see watchdog.go. A container does as long as testcontainers'
 // reaper is not disabled.

@@ -30,6 +30,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -135,7 +136,10 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		if !d.Passed && !d.Result.At.IsZero() {
-			w.Header().Del(fieldLimit) // of middleware around this, whose t may be later than Retry-After
+			for _, field := range []string{fieldLimit, legacyLimit, legacyRemaining, legacyReset} {
+				w.Header().Del(field) // of middleware around this, whose t may be later than Retry-After
+				w.Header().Del(legacyPrefix + field)
+			}
 		}
 		m.setFields(w.Header(), d.Result)
 		m.observe(r, d)
@@ -162,7 +166,10 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	} else {
 		ctx, cancel := context.WithTimeout(r.Context(), m.timeout())
 		defer cancel()
-		d.Result, d.Err = m.Limiter.Consume(ctx, m.DB, requests...)
+		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is no failure of the database
+			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
+			return err
+		})
 		d.Status = statusOfConsume(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
@@ -189,11 +196,22 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrInvalid) && misdefined(result):
 		return http.StatusInternalServerError
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity):
+	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity), unstorable(err):
 		return http.StatusBadRequest
 	default:
 		return http.StatusServiceUnavailable
 	}
+}
+
+// unstorable says whether the database is up and refused a key: its encoding may lack a character of it, or the table have a
+// constraint of the application's.
+func unstorable(err error) bool {
+	sqlErr := (interface{ SQLState() string })(nil)
+	if !errors.As(err, &sqlErr) {
+		return false
+	}
+	state := sqlErr.SQLState()
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
 }
 
 // misdefined says whether requests that are invalid are so by the server's own doing: a limit that is none, or one name
@@ -228,8 +246,14 @@ func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next ht
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())
 	defer cancel()
-	if result, err := m.Limiter.Refund(ctx, m.DB, consumedAt, requests...); err != nil {
-		m.observe(r, Decision{Result: result, Err: err, Passed: true})
+	var d Decision
+	d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
+		d.Result, err = m.Limiter.Refund(ctx, m.DB, consumedAt, requests...)
+		return err
+	})
+	if d.Err != nil {
+		d.Passed = true
+		m.observe(r, d)
 	}
 }
 

@@ -36,8 +36,7 @@ type Log struct {
 	Every  time.Duration // least time between two records about the same; 0: DefaultEvery; below: no such bound
 
 	// Key makes of a request's key what is logged of it; nil: nothing is, since keys are personal data. [HashKey] makes one that
-	// is the same for the same key and does not give it away; PlainKey logs it as it is. (The error for a key that is not
-	// valid UTF-8 quotes it in any case.)
+	// is the same for the same key and does not give it away; PlainKey logs it as it is.
 	Key func(key string) string
 
 	mu   sync.Mutex
@@ -68,7 +67,7 @@ func HashKey(secret []byte) func(key string) string {
 
 // Decision is for [ratelimit.Limiter.Observer].
 func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
-	switch of := outcome(d); of {
+	switch of := outcome(ctx, d); of {
 	case denied:
 		if exceeded, ok := errors.AsType[*ratelimit.ExceededError](d.Err); ok { // not by a check
 			for _, s := range exceeded.Denied() {

@@ -43,8 +43,8 @@ const (
 	failed          = "error"
 )
 
-// outcome is what came of a call.
-func outcome(d ratelimit.Decision) string {
+// outcome is what came of a call with that context.
+func outcome(ctx context.Context, d ratelimit.Decision) string {
 	state := sqlState(d.Err)
 	switch {
 	case d.Err == nil && d.Result.OK:
@@ -57,7 +57,7 @@ func outcome(d ratelimit.Decision) string {
 		return invalid
 	case state == "40001" || state == "40P01":
 		return conflict
-	case errors.Is(d.Err, context.Canceled):
+	case errors.Is(d.Err, context.Canceled), state == "57014" && errors.Is(ctx.Err(), context.Canceled): // which lib/pq hides
 		return canceled
 	default:
 		return failed

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+// The flood: an attacker with so many connections who sends so many requests a second, or, when answers are late, one on each
+// connection as soon as the last was answered. And what it must not starve: the application's own statements, which come
+// at a steady pace.
+const (
+	floodConnections = 256
+	floodPerSecond   = 8_000
+	floodPool        = 16 // connections of the application
+	floodLimiterPool = 2  // and of the limiter, if it has its own
+	floodTimeout     = time.Second
+
+	probes     = 8
+	probeEvery = 10 * time.Millisecond
+	floodSlice = 1500 * time.Millisecond
+	floodTurns = 4
+)
+
+// floods are the two of them, by what each request is counted by.
+var floods = []struct {
+	name string
+	from func(n uint32) netip.Addr
+}{
+	{"a new key each", func(n uint32) netip.Addr {
+		return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
+	}},
+	{"one key, denied", func(uint32) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, 1}) }},
+}
+
+// floodP99 measures the latency of another query of the process without a flood, with one that reaches the limiter through the
+// application's pool, and with one that reaches it by the settings that the README documents. It is the worse of two floods.
+func floodP99(ctx context.Context, e *env) (outcome, error) {
+	var worst outcome
+	for _, f := range floods {
+		url, err := e.newSchema(ctx)
+		if err != nil {
+			return outcome{}, err
+		}
+		app, err := e.connect(ctx, url, floodPool, nil)
+		if err != nil {
+			return outcome{}, err
+		}
+		own, err := e.connect(ctx, url, floodLimiterPool, nil)
+		if err != nil {
+			return outcome{}, err
+		}
+		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit())
+		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+
+		ways := []*floodWay{{name: "before"}, {name: "flood, through the application's pool", db: app}, {name: "flood, with the documented settings", db: coalescer}}
+		var sent atomic.Uint32
+		for turn := range 1 + floodTurns {
+			for i := range ways {
+				way := ways[i]
+				if turn%2 == 1 {
+					way = ways[len(ways)-1-i]
+				}
+				if err := way.run(ctx, app, func() netip.Addr { return f.from(sent.Add(1)) }, turn > 0); err != nil {
+					return outcome{}, err
+				}
+			}
+		}
+		fmt.Fprintf(e.out, "  %s\n", f.name)
+		for _, way := range ways {
+			fmt.Fprintf(e.out, "    %-38s another query p50 %8s   p99 %8s   max %8s   %7s requests/s answered: %s\n", way.name,
+				short(way.latencies.quantile(0.5)), short(way.latencies.quantile(0.99)), short(way.latencies.quantile(1-1e-9)),
+				thousands(float64(way.answered())/(floodTurns*floodSlice).Seconds()), way.statuses())
+		}
+		before, shared, settings := ways[0].p99(), ways[1].p99(), ways[2].p99()
+		fmt.Fprintf(e.out, "    p99 / before: %.3g through the application's pool, %.3g with the documented settings\n", shared/before, settings/before)
+		if worst.note != "" {
+			worst.note += "; "
+		}
+		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) through the application's pool, %s (%.3g) with the settings", f.name,
+			short(ways[0].latencies.quantile(0.99)), short(ways[1].latencies.quantile(0.99)), shared/before,
+			short(ways[2].latencies.quantile(0.99)), settings/before)
+		worst.value = max(worst.value, settings/before)
+	}
+	return worst, nil
+}
+
+// floodWay is how a flood reaches the limiter, and what came of it.
+type floodWay struct {
+	name      string
+	db        ratelimit.DB // nil: there is no flood
+	latencies histogram
+	count     [600]atomic.Int64 // of answers, by status
+}
+
+func (w *floodWay) p99() float64 { return w.latencies.quantile(0.99).Seconds() }
+
+func (w *floodWay) answered() (n int64) {
+	for i := range w.count {
+		n += w.count[i].Load()
+	}
+	return n
+}
+
+func (w *floodWay) statuses() (text string) {
+	for status := range w.count {
+		if n := w.count[status].Load(); n > 0 {
+			text += fmt.Sprintf("%d × %s ", status, thousands(float64(n)))
+		}
+	}
+	return text
+}
+
+// run has the probes ask for a while, beside the flood.
+func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip.Addr, counts bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	flooding, stop := context.WithCancel(ctx)
+	defer stop()
+	var flood, asking sync.WaitGroup
+	if w.db != nil {
+		w.flood(flooding, &flood, from, counts)
+	}
+	var latencies [probes]histogram
+	begin := time.Now()
+	for i := range probes {
+		asking.Go(func() {
+			end := begin.Add(floodSlice)
+			for at := begin.Add(time.Duration(i) * probeEvery / probes); at.Before(end) && time.Now().Before(end); at = at.Add(probeEvery) {
+				time.Sleep(time.Until(at))
+				// From the moment at which it was due: one that is late because the one before it was has waited, too. (What is due
+				// and was not asked by the end is not counted, which flatters the slow.)
+				if _, err := app.Exec(ctx, insertOrderSQL, "somebody"); err != nil {
+					cancel(fmt.Errorf("%s: %w", w.name, err))
+					return
+				}
+				latencies[i].add(time.Since(at))
+			}
+		})
+	}
+	asking.Wait()
+	stop()
+	flood.Wait()
+	if counts {
+		for i := range latencies {
+			w.latencies.merge(&latencies[i])
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// flood sends requests through the middleware until ctx ends.
+func (w *floodWay) flood(ctx context.Context, wg *sync.WaitGroup, from func() netip.Addr, counts bool) {
+	perClient := ratelimit.TokenBucket("perClient", 10, time.Hour)
+	limit := httplimit.Middleware{Limiter: &limits, DB: w.db, Timeout: floodTimeout,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perClient.Key(httplimit.ClientIP{}.Key(r))}, nil
+		},
+	}
+	handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	begin := time.Now()
+	var tickets atomic.Int64
+	for range floodConnections {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				ticket := time.Duration(tickets.Add(1))
+				time.Sleep(time.Until(begin.Add(ticket * time.Second / floodPerSecond)))
+				response := discard{header: http.Header{}, status: http.StatusOK}
+				handler.ServeHTTP(&response, (&http.Request{Method: http.MethodGet, RemoteAddr: from().String() + ":1024", Header: http.Header{}}).WithContext(ctx))
+				if counts && ctx.Err() == nil {
+					w.count[response.status].Add(1)
+				}
+			}
+		})
+	}
+}
+
+// discard keeps the status of an answer.
+type discard struct {
+	header http.Header
+	status int
+}
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
+func (d *discard) WriteHeader(status int)      { d.status = status }

@@ -1,0 +1,293 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// A limit's numbers change while it is used: what two versions of a program grant together, be it by turns or at once, in
+// any span of time.
+//
+//   - Two token buckets, or two fixed windows with the same period and start, grant no more than the larger of each number
+//     would: the larger capacity, what the larger rate refills in the span, and the larger maxReserved. How they are sharded
+//     does not matter.
+//   - Otherwise, each refills by its own clock, the bucket all the time, the window at its own instants: no more than the
+//     larger capacity (and maxReserved) and what both refill in the span.
+//   - If the one is not used again once the other is, the span is divided: what the first refills until its last use, and the
+//     other from then on.
+
+// version is one of the two definitions of a limit.
+type version struct {
+	ratelimit.Limit
+	numbers algebra.Limit
+}
+
+func newVersion(limit ratelimit.Limit) version { return version{limit, numbers(limit, "k")} }
+
+// refill is what flows in after one instant, up to another.
+func (v version) refill(from, to algebra.Micros) float64 {
+	if v.numbers.Window {
+		return float64(v.numbers.UpTo(to)-v.numbers.UpTo(from)) / float64(v.numbers.Period.Microseconds()) * v.numbers.Rate
+	}
+	return float64(to-from) / float64(v.numbers.Period.Microseconds()) * v.numbers.Rate
+}
+
+func (v version) reserved() float64 {
+	if m := v.Config().MaxReserved; m != nil {
+		return *m
+	}
+	return 0
+}
+
+// versions are two definitions, of which the second takes the place of the first.
+type versions [2]version
+
+// alike says whether both refill by the same clock.
+func (vs versions) alike() bool {
+	a, b := vs[0].numbers, vs[1].numbers
+	return !a.Window && !b.Window || a.Window && b.Window && a.Period == b.Period && a.Start == b.Start
+}
+
+// most is the most that may be granted after one instant up to another, and in the first.
+func (vs versions) most(from, to algebra.Micros) float64 {
+	a, b := vs[0].refill(from, to), vs[1].refill(from, to)
+	refill := a + b
+	if vs.alike() {
+		refill = max(a, b)
+	}
+	return vs.full() + refill
+}
+
+// full is the most that can be had at once.
+func (vs versions) full() float64 {
+	return max(vs[0].Capacity(), vs[1].Capacity()) + max(vs[0].reserved(), vs[1].reserved())
+}
+
+// taken is a grant: the row's ts, up to which the refill counted, lies between the two instants.
+type taken struct {
+	from, to algebra.Micros
+	tokens   float64
+}
+
+// worst looks at all spans and says how far above the bound the worst of them is.
+func worst(grants []taken, most func(from, to algebra.Micros) float64) (above float64, from, to algebra.Micros) {
+	above = -1e300
+	byEnd := slices.Clone(grants)
+	slices.SortFunc(byEnd, func(a, b taken) int { return int(a.to - b.to) })
+	for _, first := range grants {
+		sum := 0.0
+		for _, g := range byEnd {
+			if g.from < first.from {
+				continue
+			}
+			sum += g.tokens
+			if over := sum - most(first.from, g.to); over > above {
+				above, from, to = over, first.from, g.to
+			}
+		}
+	}
+	return above, from, to
+}
+
+// randomVersion is a definition for one of a few rates and periods, so that two of them are often alike.
+func randomVersion(r *rand.Rand) version {
+	rate := oneOf(r, 1.0, 3, 10, 100)
+	c := ratelimit.Config{
+		Name: "changing", Kind: oneOf(r, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow), Rate: rate,
+		Period: ratelimit.Duration(oneOf(r, time.Second, time.Minute, time.Minute, 7*time.Second, time.Hour)), Shards: oneOf(r, 1, 1, 2, 5),
+	}
+	if r.IntN(2) == 0 {
+		capacity := oneOf(r, rate/2, 2*rate, 50)
+		c.Capacity = &capacity
+	}
+	if r.IntN(3) == 0 {
+		maxReserved := oneOf(r, 0, 5, rate)
+		c.MaxReserved = &maxReserved
+	}
+	if c.Kind == ratelimit.KindFixedWindow && r.IntN(3) == 0 {
+		start := noon.Add(time.Duration(r.IntN(3)) * 17 * time.Second)
+		c.Start = &start
+	}
+	limit, err := ratelimit.New(c)
+	if err != nil {
+		panic(err)
+	}
+	return newVersion(limit)
+}
+
+// TestNumbersThatChangeMintNothing plays random sequences, by turns and with one change for good, that take all they can get.
+func TestNumbersThatChangeMintNothing(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
+		t.Fatal(err)
+	}
+	limiter, clock := newLimiter()
+	reached := 0
+	for n := range 50 {
+		vs := versions{randomVersion(r), randomVersion(r)}
+		once, now := r.IntN(2) == 0, 0
+		step := min(vs[0].numbers.Period, vs[1].numbers.Period)
+		if err := limiter.Reset(t.Context(), pool, vs[0].Key("k")); err != nil {
+			t.Fatal(err)
+		}
+		var grants []taken
+		changed := algebra.Max // the last use of the first, if it changes once
+		for i := range 60 {
+			clock.Advance(oneOf(r, 0, time.Duration(r.Int64N(int64(step))), time.Duration(r.Int64N(int64(3*step))), step/10).Truncate(time.Microsecond))
+			switch {
+			case !once:
+				now = r.IntN(2)
+			case i == 30:
+				now = 1
+				if len(grants) > 0 {
+					changed = grants[len(grants)-1].to
+				}
+			}
+			v := vs[now]
+			request := v.Key("k")
+			if v.Config().MaxReserved != nil {
+				request = request.Reserve()
+			}
+			balance, err := limiter.Check(t.Context(), pool, request.Count(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens := balance.Requests[0].Remaining + v.reserved()
+			if tokens <= 1e-6 {
+				continue
+			}
+			tokens *= oneOf(r, 1, 1, r.Float64()) * (1 - 1e-12)
+			if _, err := limiter.Consume(t.Context(), pool, request.Count(tokens)); err != nil {
+				t.Fatalf("%v: %v of %+v: %v", v, tokens, balance, err)
+			}
+			at := algebra.At(clock.now)
+			grants = append(grants, taken{at, at, tokens})
+		}
+		most := vs.most
+		if once {
+			most = func(from, to algebra.Micros) float64 {
+				return vs.full() + vs[0].refill(from, max(from, min(to, changed))) + vs[1].refill(max(from, min(to, changed)), to)
+			}
+		}
+		above, from, to := worst(grants, most)
+		if above > 1e-6 {
+			t.Errorf("%d: %v\nand %v\nonce %v: %v tokens too many from %v to %v", n, vs[0], vs[1], once, above, from.Time(), to.Time())
+		}
+		if above > -1e-6 {
+			reached++
+		}
+	}
+	if reached < 30 {
+		t.Errorf("the bound was reached %d times: it is not what stops them", reached)
+	}
+}
+
+// TestNumbersThatChangeUnderTraffic changes them at random moments, for some of those who use them and for all, in transactions
+// of all levels at once.
+func TestNumbersThatChangeUnderTraffic(t *testing.T) {
+	t.Parallel()
+	bucket := func(rate float64, period time.Duration, options ...ratelimit.Option) version {
+		return newVersion(ratelimit.TokenBucket("changing", rate, period, options...))
+	}
+	window := func(rate float64, period time.Duration, options ...ratelimit.Option) version {
+		return newVersion(ratelimit.FixedWindow("changing", rate, period, options...))
+	}
+	for name, vs := range map[string]versions{
+		"rate":            {bucket(20, time.Second), bucket(60, time.Second, ratelimit.Capacity(20))},
+		"capacity":        {bucket(20, time.Second, ratelimit.Capacity(5)), bucket(20, time.Second, ratelimit.Capacity(50))},
+		"maxReserved":     {bucket(20, time.Second, ratelimit.MaxReserved(0)), bucket(20, time.Second, ratelimit.MaxReserved(20))},
+		"shards":          {bucket(40, time.Second, ratelimit.Shards(2)), bucket(40, time.Second, ratelimit.Shards(5))},
+		"sharded or not":  {window(40, time.Second, ratelimit.Shards(4)), window(40, time.Second)},
+		"period":          {bucket(20, time.Second), bucket(20, 200*time.Millisecond)},
+		"rate of windows": {window(20, time.Second), window(60, time.Second)},
+		"window's period": {window(20, 700*time.Millisecond), window(30, time.Second)},
+		"window's start":  {window(20, time.Second, ratelimit.Start(noon)), window(20, time.Second, ratelimit.Start(noon.Add(time.Second/3)))},
+		"kind":            {bucket(30, time.Second), window(30, time.Second)},
+		"everything":      {bucket(20, 300*time.Millisecond, ratelimit.Shards(3), ratelimit.MaxReserved(5)), window(50, time.Second, ratelimit.Capacity(70))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			changeUnderTraffic(t, vs)
+		})
+	}
+}
+
+func changeUnderTraffic(t *testing.T, vs versions) {
+	r := newRand(t)
+	pool := newPool(t, 8)
+	var limiter ratelimit.Limiter
+	var flips atomic.Int64
+	var mu sync.Mutex
+	var grants []taken
+	var failed atomic.Pointer[error]
+	until := time.Now().Add(2 * time.Second)
+	var wg sync.WaitGroup
+	flipping := rand.New(rand.NewPCG(r.Uint64(), 0))
+	wg.Go(func() {
+		for time.Now().Before(until) {
+			time.Sleep(time.Duration(flipping.IntN(int(100 * time.Millisecond))))
+			flips.Add(1)
+		}
+	})
+	for g := range 8 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				version := int(flips.Load()) % 2
+				if g < 4 {
+					version = g % 2 // not deployed yet
+				}
+				request := vs[version].Key("k").Count(float64(1 + r.IntN(3)))
+				if vs[version].Config().MaxReserved != nil {
+					request = request.Reserve()
+				}
+				var result ratelimit.Result
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+					result, err = limiter.Consume(ctx, tx, request)
+					return err
+				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
+				var end time.Time
+				if err == nil {
+					err = pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&end)
+				}
+				switch {
+				case denied(err):
+					time.Sleep(time.Millisecond)
+				case errors.Is(err, ratelimit.ErrExceedsCapacity):
+				case err != nil:
+					failed.Store(&err)
+					return
+				default:
+					mu.Lock()
+					grants = append(grants, taken{algebra.At(result.At), algebra.At(end), result.Requests[0].Count})
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		t.Fatal(*err)
+	}
+	above, from, to := worst(grants, vs.most)
+	t.Logf("%d grants, %d changes; the fullest span is %.1f tokens below the bound", len(grants), flips.Load(), -above)
+	if above > 1e-6 {
+		t.Errorf("%v\nand %v\n%v tokens too many from %v to %v", vs[0], vs[1], above, from.Time(), to.Time())
+	}
+	if len(grants) < 20 || flips.Load() < 5 {
+		t.Errorf("%d grants and %d changes are no test", len(grants), flips.Load())
+	}
+}

@@ -1,0 +1,134 @@
+package faults_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+)
+
+// TestTheDiskIsFull on which the write-ahead log is: Postgres panics, and cannot recover before there is room again.
+//
+// As root, the log is on a small tmpfs that is filled to the last byte. An ordinary user may not mount one. For him, the
+// server's processes are forbidden to write as much as a file of the log (RLIMIT_FSIZE), so that the next one cannot be made: the
+// same write fails, with another errno.
+func TestTheDiskIsFull(t *testing.T) {
+	t.Parallel()
+	var s *postgres.Breakable
+	var fill, empty func()
+	var complaint string
+	config := postgres.BreakableConfig{Settings: []string{"wal_recycle=off", "max_wal_size=64MB"}}
+	if disk, err := smallDisk(t); err == nil {
+		complaint = "No space left on device"
+		config.Settings = []string{"wal_recycle=off", "min_wal_size=2MB", "max_wal_size=4MB"}
+		config.InitDB = []string{"-X", filepath.Join(disk, "wal"), "--wal-segsize=1"}
+		s = newServer(t, config)
+		ballast := filepath.Join(disk, "ballast")
+		fill = func() {
+			f, err := os.Create(ballast)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for err == nil {
+				_, err = f.Write(make([]byte, 4096))
+			}
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Fatal(err)
+			}
+		}
+		empty = func() {
+			if err := os.Remove(ballast); err != nil {
+				t.Fatal(err)
+			}
+		}
+	} else {
+		t.Logf("there is no tmpfs for us (%v); the server may write no more than half a file of the log instead", err)
+		complaint = "File too large"
+		s = newServer(t, config)
+		limit := func(bytes uint64) {
+			for _, pid := range s.PIDs() {
+				var limit unix.Rlimit
+				err := unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &limit)
+				if limit.Cur = min(bytes, limit.Max); err == nil {
+					err = unix.Prlimit(pid, unix.RLIMIT_FSIZE, &limit, nil)
+				}
+				if err != nil && !errors.Is(err, unix.ESRCH) {
+					t.Fatal(err)
+				}
+			}
+		}
+		fill = func() { limit(8 << 20) }
+		empty = func() { limit(unix.RLIM_INFINITY) }
+	}
+
+	l := newLoad(t, s.URL(), loadConfig{})
+	other := connect(t, s.URL(), 1)
+	crashes := 0
+	for range 1 + int(lasting(0, 4)) {
+		l.flows(5)
+		fill()
+		// Others write as well, or it would take long.
+		eventually(t, "the server has crashed", func() bool {
+			_, err := other.Exec(t.Context(), "SELECT pg_logical_emit_message(false, 'faults', repeat('x', 200000))")
+			return err != nil && strings.Contains(s.Log(), complaint) && strings.Contains(s.Log(), "PANIC")
+		})
+		crashes++
+		time.Sleep(lasting(500*time.Millisecond, 3*time.Second))
+		empty()
+		select {
+		case <-s.Exited(): // it could not even recover
+			if err := s.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
+		eventually(t, "the server has recovered", func() bool {
+			select {
+			case <-s.Exited():
+				if err := s.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			default:
+			}
+			return other.Ping(t.Context()) == nil
+		})
+	}
+	l.flows(5)
+	sum := l.settle()
+	t.Logf("the disk was full %d times: PANIC, %s", crashes, complaint)
+	if sum.nothing+sum.unknown == 0 {
+		t.Error("no call has noticed")
+	}
+}
+
+// smallDisk mounts a small tmpfs, which goes away with the test. Nobody but this goroutine, and the processes that it starts,
+// can see it.
+func smallDisk(t *testing.T) (dir string, err error) {
+	t.Helper()
+	runtime.LockOSThread() // for good: the thread ends with the goroutine, and with it what only it could see
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return "", err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return "", err
+	}
+	if dir, err = os.MkdirTemp("", "txlimit-disk-"); err != nil { //nolint:usetesting // the server's user must get into it
+		return "", err
+	}
+	t.Cleanup(func() {
+		_ = unix.Unmount(dir, unix.MNT_DETACH) // perhaps it was not mounted
+		_ = os.Remove(dir)
+	})
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // see above
+		return "", err
+	}
+	return dir, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=24m,mode=0777")
+}

@@ -1,0 +1,392 @@
+package faults_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// load is many goroutines that consume on every kind of handle, and what each of their calls came to.
+type load struct {
+	*testing.T
+	url       string
+	app       string // application_name of its connections
+	limiter   ratelimit.Limiter
+	pool      *pgxpool.Pool
+	db        *sql.DB
+	coalescer *ratelimit.Coalescer
+	handles   []*handle
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+}
+
+// handle is one way to consume a token, of a limit of its own.
+type handle struct {
+	limit    ratelimit.Limit
+	ordering bool // consumes in a transaction that stores an order
+	call     func(ctx context.Context, id string) error
+
+	mu       sync.Mutex
+	last     int
+	granted  map[string]bool // by id of the order
+	unknown  map[string]bool // ratelimit.ErrUnknownOutcome
+	denied   int
+	nothing  int            // any other error, after which nothing may be gone
+	outcomes map[string]int // errors by what they are, to be printed
+	grants   []int          // calls granted to each goroutine
+	longest  time.Duration  // that a call took
+}
+
+// capacity is what a handle's limit holds. Nothing is refilled: it would take a thousand years for a token.
+const capacity = 1e6
+
+// loadConfig is what is special about a load. The zero value is 4 goroutines for each of the handles.
+type loadConfig struct {
+	goroutines int // for each handle
+	conns      int // of the pool
+	configure  []func(*pgx.ConnConfig)
+	timeout    time.Duration // of each call; 0: none
+}
+
+// newLoad makes a load on a migrated database and starts it.
+func newLoad(t *testing.T, url string, config loadConfig) *load {
+	t.Helper()
+	if config.goroutines == 0 {
+		config.goroutines = 4
+	}
+	if config.conns == 0 {
+		config.conns = 12
+	}
+	l := &load{T: t, url: url, app: fmt.Sprintf("txlimit_faults_%x", rand.Uint32())}
+	l.pool = connect(t, url, config.conns, append(config.configure, setting("application_name", l.app))...)
+	l.db = stdlib.OpenDB(*l.pool.Config().ConnConfig)
+	l.db.SetMaxOpenConns(config.conns)
+	t.Cleanup(func() { l.db.Close() })
+	l.coalescer = ratelimit.NewCoalescer(l.pool)
+	l.handles = []*handle{
+		l.alone("pool", l.pool), l.alone("coalescer", l.coalescer), l.alone("database/sql", ratelimit.SQL(l.db)),
+		l.inTx("InTx"), l.inTx("InTx Hot", ratelimit.Hot), l.inTx("InTx Hot, 3 shards", ratelimit.Hot),
+		l.inSQLTx("InSQLTx"), l.sendTx("SendTx"),
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	l.cancel = cancel
+	for _, h := range l.handles {
+		h.grants = make([]int, config.goroutines)
+		for g := range config.goroutines {
+			l.wg.Go(func() {
+				for ctx.Err() == nil {
+					// A call that has begun is not cancelled: whether it is stuck is one of the questions.
+					callCtx, cancel := context.WithoutCancel(ctx), context.CancelFunc(func() {})
+					if config.timeout > 0 {
+						callCtx, cancel = context.WithTimeout(callCtx, config.timeout)
+					}
+					began := time.Now()
+					err := h.once(callCtx)
+					cancel()
+					h.waited(g, time.Since(began), err)
+					if err != nil {
+						time.Sleep(20 * time.Millisecond)
+					}
+				}
+			})
+		}
+	}
+	return l
+}
+
+func newHandle(name string) *handle {
+	h := &handle{
+		limit:   ratelimit.TokenBucket(name, 1e-9, time.Hour, ratelimit.Capacity(capacity)),
+		granted: map[string]bool{}, unknown: map[string]bool{}, outcomes: map[string]int{},
+	}
+	if strings.Contains(name, "shards") {
+		h.limit = ratelimit.TokenBucket(name, 1e-9, time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(3))
+	}
+	return h
+}
+
+// alone consumes, and nothing else.
+func (l *load) alone(name string, db ratelimit.DB) *handle {
+	h := newHandle(name)
+	h.call = func(ctx context.Context, _ string) error {
+		_, err := l.limiter.Consume(ctx, db, h.limit.Global())
+		return err
+	}
+	return h
+}
+
+func (l *load) inTx(name string, queue ...func(...ratelimit.Request) ratelimit.TxOption) *handle {
+	h := newHandle(name)
+	h.ordering = true
+	var options []ratelimit.TxOption
+	for _, hot := range queue {
+		options = append(options, hot(h.limit.Global()))
+	}
+	h.call = func(ctx context.Context, id string) error {
+		return l.limiter.InTx(ctx, l.pool, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := l.limiter.Consume(ctx, tx, h.limit.Global()); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, insertOrder, id, name)
+			return err
+		}, options...)
+	}
+	return h
+}
+
+func (l *load) inSQLTx(name string) *handle {
+	h := newHandle(name)
+	h.ordering = true
+	h.call = func(ctx context.Context, id string) error {
+		return l.limiter.InSQLTx(ctx, l.db, func(ctx context.Context, tx *sql.Tx) error {
+			if _, err := l.limiter.Consume(ctx, ratelimit.SQL(tx), h.limit.Global()); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, insertOrder, id, name)
+			return err
+		})
+	}
+	return h
+}
+
+func (l *load) sendTx(name string) *handle {
+	h := newHandle(name)
+	h.ordering = true
+	h.call = func(ctx context.Context, id string) error {
+		batch := &pgx.Batch{}
+		if _, err := l.limiter.QueueConsume(ctx, batch, h.limit.Global()); err != nil {
+			return err
+		}
+		batch.Queue(insertOrder, id, name)
+		return l.limiter.SendTx(ctx, l.pool, batch)
+	}
+	return h
+}
+
+const insertOrder = "INSERT INTO orders (id, handle) VALUES ($1, $2)"
+
+// once calls once, and notes down what the caller then knows.
+func (h *handle) once(ctx context.Context) error {
+	h.mu.Lock()
+	h.last++
+	id := fmt.Sprintf("%s %d", h.limit.Name(), h.last)
+	h.mu.Unlock()
+
+	err := h.call(ctx, id)
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.granted[id] = true
+		return nil
+	case errors.As(err, new(*ratelimit.ExceededError)):
+		h.denied++
+	case errors.Is(err, ratelimit.ErrUnknownOutcome):
+		h.unknown[id] = true
+	default:
+		h.nothing++
+	}
+	h.outcomes[kindOf(err)]++
+	return err
+}
+
+// waited notes down how a goroutine fared.
+func (h *handle) waited(goroutine int, took time.Duration, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.longest = max(h.longest, took)
+	if err == nil {
+		h.grants[goroutine]++
+	}
+}
+
+// kindOf is what kind of error it is, in a few words.
+func kindOf(err error) string {
+	var sqlErr interface{ SQLState() string }
+	var kind string
+	switch {
+	case errors.As(err, new(*ratelimit.ExceededError)):
+		return "denied"
+	case errors.As(err, &sqlErr):
+		kind = sqlErr.SQLState()
+	case errors.Is(err, context.DeadlineExceeded):
+		kind = "deadline"
+	default:
+		kind = "connection"
+	}
+	if errors.As(err, new(*ratelimit.RetryError)) {
+		kind = "gave up: " + kind
+	}
+	if errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		kind = "unknown: " + kind
+	}
+	return kind
+}
+
+// count is how many calls were acknowledged so far.
+func (h *handle) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.granted)
+}
+
+// flows waits until every handle has had n more calls granted.
+func (l *load) flows(n int) {
+	l.Helper()
+	for _, h := range l.handles {
+		before := h.count()
+		eventually(l.T, fmt.Sprintf("%d more calls granted on %s; it had %v", n, h.limit.Name(), h.outcomes), func() bool { return h.count() >= before+n })
+	}
+}
+
+// stop ends the load. Every call must come to an end.
+func (l *load) stop() {
+	l.Helper()
+	l.cancel()
+	done := make(chan struct{})
+	go func() { l.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		buf := make([]byte, 1<<20)
+		l.Fatalf("after 30 s there are still calls that do not end:\n%s", buf[:runtime.Stack(buf, true)])
+	}
+	eventually(l.T, "no connection is in use", func() bool { return l.pool.Stat().AcquiredConns() == 0 && l.db.Stats().InUse == 0 })
+}
+
+// totals are those of a load, over all handles.
+type totals struct{ granted, unknown, committed, nothing, denied int }
+
+// settle stops the load and holds what it was told against what is in the database.
+func (l *load) settle() totals {
+	l.Helper()
+	l.stop()
+	ctx := context.WithoutCancel(l.Context())
+	admin := connect(l.T, l.url, 2)
+	l.nothingStuck(ctx, admin)
+	var sum totals
+	outcomes := map[string]int{}
+	for _, h := range l.handles {
+		gone := h.gone(ctx, l, admin)
+		least, most := len(h.granted), len(h.granted)+len(h.unknown)
+		if gone < least || gone > most || gone > capacity {
+			l.Errorf("%s: %d tokens are gone, want %d to %d: %d calls were acknowledged, %d have an unknown outcome",
+				h.limit.Name(), gone, least, most, len(h.granted), len(h.unknown))
+		}
+		if h.ordering {
+			h.compareOrders(ctx, l, admin, gone)
+		}
+		sum.granted += len(h.granted)
+		sum.unknown += len(h.unknown)
+		sum.committed += gone - len(h.granted)
+		sum.nothing += h.nothing
+		sum.denied += h.denied
+		for kind, n := range h.outcomes {
+			outcomes[kind] += n
+		}
+		h.drain(ctx, l, admin)
+	}
+	l.coalescer.Close()
+	l.Logf("%d calls acknowledged; %d with an unknown outcome, of which %d were committed; %d with an error after which nothing was: %v",
+		sum.granted, sum.unknown, sum.committed, sum.nothing, outcomes)
+	return sum
+}
+
+// gone is how many tokens are gone from the row.
+func (h *handle) gone(ctx context.Context, l *load, admin *pgxpool.Pool) int {
+	l.Helper()
+	result, err := l.limiter.Check(ctx, admin, h.limit.Global().Count(0))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return int(capacity - result.Requests[0].Remaining + 0.5)
+}
+
+// compareOrders wants an order for each token that is gone, and that its caller knows, or knows that he does not.
+func (h *handle) compareOrders(ctx context.Context, l *load, admin *pgxpool.Pool, gone int) {
+	l.Helper()
+	ids := h.orders(ctx, l, admin)
+	if len(ids) != gone {
+		l.Errorf("%s: %d orders, %d tokens are gone", h.limit.Name(), len(ids), gone)
+	}
+	for _, id := range ids {
+		if !h.granted[id] && !h.unknown[id] {
+			l.Errorf("order %s was committed, and its caller was told that nothing was", id)
+		}
+	}
+	for id := range h.granted {
+		if _, there := slices.BinarySearch(ids, id); !there {
+			l.Errorf("order %s was acknowledged, and is not there", id)
+		}
+	}
+}
+
+func (h *handle) orders(ctx context.Context, l *load, admin *pgxpool.Pool) []string {
+	l.Helper()
+	rows, err := admin.Query(ctx, `SELECT id FROM orders WHERE handle = $1 ORDER BY id COLLATE "C"`, h.limit.Name())
+	if err != nil {
+		l.Fatal(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		l.Fatal(err)
+	}
+	return ids
+}
+
+// drain wants a call to go through, all that is left to be granted, and then nothing more.
+func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var err error
+	for range 100 { // the pool may still have broken connections
+		if err = h.once(ctx); err == nil || !strings.Contains(kindOf(err), "connection") && !strings.Contains(kindOf(err), "57P01") {
+			break
+		}
+	}
+	if err != nil {
+		l.Errorf("%s: a new call is not granted: %v", h.limit.Name(), err)
+	}
+	left := capacity - float64(h.gone(ctx, l, admin))
+	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global().Count(left)); err != nil {
+		l.Errorf("%s: what is left is not granted: %v", h.limit.Name(), err)
+	}
+	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global()); !errors.As(err, new(*ratelimit.ExceededError)) {
+		l.Errorf("%s: more than the capacity was granted: %v", h.limit.Name(), err)
+	}
+}
+
+// nothingStuck wants no session of the load in a transaction, and no lock of its.
+func (l *load) nothingStuck(ctx context.Context, admin *pgxpool.Pool) {
+	l.Helper()
+	var stuck string
+	eventually(l.T, "no transaction and no lock is left", func() bool {
+		err := admin.QueryRow(ctx, `
+			SELECT concat_ws(E'\n',
+			       (SELECT string_agg(format('%s %s: %s', pid, state, query), E'\n')
+			          FROM pg_stat_activity WHERE application_name = $1 AND state <> 'idle'),
+			       (SELECT string_agg(format('%s holds %s on %s', pid, mode, coalesce(relation::regclass::text, locktype)), E'\n')
+			          FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE application_name = $1 AND locktype <> 'virtualxid'),
+			       (SELECT string_agg('prepared: ' || gid, E'\n') FROM pg_prepared_xacts))`, l.app).Scan(&stuck)
+		if err != nil {
+			l.Fatal(err)
+		}
+		return stuck == ""
+	})
+}

@@ -1,0 +1,193 @@
+// Package faults_test breaks things for real while limits are being consumed on every kind of handle: servers are killed,
+// connections cut, disks filled, clocks stepped. Then it counts: what was acknowledged, what is gone from the limits' rows, and
+// which business rows are there. `make faults` gives each fault longer than `go test` does.
+package faults_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+)
+
+var (
+	long     = flag.Bool("long", false, "let each fault last, instead of about a second, as long as it takes to be sure")
+	seedFlag = flag.Uint64("seed", 0, "replay the random choices of a test with this seed (0: a new one)")
+)
+
+// lasting is how long something goes on: in short, or with -long.
+func lasting(short, longer time.Duration) time.Duration {
+	if *long {
+		return longer
+	}
+	return short
+}
+
+// server is for the faults that do it no harm. Those that do have one of their own (newServer).
+var server *postgres.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	flag.Parse()
+	if url := os.Getenv(clientOf); url != "" {
+		return client(url)
+	}
+	var err error
+	if server, err = postgres.Start(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err) // no Postgres is a failure, never a skip
+		return 1
+	}
+	fmt.Println("tests run on", server)
+	code := m.Run()
+	b, err := template()
+	if err == nil {
+		err = b.Close()
+	}
+	if err := errors.Join(err, server.Close()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// template is a migrated cluster that is not running, to be copied: that is faster than to make another.
+var template = sync.OnceValues(func() (*postgres.Breakable, error) {
+	ctx := context.Background()
+	b, err := postgres.NewBreakable(ctx, postgres.BreakableConfig{})
+	if err == nil {
+		err = migrate(ctx, b.URL())
+		b.Stop()
+	}
+	return b, err
+})
+
+// newServer makes a migrated server of the test's own.
+func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakable {
+	t.Helper()
+	if config.InitDB == nil {
+		var err error
+		if config.CopyOf, err = template(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := postgres.NewBreakable(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the server's log ends with:\n%s", b.Log())
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if config.CopyOf == nil {
+		if err := migrate(t.Context(), b.URL()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// newSchema makes a migrated schema of the test's own in the server for all.
+func newSchema(t *testing.T) (url string) {
+	t.Helper()
+	url, drop, err := server.NewSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := migrate(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	return url
+}
+
+// migrate makes the limiter's schema and the table of the business rows.
+func migrate(ctx context.Context, url string) error {
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	if err != nil {
+		return err
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return err
+	}
+	_, err = db.ExecContext(ctx, "CREATE TABLE orders (id text PRIMARY KEY, handle text NOT NULL)")
+	return err
+}
+
+// connect makes a pool.
+func connect(t *testing.T, url string, conns int, configure ...func(*pgx.ConnConfig)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = int32(conns)
+	for _, f := range configure {
+		f(config.ConnConfig)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// setting has sessions start with a setting.
+func setting(name, value string) func(*pgx.ConnConfig) {
+	return func(c *pgx.ConnConfig) { c.RuntimeParams[name] = value }
+}
+
+// newRand makes a source of randomness and says how to replay it if the test fails.
+func newRand(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("replay: go test ./integration_test/faults -run '%s' -seed %d", t.Name(), seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// eventually waits for something that must come true by itself.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("30 s and still not: %s", what)
+		}
+	}
+}

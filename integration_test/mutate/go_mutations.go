@@ -1,0 +1,332 @@
+package main
+
+var goMutations = []mutation{
+	// internal/algebra
+
+	{
+		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes from a bucket",
+		old: "max(seconds(now-row.TS), 0)*rate", new: "seconds(now-row.TS)*rate",
+		tests: "TestAvailable",
+	}, {
+		name: "algebra-windows-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes a window's tokens",
+		old: "float64(max(begun, 0) * rate)", new: "float64(begun * rate)",
+		tests: "TestAvailable",
+	}, {
+		name: "algebra-unclamped", file: "internal/algebra/algebra.go", what: "a row may hold more than the capacity",
+		old: "return min(capacity, row.Value+refill)", new: "return row.Value + refill + 0*capacity",
+		tests: "TestAvailable",
+	}, {
+		name: "algebra-windows-rounded-down", file: "internal/algebra/algebra.go", what: "a quotient of doubles is rounded down to whole windows",
+		old: "math.RoundToEven(", new: "math.Floor(",
+		tests: "TestAvailable",
+	}, {
+		name: "algebra-last-token", file: "internal/algebra/algebra.go", what: "the library thinks that the last token is denied (>= to >)",
+		old: "return l.Total(rows, now)-count >= floor", new: "return l.Total(rows, now)-count > floor",
+		tests: "TestALimitWithoutRowsIsFull",
+	}, {
+		name: "algebra-no-slack", file: "internal/algebra/algebra.go", what: "the library thinks that rounded sums over shards are denied",
+		old: "const Slack = 1e-9", new: "const Slack = 0",
+		tests: "TestShardsAreCombinedBeforeADenial|TestModel",
+	}, {
+		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
+		old: "	if full {\n", new: "	if full && total < 0 {\n",
+		tests: "TestFullShardsHoldTheCapacity",
+	}, {
+		name: "algebra-retry-early", file: "internal/algebra/algebra.go", what: "RetryAt is a microsecond early",
+		old: "	return last\n", new: "	return last - 1\n",
+		tests: "TestWhenIsExact",
+	}, {
+		name: "algebra-retry-late", file: "internal/algebra/algebra.go", what: "RetryAt is what a quotient says, which is a little late at times",
+		old: "			last = guess\n			guess -= min(step, last-before)", new: "			return guess",
+		tests: "TestWhenIsExact",
+	},
+
+	// ratelimit: requests
+
+	{
+		name: "demands-order", file: "ratelimit/request.go", what: "several limits are asked for in another order than that of the locks",
+		old: "return a.limit.name < b.limit.name ||", new: "return a.limit.name > b.limit.name ||",
+		tests: "TestDemandsAreInTheOrderOfLocks",
+	}, {
+		name: "demands-twice", file: "ratelimit/request.go", what: "a limit that is named twice in one call counts once",
+		old: "d.count += r.tokens", new: "d.count = r.tokens",
+		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
+	}, {
+		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is a number of tokens",
+		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
+		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
+	}, {
+		name: "demands-whole-capacity", file: "ratelimit/request.go", what: "a request for the whole capacity is refused",
+		old: "left < d.floor {", new: "left <= d.floor {",
+		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother|TestTheCapacityIsTheRateUnlessSet",
+	}, {
+		name: "demands-two-definitions", file: "ratelimit/request.go", what: "one limit with two definitions in one call is granted by one of them",
+		old: "if d.limit != r.limit {", new: "if false {",
+		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
+	}, {
+		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
+		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
+		tests: "TestKeysOfSeveralParts",
+	}, {
+		name: "keys-empty", file: "ratelimit/request.go", what: "an empty user id is a key like others",
+		old: "if part == \"\" && r.err == nil {", new: "if part == \"\" && len(parts) == 1 && r.err == nil {",
+		tests: "TestKeysOfSeveralParts|TestHostileRequestsAreRefusedAndPoisonNothing",
+	},
+
+	// ratelimit: the verbs
+
+	{
+		name: "denial-no-error", file: "ratelimit/limiter.go", what: "a denial is no error",
+		old: "if err == nil && v == verbConsume && !result.OK {", new: "if err == nil && v == verbCharge && !result.OK {",
+		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
+	}, {
+		name: "refund-any-time", file: "ratelimit/limiter.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
+		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
+	}, {
+		name: "window-one-grid", file: "ratelimit/limit.go", what: "the windows of all keys begin together",
+		old: "		h.Write([]byte(key))\n", new: "",
+		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
+	}, {
+		name: "check-rows-after", file: "ratelimit/limiter.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "applied(ds, row, row.Granted.Bool && v != verbCheck, result)", new: "applied(ds, row, row.Granted.Bool, result)",
+		tests: "TestCheckAnswersLikeConsume",
+	},
+
+	// ratelimit: transactions
+
+	{
+		name: "tx-commit-ignored", file: "ratelimit/tx.go", what: "an error of COMMIT is ignored",
+		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
+		tests: "TestInTxRetriesA40001OfCommit",
+	}, {
+		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is run again",
+		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
+		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
+	}, {
+		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
+		old: "return state == \"40001\" || state == \"40P01\"", new: "return state == \"40001\"",
+		tests: "TestInTxRetriesADeadlock",
+	}, {
+		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
+		old: "_ = tx.rollback(rollbackCtx)", new: "_ = rollbackCtx",
+		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
+	}, {
+		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
+		old: "if attempt == attempts {", new: "if attempt > attempts {",
+		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+	}, {
+		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
+		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
+		tests: "TestInTxWorksOnAPoolAndAConnectionAtEveryLevel|TestInTxRetriesA40001OfCommit",
+	}, {
+		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback under a context that is over",
+		old: "			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)\n			defer cancel()\n			_ = tx", new: "			rollbackCtx, cancel := context.WithTimeout(ctx, rollbackTimeout)\n			defer cancel()\n			_ = tx",
+		tests: "TestInTxEndsWithItsContext",
+	}, {
+		name: "tx-begin-not-cleaned", file: "ratelimit/tx.go", what: "a connection is left in a failed transaction when the turn could not be locked",
+		old: "			cleanUp(ctx, db)\n", new: "",
+		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestHotSaysWhatTheRoleLacks",
+	}, {
+		name: "sql-commit-ignored", file: "ratelimit/sql.go", what: "an error of COMMIT is ignored on database/sql",
+		old: "				err := tx.Commit()\n", new: "				_ = tx.Commit()\n				var err error\n",
+		tests: "TestInSQLTxRunsAgain",
+	}, {
+		name: "sql-close-ignored", file: "ratelimit/sql.go", what: "the commit of a call outside a transaction may fail unseen on database/sql",
+		old: "			err = closeErr\n", new: "			_ = closeErr\n",
+		tests: "TestDatabaseSQLNoticesACommitThatFails",
+	}, {
+		name: "sql-rows-err", file: "ratelimit/sql.go", what: "an error after the row is ignored on database/sql",
+		old: "	if err := rows.Err(); err != nil {\n		return err\n	}\n", new: "",
+		tests: "TestDatabaseSQLNoticesACommitThatFails",
+	},
+
+	// ratelimit: batches
+
+	{
+		name: "batch-commit-unread", file: "ratelimit/batch.go", what: "an error of a batch's COMMIT is not read",
+		old: "		committing = true\n		return read(results, &sent, 1)", new: "		committing = true\n		_ = read(results, &sent, 1)\n		return nil",
+		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes|TestSendTxReturnsOtherErrorsAsTheyAre",
+	}, {
+		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		old: "	decoder.DisallowUnknownFields()\n", new: "",
+		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
+	}, {
+		name: "batch-requests-aliased", file: "ratelimit/batch.go", what: "what is queued changes with the caller's slice",
+		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
+		tests: "TestABatchAnswersAsConsumeDoes",
+	}, {
+		name: "batch-not-rolled-back", file: "ratelimit/batch.go", what: "the connection of a denied batch is left in a failed transaction",
+		old: "		_ = tx.Rollback(rollbackCtx) // after", new: "		_ = rollbackCtx // after",
+		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
+	}, {
+		name: "batch-reprepares", file: "ratelimit/batch.go", what: "each denial of a batch has its statements prepared anew",
+		old: "				batch.QueuedQueries = nil\n", new: "",
+		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip",
+	},
+
+	// ratelimit: the queue of hot limits
+
+	{
+		name: "hot-unfair", file: "ratelimit/hot.go", what: "the last one to come has the next turn",
+		old: "		close(l.waiting[0])\n		l.waiting = slices.Delete(l.waiting, 0, 1)", new: "		close(l.waiting[len(l.waiting)-1])\n		l.waiting = l.waiting[:len(l.waiting)-1]",
+		tests: "TestTheQueueIsFirstInFirstOut",
+	}, {
+		name: "hot-cancelled-stays", file: "ratelimit/hot.go", what: "who is cancelled stays in the queue, and has a turn that nobody gives back",
+		old: "		l.waiting = slices.Delete(l.waiting, i, i+1)\n", new: "",
+		tests: "TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp",
+	}, {
+		name: "hot-cancelled-at-its-turn", file: "ratelimit/hot.go", what: "who is cancelled at the moment of his turn does not give it back",
+		old: "	q.leave(n) // we were let pass at the same moment\n", new: "",
+		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck",
+	}, {
+		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not given back when the transaction has ended",
+		old: "		defer leave()\n", new: "		_ = leave\n",
+		tests: "TestHotLimitsAreExact|TestHotGivesItsTurnBackOnPanicAndGoexit",
+	}, {
+		name: "hot-half-entered", file: "ratelimit/hot.go", what: "who gives up waiting for a second limit keeps his turn on the first",
+		old: "			leave()\n			return nil, nil, fmt.Errorf", new: "			return nil, nil, fmt.Errorf",
+		tests: "TestHotEndsWithItsContext|TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp",
+	}, {
+		name: "hot-lanes-leak", file: "ratelimit/hot.go", what: "every key that ever queued is remembered for ever",
+		old: "		delete(q.lanes, n.stripe())\n", new: "",
+		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck|TestTheQueueIsFirstInFirstOut",
+	}, {
+		name: "hot-views-order", file: "ratelimit/hot.go", what: "views are locked in the order of the limits, not everybody's",
+		old: "	slices.Sort(numbers)\n", new: "",
+		tests: "TestTheStripesStayTheSame|TestSeveralHotLimitsInAnyOrderNeverDeadlock",
+	}, {
+		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view lets everybody in",
+		old: "in share update exclusive mode", new: "in row exclusive mode",
+		tests: "TestHotTransactionsDoNotConflict",
+	}, {
+		name: "hot-late-lock", file: "ratelimit/hot.go", what: "the views are locked after a snapshot was taken",
+		old: "return begin + \"; \" + t.lockQuery()", new: "return begin + \"; select 1; \" + t.lockQuery()",
+		tests: "TestHotTransactionsDoNotConflict",
+	}, {
+		name: "hot-other-shard", file: "ratelimit/limiter.go", what: "the shard that was queued for is not the one that is taken from",
+		old: "	if shard, ok := hotShard(ctx, d.limit, d.key); ok {\n		return int32(shard), int32(shard)\n	}\n", new: "	_, _ = hotShard(ctx, d.limit, d.key)\n",
+		tests: "TestAHotLimitsShardIsChosenWhenQueueing",
+	}, {
+		name: "hot-in-hot", file: "ratelimit/hot.go", what: "a transaction may wait for itself",
+		old: "if ctx.Value(turnKey{}) != nil {", new: "if ctx.Value(turnKey{}) == ctx {",
+		tests: "TestHotInHotIsRefused",
+	},
+
+	// ratelimit: the coalescer
+
+	{
+		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
+		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
+		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
+	}, {
+		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "who has given up before he was sent consumes",
+		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "",
+		tests: "TestCoalescerCancelledCallersHarmNobody",
+	}, {
+		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first to give up ends the statement of all",
+		old: "if f.waiting--; f.waiting == 0 {", new: "if f.waiting--; f.waiting >= 0 {",
+		tests: "TestCoalescerCancelledCallersHarmNobody",
+	}, {
+		name: "coalescer-nobody-waits", file: "ratelimit/coalescer.go", what: "a statement that nobody waits for any more goes on",
+		old: "			f.cancel()\n", new: "			_ = f.cancel\n",
+		tests: "TestCoalescerGivesUpAStatementThatNobodyWaitsFor",
+	}, {
+		name: "coalescer-error-to-one", file: "ratelimit/coalescer.go", what: "an error reaches only the first of those who share the statement",
+		old: "	for _, w := range b.waiters {\n		w.err = err\n", new: "	for i, w := range b.waiters {\n		if i == 0 {\n			w.err = err\n		}\n",
+		tests: "TestCoalescerWhenTheDatabaseFails",
+	}, {
+		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(ds))\n	}\n",
+		tests: "TestCoalescerWhenTheDatabaseFails",
+	}, {
+		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
+		old: "	for c.flying > 0 {\n", new: "	for c.flying < 0 {\n",
+		tests: "TestCoalescerCloseDrains",
+	}, {
+		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "who comes after Close is let in",
+		old: "	if c.closed {\n", new: "	if c.closed && c.pool == nil {\n",
+		tests: "TestCoalescerCloseDrains",
+	}, {
+		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
+		old: "	if direct {\n		defer c.landed()\n", new: "	if direct {\n",
+		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
+	}, {
+		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer.go", what: "calls whose clocks differ are decided at one of their instants",
+		old: "!c.queue[n].lone && c.queue[n].now == c.queue[0].now {", new: "!c.queue[n].lone {",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalescer-counts-mixed", file: "ratelimit/coalescer.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
+		old: "(d.count != g.first.count || d.count != math.Trunc(d.count) ||", new: "(d.count != math.Trunc(d.count) ||",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalescer-fractions", file: "ratelimit/coalescer.go", what: "so many times a fraction is subtracted at once, which rounds otherwise",
+		old: "d.count != math.Trunc(d.count) || ", new: "",
+		tests: "TestCoalescerIsExact|TestEveryQueryExecModeCoalesces",
+	}, {
+		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer.go", what: "one limit of two versions is decided by the definition of the first call",
+		old: " || d.limit != g.first.limit)", new: ")",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalescer-lock-order", file: "ratelimit/coalescer.go", what: "keys are sent in another order than that of the locks",
+		old: "return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))", new: "return cmp.Or(cmp.Compare(y.limit.name, x.limit.name), cmp.Compare(y.key, x.key))",
+		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
+	}, {
+		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
+		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
+		tests: "TestCoalescerAsyncCommit",
+	}, {
+		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
+		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
+		tests: "TestCoalescerTextThatTheServerCannotStore",
+	},
+
+	// httplimit
+
+	{
+		name: "http-fails-open", file: "ratelimit/httplimit/httplimit.go", what: "requests pass while the database is down",
+		old: "open = m.FailOpen && d.Status", new: "open = d.Status",
+		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
+	}, {
+		name: "http-unknown-passes", file: "ratelimit/httplimit/httplimit.go", what: "an error that it does not know is a pass",
+		old: "	default:\n		return http.StatusServiceUnavailable\n", new: "	default:\n		return 0\n",
+		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
+	}, {
+		name: "http-failure-refunded", file: "ratelimit/httplimit/httplimit.go", what: "failures are given back, too",
+		old: "	if m.Failed(recorder.status) {\n		return\n	}\n", new: "	_ = m.Failed(recorder.status)\n",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+	}, {
+		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
+		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, consumedAt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+	}, {
+		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",
+		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(r.Context(), m.timeout())",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+	}, {
+		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, and so too early",
+		old: "	if d%time.Second > 0 {\n		whole++\n	}\n", new: "",
+		tests: "TestRetryAfterIsWholeSecondsRoundedUpAndAtLeastOne",
+	}, {
+		name: "http-at-least-one", file: "ratelimit/httplimit/fields.go", what: "Retry-After may be 0",
+		old: "max(seconds(until.Sub(result.At)), 1)", new: "max(seconds(until.Sub(result.At)), 0)",
+		tests: "TestRetryAfterIsWholeSecondsRoundedUpAndAtLeastOne",
+	}, {
+		name: "http-remaining-rounded-up", file: "ratelimit/httplimit/fields.go", what: "more is said to remain than does",
+		old: "int64(math.Floor(", new: "int64(math.Ceil(",
+		tests: "TestFields",
+	}, {
+		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy writes its own address",
+		old: "i := len(entries) - c.TrustedProxies; i >= 0 {", new: "i := 0; len(entries) >= c.TrustedProxies {",
+		tests: "TestClientIP",
+	}, {
+		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
+		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
+		tests: "TestCost",
+	}, {
+		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
+		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
+		tests: "TestJitterIsTheSameForTheSameKeyAndWithinTheSpan",
+	},
+}

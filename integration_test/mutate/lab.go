@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// packages are those whose tests are to notice.
+var packages = []string{"internal/algebra", "ratelimit", "ratelimit/httplimit", "integration_test"}
+
+// trivial are tests that are not asked: they hold the migrations against schema.sql, which was generated from them, and so
+// would notice any edit of a migration.
+const trivial = "^(TestSchemaSQLMakesWhatTheMigrationsMake|TestTheSchemasNameMayNeedQuotes)$"
+
+// hung is how long a run may take. Some mutations make a test wait for ever.
+const hung = "5m"
+
+// lab is where mutations are tried: a copy of the repository, and a server.
+type lab struct {
+	dir  string
+	url  string
+	home map[string]string // of each test, its package
+
+	compiled map[string]bool // the packages whose tests are, as the Go files are now
+}
+
+// newLab copies what git knows, or would add, as it is in the working tree.
+func newLab(ctx context.Context, url string) (l *lab, err error) {
+	l = &lab{url: url, home: map[string]string{}, compiled: map[string]bool{}}
+	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			l.remove()
+		}
+	}()
+	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return nil, fmt.Errorf("git rev-parse: %w", err)
+	}
+	root := strings.TrimSpace(string(top))
+	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+	list.Dir = root
+	files, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	for file := range strings.SplitSeq(strings.TrimSuffix(string(files), "\x00"), "\x00") {
+		if err := l.copy(root, file); err != nil {
+			return nil, err
+		}
+	}
+	for _, pkg := range packages {
+		if err := l.index(pkg); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+func (l *lab) remove() { _ = os.RemoveAll(l.dir) }
+
+// copy copies a file, unless it was deleted and git does not know yet.
+func (l *lab) copy(root, file string) error {
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(l.dir, file)), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(l.dir, file), text, 0o600)
+}
+
+var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+
+// index notes down where each test is.
+func (l *lab) index(pkg string) error {
+	files, err := filepath.Glob(filepath.Join(l.dir, pkg, "*_test.go"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		for _, match := range testFunction.FindAllSubmatch(text, -1) {
+			l.home[string(match[1])] = pkg
+		}
+	}
+	return nil
+}
+
+// applies says whether a mutation can be made, and the tests that it names are there.
+func (l *lab) applies(m mutation) error {
+	if _, _, err := l.mutated(m); err != nil {
+		return err
+	}
+	for test := range strings.SplitSeq(m.tests, "|") {
+		if l.home[test] == "" {
+			return fmt.Errorf("%s: there is no test %q", m.name, test)
+		}
+	}
+	return nil
+}
+
+// mutated is the text of the mutation's file before and after.
+func (l *lab) mutated(m mutation) (before, after string, err error) {
+	text, err := os.ReadFile(filepath.Join(l.dir, m.file))
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", m.name, err)
+	}
+	before = string(text)
+	found := strings.Count(before, m.old)
+	if m.old == m.new || m.nth == 0 && found != 1 || m.nth > found {
+		return "", "", fmt.Errorf("%s: what it replaces is %d times in %s", m.name, found, m.file)
+	}
+	at := 0
+	for n := 1; ; n++ {
+		at += strings.Index(before[at:], m.old)
+		if n >= m.nth {
+			return before, before[:at] + m.new + before[at+len(m.old):], nil
+		}
+		at += len(m.old)
+	}
+}
+
+// try makes a mutation and runs the tests: first those that ought to notice it, then, unless those are all that is wanted, all.
+func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure, err error) {
+	before, after, err := l.mutated(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.write(m.file, after); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.write(m.file, before)) }()
+	if failed, err := l.testNamed(ctx, []mutation{m}); failed != nil || err != nil || named {
+		return failed, err
+	}
+	for _, pkg := range packages {
+		if failed, err := l.test(ctx, pkg, "-test.skip="+trivial); failed != nil || err != nil {
+			return failed, err
+		}
+	}
+	return nil, nil
+}
+
+// write changes a file. Those of SQL are read when the tests run.
+func (l *lab) write(file, text string) error {
+	if strings.HasSuffix(file, ".go") {
+		clear(l.compiled)
+	}
+	return os.WriteFile(filepath.Join(l.dir, file), []byte(text), 0o600)
+}
+
+// testNamed runs the tests that the mutations name.
+func (l *lab) testNamed(ctx context.Context, mutations []mutation) (*failure, error) {
+	named := map[string][]string{}
+	for _, m := range mutations {
+		for test := range strings.SplitSeq(m.tests, "|") {
+			if pkg := l.home[test]; !slices.Contains(named[pkg], test) {
+				named[pkg] = append(named[pkg], test)
+			}
+		}
+	}
+	for _, pkg := range slices.Sorted(maps.Keys(named)) {
+		if failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$"); failed != nil || err != nil {
+			return failed, err
+		}
+	}
+	return nil, nil
+}
+
+// failure is how a mutation was noticed.
+type failure struct {
+	test string
+	how  string // if it did not simply fail
+	out  string // what the tests had printed
+}
+
+func (f *failure) String() string { return f.test + f.how }
+
+// compile compiles the tests of a package, quickly, unless that is done already and no Go has changed since.
+func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error) {
+	binary = filepath.Join(l.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
+	if l.compiled[pkg] {
+		return binary, nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-N -l", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	cmd.Dir = l.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: it does not compile:\n%s", err, out)
+	}
+	l.compiled[pkg] = true
+	return binary, nil
+}
+
+// test runs tests of a package until one fails, and kills the rest. They run on the one server, so that what they leave
+// behind goes away with it.
+func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	defer cancel()
+	binary, err := l.compile(ctx, pkg)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+hung, which)
+	cmd.Dir = filepath.Join(l.dir, pkg)
+	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.url, "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
+	cmd.WaitDelay = 10 * time.Second
+	read, write := io.Pipe()
+	cmd.Stdout, cmd.Stderr = write, write
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- cmd.Wait()
+		_ = write.Close()
+	}()
+	failed, out := firstFailure(read)
+	cancel() // what else is running
+	_, _ = io.Copy(io.Discard, read)
+	err = <-ended
+	switch {
+	case failed == nil && err == nil:
+		return nil, nil
+	case nonsense.Match(out):
+		return nil, fmt.Errorf("it is no SQL that can run: %s", nonsense.Find(out))
+	case failed == nil:
+		return nil, fmt.Errorf("%w:\n%s", err, out)
+	}
+	failed.out = string(out)
+	return failed, nil
+}
+
+// nonsense are SQLSTATEs of SQL that cannot run at all: syntax errors, and names that mean nothing.
+var nonsense = regexp.MustCompile(`.*SQLSTATE 42(601|703|804|702|P13).*`)
+
+var (
+	failLine    = regexp.MustCompile(`^\s*--- FAIL: (\w+)`)
+	runningLine = regexp.MustCompile(`^\s+(\w+)[^ ]* \([0-9hms.]+\)$`)
+)
+
+// firstFailure reads what tests print up to the first that fails, and what was printed before it.
+func firstFailure(r io.Reader) (*failure, []byte) {
+	var out bytes.Buffer
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	how, last := "", ""
+	for lines.Scan() {
+		line := lines.Text()
+		fmt.Fprintln(&out, line)
+		switch {
+		case failLine.MatchString(line):
+			return &failure{test: failLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
+		case strings.HasPrefix(line, "=== "): // RUN, CONT: which test it is
+			last = strings.Fields(line)[len(strings.Fields(line))-1]
+		case strings.HasPrefix(line, "panic: test timed out"):
+			how = " (hung)"
+		case how == " (hung)" && runningLine.MatchString(line):
+			return &failure{test: runningLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
+		case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "):
+			test, _, _ := strings.Cut(last, "/")
+			return &failure{test: test, how: " (" + line + ")"}, out.Bytes()
+		}
+	}
+	return nil, out.Bytes()
+}

@@ -1,0 +1,132 @@
+// Command mutate breaks the engine on purpose, one edit at a time, and shows which test notices: what no test notices, no
+// test protects. It works on a copy of the repository, with the tests that are there.
+//
+//	go run ./integration_test/mutate             # all of them; the tables, for docs/mutations.md, go to the standard output
+//	go run ./integration_test/mutate -only NAME  # those whose name matches the regular expression
+//	go run ./integration_test/mutate -named      # quickly: only the tests that they name, which are not first run without
+//
+// The edits are in sql_mutations.go and go_mutations.go. Each names the tests that ought to notice it, which are run first. If they do not, every
+// test of the library is run. An edit that nothing notices is printed as a survivor, and the exit status is 1. That it does
+// not compile, or that its SQL cannot run, is no notice: it is an error of the edit.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+)
+
+// mutation is one edit.
+type mutation struct {
+	name  string // for -only
+	file  string
+	what  string // what is broken
+	old   string // the text that is replaced, which is there once
+	nth   int    // which of them it is if it is there more often, from 1
+	new   string
+	tests string // those that ought to notice it, with bars between them
+}
+
+// equivalent is an edit that changes no decision, and so is not in the table: no test could notice it, nor should.
+type equivalent struct{ file, what, why string }
+
+func main() {
+	only := flag.String("only", "", "run the mutations whose name matches this regular expression")
+	named := flag.Bool("named", false, "run only the tests that the mutations name, and not without a mutation first")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	survivors, err := run(ctx, *only, *named)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+	}
+	if err != nil || survivors > 0 {
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, named bool) (survivors int, err error) {
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return 0, err
+	}
+	chosen := slices.DeleteFunc(slices.Concat(sqlMutations, goMutations), func(m mutation) bool { return !pattern.MatchString(m.name) })
+	if len(chosen) == 0 {
+		return 0, fmt.Errorf("no mutation's name matches %q", only)
+	}
+	server, err := postgres.Start(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer server.Close()
+	l, err := newLab(ctx, server.URL())
+	if err != nil {
+		return 0, err
+	}
+	defer l.remove()
+	fmt.Fprintln(os.Stderr, "on", server)
+
+	var problems []string
+	for _, m := range chosen {
+		if err := l.applies(m); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
+	if problems != nil {
+		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
+	}
+	if !named {
+		if failed, err := l.testNamed(ctx, chosen); err != nil {
+			return 0, err
+		} else if failed != nil {
+			return 0, fmt.Errorf("without a mutation, too, %v fails:\n%s", failed, failed.out)
+		}
+	}
+
+	if only == "" {
+		fmt.Printf("# Mutations\n\nWhat `make mutate` prints: the engine, broken by one edit at a time, and the test that notices first. `make mutate ONLY=name` tries one.\n"+
+			"The edits are in [integration_test/mutate](../integration_test/mutate). This was on %s.\n\n", server)
+	}
+	fmt.Printf("| mutation | what is broken | noticed by | after |\n|---|---|---|---|\n")
+	broken, begin := 0, time.Now()
+	for _, m := range chosen {
+		begin := time.Now()
+		failed, err := l.try(ctx, m, named)
+		after := time.Since(begin).Round(time.Second)
+		if ctx.Err() != nil {
+			return survivors, ctx.Err()
+		}
+		noticed := "**nothing**"
+		switch {
+		case err != nil:
+			fmt.Fprintf(os.Stderr, "%s: %v\n", m.name, err)
+			noticed = "**the edit is wrong**"
+			broken++
+		case failed == nil:
+			survivors++
+		default:
+			noticed = failed.String()
+		}
+		fmt.Fprintf(os.Stderr, "%-30s %-70s %v\n", m.name, noticed, after)
+		fmt.Printf("| %s | `%s`: %s | %s | %v |\n", m.name, m.file, m.what, noticed, after)
+	}
+	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), survivors, time.Since(begin).Round(time.Second))
+	if only == "" {
+		fmt.Printf("\nLeft out, since they change no decision:\n\n| file | edit | why nothing can notice it |\n|---|---|---|\n")
+		for _, e := range equivalents {
+			fmt.Printf("| `%s` | %s | %s |\n", e.file, e.what, e.why)
+		}
+	}
+	if broken > 0 {
+		return survivors, fmt.Errorf("%d edits are wrong in themselves", broken)
+	}
+	return survivors, nil
+}

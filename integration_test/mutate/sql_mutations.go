@@ -1,0 +1,365 @@
+package main
+
+const (
+	functions = "migrations/00002_functions.sql"
+	coalesce  = "migrations/00003_coalesce.sql"
+	raise     = "migrations/00004_raise.sql"
+	turns     = "migrations/00005_turns.sql"
+	byHand    = "migrations/00006_by_hand.sql"
+)
+
+var sqlMutations = []mutation{
+	// ratelimit_available
+
+	{
+		name: "available-unclamped", file: functions, what: "a row may hold more than the capacity",
+		old: "RETURN least(capacity, value + CASE", new: "RETURN (value + CASE",
+		tests: "TestACapacityAboveTheRateRollsOver|TestModel",
+	}, {
+		name: "available-time-backwards", file: functions, what: "time that runs backwards takes from a bucket",
+		old: "greatest(date_part('epoch', upto - ts), 0) * rate", new: "date_part('epoch', upto - ts) * rate",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
+	}, {
+		name: "available-windows-backwards", file: functions, what: "time that runs backwards takes a window's tokens",
+		old:   "greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate",
+		new:   "round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)) * rate",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
+	}, {
+		name: "available-windows-rounded-down", file: functions, what: "a quotient of doubles is rounded down to whole windows",
+		old: "greatest(round(date_part", new: "greatest(floor(date_part",
+		tests: "TestAFixedWindowMissesNoWindowByRounding",
+	}, {
+		name: "available-windows-off-grid", file: functions, what: "windows are counted from the row's ts, not on the grid",
+		old: "upto - date_bin(period, ts, start))", new: "upto - ts)",
+		tests: "TestChangingALimitTakesEffectAtTheNextCallAndNeverMints|TestModel",
+	},
+
+	// ratelimit_consume
+
+	{
+		name: "consume-last-token", file: functions, what: "the last token of a bucket is not granted (>= to >)",
+		old: "start IS NULL THEN\n                UPDATE @extschema@.rate_limits AS r\n" +
+			"                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                       ts = greatest(r.ts, at)\n" +
+			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
+			"                   AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
+		new: "start IS NULL THEN\n                UPDATE @extschema@.rate_limits AS r\n" +
+			"                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                       ts = greatest(r.ts, at)\n" +
+			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
+			"                   AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
+		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
+	}, {
+		name: "consume-unconditionally", file: functions, what: "the UPDATE of a window does not ask whether it has enough",
+		old:   "AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
+		nth:   1,
+		new:   "RETURNING",
+		tests: "TestAFixedWindowsGridGoesThroughItsStart|TestModel",
+	}, {
+		name: "consume-no-recheck", file: functions, what: "the UPDATE does not ask again, after waiting, whether the row has enough: it trusts a plain read",
+		old: "AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
+		nth: 1,
+		new: "AND EXISTS (SELECT FROM @extschema@.rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
+			"                       AND @extschema@.ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
+		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
+	}, {
+		name: "consume-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
+		old: "ts = greatest(r.ts, at)\n", nth: 1, new: "ts = at\n",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
+	}, {
+		name: "consume-window-ts-back", file: functions, what: "a window's ts moves back with the clock",
+		old: "ts = greatest(r.ts, upto)\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1", nth: 1,
+		new:   "ts = upto\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
+	}, {
+		name: "consume-now", file: functions, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
+		old:   "        at := coalesce(now, clock_timestamp());\n\n        -- Locks the row if it has enough.",
+		new:   "        at := coalesce(now, now());\n\n        -- Locks the row if it has enough.",
+		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
+	}, {
+		name: "consume-clock-read-once", file: functions, what: "the clock is not read again after the UPDATE has waited",
+		old: "        at := coalesce(now, clock_timestamp());\n        IF sane AND one", new: "        IF sane AND one",
+		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
+	}, {
+		name: "consume-nan", file: functions, what: "NaN tokens are granted",
+		old: "sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND", new: "sane    boolean := least(count, rate, capacity) >= 0 AND",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	}, {
+		name: "consume-negative", file: functions, what: "a negative count mints",
+		old: "sane    boolean := least(count, rate, capacity) >= 0 AND", new: "sane    boolean := least(rate, capacity) >= 0 AND",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	}, {
+		name: "consume-seqscan", file: functions, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with those of all others",
+		old: "LANGUAGE plpgsql SET enable_seqscan = off\nAS", nth: 1, new: "LANGUAGE plpgsql\nAS",
+		tests: "TestDifferentKeysDoNotConflictInATinyTable",
+	}, {
+		name: "consume-first-is-free", file: functions, what: "the first use of a key costs nothing",
+		old: "VALUES (name, key, 0, 1, capacity - count,", new: "VALUES (name, key, 0, 1, capacity,",
+		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
+	}, {
+		name: "consume-first-conflict", file: functions, what: "two first uses at once: one is an error of SQL",
+		old: "\n            ON CONFLICT DO NOTHING\n            RETURNING r.value, r.ts INTO value, ts;", new: "\n            RETURNING r.value, r.ts INTO value, ts;",
+		tests: "TestOverGrant",
+	}, {
+		name: "consume-first-lost-race", file: functions, what: "whoever loses the race for a first use is granted it all the same",
+		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts);", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
+		tests: "TestOverGrant",
+	}, {
+		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (>= to >)",
+		old:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;",
+		new:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor;",
+		tests: "TestExpectingADenialDecidesTheSame",
+	}, {
+		name: "consume-expecting-for-ever", file: functions, what: "who expects a denial wrongly never gets to the UPDATE",
+		old: "        expect_denial := false;\n", new: "",
+		tests: "TestExpectingADenialDecidesTheSame",
+	}, {
+		name: "consume-denies-sharded", file: functions, what: "rows that were sharded are not made one",
+		old: "ELSIF EXISTS (SELECT FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
+		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
+	},
+
+	// ratelimit_apply
+
+	{
+		name: "apply-reads-two", file: functions, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
+		old: "IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN", new: "IF shard_a = shard_b THEN",
+		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
+	}, {
+		name: "apply-order", file: functions, what: "the single shards of several limits are locked in another order than everybody's",
+		old: "ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\"\n                    LOOP", new: "ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC\n                    LOOP",
+		tests: "TestLimitsInAnyOrderNeverDeadlock",
+	}, {
+		name: "apply-places-order", file: functions, what: "all rows of several limits are locked in another order than everybody's",
+		old: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
+		tests: "TestLimitsInAnyOrderNeverDeadlock",
+	}, {
+		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
+	}, {
+		name: "apply-no-lock", file: functions, what: "all shards are added up without being locked",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		tests: "TestShardedLimitsAreExactForConcurrentCallers",
+	}, {
+		name: "apply-shards-order", file: functions, what: "shards are locked from the last to the first",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestLimitsInAnyOrderNeverDeadlock",
+	}, {
+		name: "apply-clock-read-once", file: functions, what: "the clock is not read again after all rows are locked",
+		old: "                    at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
+		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
+	}, {
+		name: "apply-unlocked-rows", file: functions, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
+		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
+		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
+	}, {
+		name: "apply-decides-once", file: functions, what: "what a plain read granted is granted although the locked rows lack it",
+		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF locked <> rows THEN",
+		tests: "TestShardedLimitsAreExactForConcurrentCallers",
+	}, {
+		name: "apply-first-lost-race", file: functions, what: "whoever loses the race for a first use is granted it all the same",
+		old:   "                    IF m <> shards[i] THEN\n                        RAISE SQLSTATE 'RL001';\n                    END IF;\n                END IF;\n            END LOOP;\n            RETURN;",
+		new:   "                END IF;\n            END LOOP;\n            RETURN;",
+		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
+	}, {
+		name: "apply-no-slack", file: functions, what: "a sum over shards that rounding has made too little is denied",
+		old: "slack  CONSTANT double precision := 1e-9;", new: "slack  CONSTANT double precision := 0;",
+		tests: "TestModel",
+	}, {
+		name: "apply-shard-owes", file: functions, what: "each shard of several limits may owe as much as all together",
+		old: "CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,", new: "floors[p] AS floor,",
+		tests: "TestReservationsWorkWithSeveralLimits|TestReservationsAreSharedByAllShards|TestModel",
+	}, {
+		name: "apply-refund-late", file: functions, what: "a later window takes a refund",
+		old: "< date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;", new: "< date_bin(periods[i], latest[i], starts[i]) THEN -counts[i] ELSE -counts[i] END;",
+		tests: "TestRefundToAFixedWindowBelongsToTheWindowOfTheConsumption",
+	}, {
+		name: "apply-refund-unclamped", file: functions, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
+		old: "SET value = least(totals[i] - take, capacities[i]) / shards[i]", new: "SET value = (totals[i] - take) / shards[i]",
+		tests: "TestRefundToATokenBucketClampsToTheCapacity|TestModel",
+	}, {
+		name: "apply-full-shards", file: functions, what: "full shards are added up to a little less, or more, than the capacity",
+		old: "                    IF is_full THEN", new: "                    IF false THEN",
+		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
+	}, {
+		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
+		old: "ts = greatest(r.ts, upto[i])\n", new: "ts = upto[i]\n",
+		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
+	}, {
+		name: "apply-latest", file: functions, what: "another number of shards moves the ts back with the clock",
+		old: "latest[i] := greatest(latest[i], rec.ts);", new: "",
+		tests: "TestModel",
+	}, {
+		name: "apply-reshard-mints", file: functions, what: "rows of another number of shards are read as if there were as many as now",
+		old: "rows[i] := rec.m;", new: "rows[i] := shards[i];",
+		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
+	}, {
+		name: "apply-check-takes", file: functions, what: "a check takes",
+		old: "IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN", new: "IF pass = 1 AND op = 'consume' AND NOT granted THEN",
+		tests: "TestCheckAnswersAndWritesNothing",
+	}, {
+		name: "apply-denial-locks", file: functions, what: "a denial of a sharded limit locks all its rows",
+		old:   "                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN",
+		new:   "                IF (pass = 2 OR op = 'check') AND (op = 'check' OR op = 'consume' AND NOT granted) THEN",
+		tests: "TestNothingIsWrittenOnDenial",
+	}, {
+		name: "apply-named-twice", file: functions, what: "a limit and key named twice in one call counts once",
+		old: "            IF m <> cardinality(names) THEN\n                RAISE invalid_parameter_value", new: "            IF false THEN\n                RAISE invalid_parameter_value",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	},
+
+	// ratelimit_consume_sharded
+
+	{
+		name: "sharded-owes", file: functions, what: "each shard may owe as much as all together",
+		old: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0", new: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
+		tests: "TestReservationsAreSharedByAllShards",
+	}, {
+		name: "sharded-rate", file: functions, what: "each shard is refilled at the whole rate",
+		old: "each := rate / shards;", new: "each := rate;",
+		tests: "TestModel",
+	}, {
+		name: "sharded-other-number", file: functions, what: "a shard of another number of shards is taken from",
+		old:   "AND r.shard = pick AND r.shards = shards\n                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		new:   "AND r.shard = pick\n                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
+	}, {
+		name: "sharded-reads-two", file: functions, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
+		old: "IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN", new: "IF shard_a <> shard_b THEN",
+		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
+	}, {
+		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n            RETURN;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n                RETURN;\n            END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
+	},
+
+	// ratelimit_consume_several
+
+	{
+		name: "several-keeps", file: functions, what: "what was taken before a race was lost is not given back",
+		old: "SET value = r.value + counts[taken]", new: "SET value = r.value",
+		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
+	}, {
+		name: "several-gives-back-too-much", file: functions, what: "what was not taken is given back as well",
+		old: "FOR taken IN 1..p - 1 LOOP", new: "FOR taken IN 1..p LOOP",
+		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
+	}, {
+		name: "several-order", file: functions, what: "limits are locked in the order of the arguments, whatever it is",
+		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	}, {
+		name: "several-denial-writes", file: functions, what: "a denial takes and gives back",
+		old: "                    EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;\n", new: "",
+		tests: "TestNothingIsWrittenOnDenial",
+	}, {
+		name: "several-last-token", file: functions, what: "the last token is not granted (>= to >)",
+		old: "EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;", new: "EXIT passes WHEN (new_value - count > floor) IS NOT TRUE;",
+		tests: "TestSeveralLimitsAreAllOrNothing",
+	}, {
+		name: "several-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
+		old: "ts = greatest(r.ts, at)\n                     WHERE", new: "ts = at\n                     WHERE",
+		tests: "TestModel",
+	},
+
+	// ratelimit_reset
+
+	{
+		name: "reset-order", file: functions, what: "limits are reset in another order than everybody's",
+		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
+		tests: "TestLimitsInAnyOrderNeverDeadlock",
+	},
+
+	// ratelimit_coalesce
+
+	{
+		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > 0",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor|TestCoalescerOverGrant",
+	}, {
+		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > 0",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
+	}, {
+		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > 0",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
+	}, {
+		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
+		old: "ORDER BY names[defs[i]] COLLATE \"C\", keys[i] COLLATE \"C\"\n            ON CONFLICT", new: "ORDER BY names[defs[i]] COLLATE \"C\" DESC, keys[i] COLLATE \"C\" DESC\n            ON CONFLICT",
+		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
+	}, {
+		name: "coalesce-no-lock", file: coalesce, what: "rows that are there are not locked with those that are missing",
+		old: "ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;", new: "ON CONFLICT (name, key, shard) DO NOTHING;",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalesce-clock-read-once", file: coalesce, what: "the clock is not read again after locking",
+		old: "        at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
+		tests: "TestCoalescerReadsTheClockAfterWaiting",
+	}, {
+		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
+		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
+	}, {
+		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",
+		old: "WHEN b.available - b.count < b.floor THEN 0", new: "WHEN b.available - b.count <= b.floor THEN 0",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalesce-ts-back", file: coalesce, what: "ts moves back with the clock",
+		old: "ts = greatest(s.ts, s.upto)", new: "ts = s.upto",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalesce-not-all", file: coalesce, what: "a call for several limits is granted if the last of them is",
+		old: "granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];", new: "granted := available[last] - ask_counts[last] >= ask_floors[last];",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "coalesce-sharded", file: coalesce, what: "one shard of a limit that was sharded is taken for all of it",
+		old: "        IF misfit THEN\n", new: "        IF false THEN\n",
+		tests: "TestCoalescerShardedRows",
+	}, {
+		name: "coalesce-denial-writes", file: coalesce, what: "rows of denied calls are written",
+		old: "AND r.ts = s.ts AND s.n > 0", new: "AND r.ts = s.ts AND s.n >= 0",
+		tests: "TestCoalescerDenialsWriteNothing",
+	}, {
+		name: "coalesce-waits-out-of-order", file: coalesce, what: "in the second pass rows are waited for that are not locked",
+		old: "ELSE xid IN (r.xmin, r.xmax) END", new: "ELSE true END",
+		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
+	},
+
+	// the rest
+
+	{
+		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded as the session likes",
+		old: "set_config('extra_float_digits', '1', true)", new: "current_setting('extra_float_digits')",
+		tests: "TestEveryQueryExecModeTakesBatches|TestABatchAnswersAsConsumeDoes",
+	}, {
+		name: "turns-too-few", file: turns, what: "one of the views is not made",
+		old: "FOR n IN 0..31 LOOP\n        turn :=", new: "FOR n IN 0..30 LOOP\n        turn :=",
+		tests: "TestHotTransactionsDoNotConflict",
+	}, {
+		name: "byhand-max-reserved", file: byHand, what: "without reserve, too, max_reserved may be owed",
+		old: "IF wrong IS NULL AND reserve THEN", new: "IF wrong IS NULL AND (reserve OR max_reserved > 0) THEN",
+		tests: "TestByHandReservations|TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-grid", file: byHand, what: "the windows of a key are not those of the library",
+		old: "|| decode('00', 'hex') ||", new: "||",
+		tests: "TestByHandWindowsAreThoseOfTheLibrary",
+	}, {
+		name: "byhand-retry-early", file: byHand, what: "retry_at is a microsecond early",
+		old: "    RETURN @extschema@.ratelimit_instant(late);", new: "    RETURN @extschema@.ratelimit_instant(late - 1);",
+		tests: "TestByHandInstantsAreExact|TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-empty-key", file: byHand, what: "an empty key is everybody's",
+		old: "WHEN key IS NULL OR key = '' THEN 'the key", new: "WHEN key IS NULL THEN 'the key",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "byhand-raises-nothing", file: byHand, what: "ratelimit_or_raise lets a denial pass",
+		old: "    IF NOT ok THEN\n", new: "    IF ok IS NULL THEN\n",
+		tests: "TestByHandADenialIsAnErrorOnRequest",
+	},
+}

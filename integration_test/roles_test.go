@@ -1,0 +1,283 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// asRole makes a pool whose sessions have the rights of a role.
+func asRole(t *testing.T, pool *pgxpool.Pool, role string, conns int) *pgxpool.Pool {
+	t.Helper()
+	return reconfigured(t, pool, func(c *pgxpool.Config) {
+		c.MaxConns = int32(conns)
+		startWith(t, c.ConnConfig, map[string]string{"role": role})
+	})
+}
+
+// named puts the names of a test into SQL that is documented for the schema app and the role app_user.
+func named(sql, schema, role string) string {
+	sql = regexp.MustCompile(`\bapp_user\b`).ReplaceAllString(sql, role)
+	return regexp.MustCompile(`\bapp\b`).ReplaceAllString(sql, schema)
+}
+
+func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+		_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll() // several statements
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// everyWay uses the limiter in every way there is, each once or a little more, and says how each went: the verbs, and what else
+// asks the database in a form of its own.
+func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
+	t.Helper()
+	ctx := t.Context()
+	limiter := new(ratelimit.Limiter)
+	bucket := ratelimit.TokenBucket("bucket", 1e6, time.Minute)
+	window := ratelimit.FixedWindow("window", 1e6, time.Minute)
+	wide := ratelimit.TokenBucket("wide", 1e6, time.Minute, ratelimit.Shards(3))
+	ways := everyVerb(t, pool)
+	for way, requests := range map[string][]ratelimit.Request{
+		"one": {bucket.Key("ways")}, "sharded": {wide.Key("ways")}, "several": {bucket.Key("ways"), window.Key("ways")}, "all": {bucket.Key("ways"), wide.Key("ways")},
+	} {
+		consume := func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Consume(ctx, db, requests...)
+			return err
+		}
+		ways[way+", InTx with Hot"] = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return consume(ctx, tx) }, ratelimit.Hot(requests...))
+		batch := new(pgx.Batch)
+		if _, err := limiter.QueueConsume(ctx, batch, requests...); err != nil {
+			t.Fatal(err)
+		}
+		ways[way+", in a batch"] = limiter.SendTx(ctx, pool, batch)
+		db := stdlib.OpenDBFromPool(pool)
+		ways[way+", database/sql"] = consume(ctx, ratelimit.SQL(db))
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+		ways[way+", coalesced"] = coalesce(t, pool, consume)
+		ways[way+", coalesced, AsyncCommit"] = coalesce(t, pool, consume, ratelimit.AsyncCommit())
+	}
+	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
+	for way, sql := range map[string]string{
+		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
+		"by hand, raising": `SELECT ok FROM ratelimit_or_raise('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
+	} {
+		var ok bool
+		err := pool.QueryRow(ctx, sql).Scan(&ok)
+		if err == nil && !ok {
+			err = fmt.Errorf("%s: not OK", sql)
+		}
+		ways[way] = err
+	}
+	return ways
+}
+
+// coalesce calls at once, so that some are decided together, and returns one of the errors.
+func coalesce(t *testing.T, pool *pgxpool.Pool, call func(ctx context.Context, db ratelimit.DB) error, options ...ratelimit.CoalescerOption) error {
+	t.Helper()
+	coalescer := ratelimit.NewCoalescer(pool, options...)
+	defer coalescer.Close()
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			if err := call(t.Context(), coalescer); err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// wantWays wants all ways to work but these, which must be refused for want of rights.
+func wantWays(t *testing.T, ways map[string]error, refused ...string) {
+	t.Helper()
+	for way, err := range ways {
+		if slices.Contains(refused, way) {
+			if sqlState(err) != "42501" {
+				t.Errorf("%s: %v, want 42501", way, err)
+			}
+		} else if err != nil {
+			t.Errorf("%s: %v", way, err)
+		}
+	}
+	for _, way := range refused {
+		if _, known := ways[way]; !known {
+			t.Errorf("there is no way %q", way)
+		}
+	}
+}
+
+// wantRefused wants statements to be refused for want of rights.
+func wantRefused(t *testing.T, pool *pgxpool.Pool, statements ...string) {
+	t.Helper()
+	for _, sql := range statements {
+		err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+			_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+			return err
+		})
+		if sqlState(err) != "42501" {
+			t.Errorf("%s: %v, want 42501", sql, err)
+		}
+	}
+}
+
+// What nobody but the owner should be able to do.
+var ownersOnly = []string{
+	"TRUNCATE rate_limits", "DROP TABLE rate_limits", "ALTER TABLE rate_limits ADD COLUMN x text", "CREATE TRIGGER t BEFORE INSERT ON rate_limits EXECUTE FUNCTION f()",
+	"CREATE INDEX ON rate_limits (ts)", "DROP FUNCTION ratelimit_reset", "ALTER FUNCTION ratelimit_reset COST 1", "DROP VIEW rate_limits_turn_00",
+}
+
+// What touches rows past the functions.
+var rowsByHand = []string{
+	"SELECT * FROM rate_limits", "SELECT count(*) FROM rate_limits", // which a reader may
+	"INSERT INTO rate_limits VALUES ('bucket', 'seeded', 1, 1, 1e9, now())", "UPDATE rate_limits SET value = 1e9", "DELETE FROM rate_limits",
+	"LOCK TABLE rate_limits IN EXCLUSIVE MODE; SELECT 1", "SELECT FROM rate_limits FOR UPDATE",
+}
+
+func TestTheReadmesGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, 2)
+	seed(t, owner)
+	role := createRole(t, owner)
+	mustExec(t, owner, named(readmeSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemaOf(t, owner), role))
+	app := asRole(t, owner, role, 4)
+	wantWays(t, everyWay(t, app))
+	wantRefused(t, app, append(ownersOnly, "CREATE TABLE more (x text)")...)
+}
+
+// A reader looks, by the library and by hand. What it may not do fails closed, and says so.
+func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, 2)
+	seed(t, owner)
+	role := createRole(t, owner)
+	mustExec(t, owner, named(readerSQL, schemaOf(t, owner), role))
+	reader := asRole(t, owner, role, 2)
+	before := tableOf(t, owner)
+
+	ways := everyWay(t, reader)
+	var refused []string
+	for way := range ways {
+		if way != "check" && way != "keys" {
+			refused = append(refused, way)
+		}
+	}
+	wantWays(t, ways, refused...)
+	wantRefused(t, reader, ownersOnly...)
+	wantRefused(t, reader, rowsByHand[2:]...)
+
+	// In a transaction, the error is that of any statement without rights: it names the table and no key, ends the transaction,
+	// and neither COMMIT nor another attempt makes a grant of it.
+	tx, err := reader.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	limiter := new(ratelimit.Limiter)
+	request := ratelimit.TokenBucket("bucket", 10, time.Minute).Key("ann@example.org")
+	for _, state := range []string{"42501", "25P02"} {
+		result, err := limiter.Consume(t.Context(), tx, request)
+		if sqlState(err) != state || result.OK || denied(err) || strings.Contains(err.Error(), "example") || state == "42501" && !strings.Contains(err.Error(), "rate_limits") {
+			t.Errorf("%+v, %v, want %s", result, err, state)
+		}
+	}
+	if err := tx.Commit(t.Context()); err == nil {
+		t.Error("committed")
+	}
+	if after := tableOf(t, owner); after != before {
+		t.Errorf("the reader made of\n%s\nthis\n%s", before, after)
+	}
+}
+
+// readerSQL is what the README says a reader needs.
+const readerSQL = `
+GRANT USAGE ON SCHEMA app TO app_user;
+GRANT SELECT ON app.rate_limits TO app_user;
+`
+
+// definerSQL is what the README says for an application that may consume, and touch no row by hand.
+const definerSQL = `
+DO $$ DECLARE f regprocedure; BEGIN
+    FOR f IN SELECT oid FROM pg_proc
+              WHERE pronamespace = 'app'::regnamespace AND proname ~ '^ratelimit_(consume|apply|coalesce)' LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', f);
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);
+    END LOOP;
+    FOR n IN 0..31 LOOP -- only if it queues for hot limits
+        EXECUTE format('GRANT UPDATE ON app.rate_limits_turn_%s TO app_user', to_char(n, 'FM00'));
+    END LOOP;
+END $$;
+GRANT USAGE ON SCHEMA app TO app_user;
+`
+
+// newDefiner makes a schema whose owner has no rights but those of an owner, and an application's role that consumes with his.
+func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
+	t.Helper()
+	admin = connect(t, newSchema(t), 2)
+	schema, ownerRole, appRole := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
+	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
+	owner = asRole(t, admin, ownerRole, 2)
+	text, err := os.ReadFile("../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, owner, string(text))
+	mustExec(t, admin, named(definerSQL, schema, appRole))
+	return admin, owner, asRole(t, admin, appRole, conns)
+}
+
+func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
+	t.Parallel()
+	admin, owner, app := newDefiner(t, 4)
+	seed(t, owner)
+	wantWays(t, everyWay(t, app), "reset", "keys", "sweep")
+	wantRefused(t, app, ownersOnly...)
+	wantRefused(t, app, rowsByHand...)
+	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('{bucket}', '{seeded}')")
+	wantWays(t, everyWay(t, owner))
+
+	// Another role that may use the schema cannot borrow the owner's rights.
+	role := createRole(t, admin)
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+schemaOf(t, admin)+" TO "+role)
+	other := asRole(t, admin, role, 1)
+	for verb, err := range everyVerb(t, other) {
+		if sqlState(err) != "42501" {
+			t.Errorf("another role, %s: %v, want 42501", verb, err)
+		}
+	}
+}
+
+// tableOf is all rows, as text.
+func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}

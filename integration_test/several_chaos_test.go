@@ -1,0 +1,145 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Calls for several limits at every level, in savepoints, which are denied, lose races, time out and are rolled back, while full
+// rows are deleted. The clock stands still: what is left is the capacity less what was committed, to the token.
+func TestSeveralLimitsInChaos(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 10)
+	limiter, _ := newLimiter()
+	limits := [4]ratelimit.Limit{
+		ratelimit.TokenBucket("a", 20, time.Second),
+		ratelimit.FixedWindow("b", 15, time.Second, ratelimit.Start(noon)),
+		ratelimit.TokenBucket("c", 18, time.Second, ratelimit.MaxReserved(5)),
+		ratelimit.TokenBucket("d", 12, time.Second),
+	}
+	type tokens [4]int64 // of each limit
+	const deleteFull = `DELETE FROM rate_limits WHERE name IN (
+		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
+
+	var granted, refused, timedOut, lost atomic.Int64
+	// take runs a transaction, and says what it has taken if that was committed.
+	take := func(r *rand.Rand) (taken tokens) {
+		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: oneOf(r, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)})
+		if err != nil {
+			t.Error(err)
+			return tokens{}
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		for range 1 + r.IntN(2) {
+			if r.IntN(8) == 0 {
+				timeout := fmt.Sprintf("SET LOCAL %s = %d", oneOf(r, "statement_timeout", "lock_timeout"), 1+r.IntN(15))
+				if _, err := tx.Exec(t.Context(), timeout); err != nil {
+					return tokens{}
+				}
+			}
+			inner, err := tx.Begin(t.Context())
+			if err != nil {
+				return tokens{}
+			}
+			var requests []ratelimit.Request
+			var asked tokens
+			for _, i := range r.Perm(len(limits))[:2+r.IntN(3)] {
+				asked[i] = int64(r.IntN(6))
+				request := limits[i].Global().Count(float64(asked[i]))
+				if i == 2 && r.IntN(2) == 0 {
+					request = request.Reserve()
+				}
+				requests = append(requests, request)
+			}
+			end := inner.Commit
+			_, err = limiter.Consume(t.Context(), inner, requests...)
+			switch state := sqlState(err); {
+			case err == nil && r.IntN(5) == 0:
+				end = inner.Rollback
+			case err == nil:
+				granted.Add(1)
+				for i := range taken {
+					taken[i] += asked[i]
+				}
+			case denied(err):
+				refused.Add(1)
+			case state == "57014" || state == "55P03":
+				timedOut.Add(1)
+				end = inner.Rollback
+			case state == "40001" || state == "40P01":
+				lost.Add(1)
+				return tokens{}
+			default:
+				t.Error(err)
+			}
+			if end(t.Context()) != nil {
+				return tokens{}
+			}
+		}
+		if r.IntN(4) == 0 || tx.Commit(t.Context()) != nil {
+			return tokens{}
+		}
+		return taken
+	}
+
+	var kept [4]atomic.Int64
+	var wg sync.WaitGroup
+	r := newRand(t)
+	begin := time.Now()
+	unseen := func() bool {
+		return granted.Load() == 0 || refused.Load() == 0 || timedOut.Load() == 0 || lost.Load() == 0
+	}
+	for range 9 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for since := time.Duration(0); since < *chaos || since < time.Minute && unseen(); since = time.Since(begin) {
+				taken := take(r)
+				var back []ratelimit.Request // mostly, so that there is something to take
+				for i, n := range taken {
+					kept[i].Add(n)
+					if n > 0 {
+						back = append(back, limits[i].Global().Count(float64(n)))
+					}
+				}
+				if len(back) > 0 && r.IntN(9) > 0 {
+					err := ratelimit.Retry(t.Context(), func(ctx context.Context) error { // who calls twice can deadlock with it
+						_, err := limiter.Refund(ctx, pool, noon, back...)
+						return err
+					})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for i, n := range taken {
+						kept[i].Add(-n)
+					}
+				}
+				if r.IntN(10) == 0 {
+					if _, err := pool.Exec(t.Context(), deleteFull); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d calls granted, %d denied, %d timed out, %d lost a race", granted.Load(), refused.Load(), timedOut.Load(), lost.Load())
+	for i, limit := range limits {
+		result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := result.Requests[0].Remaining, limit.Capacity()-float64(kept[i].Load()); got != want {
+			t.Errorf("%s: %v left, want %v", limit.Name(), got, want)
+		}
+	}
+}

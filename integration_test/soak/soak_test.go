@@ -1,0 +1,309 @@
+// Package soak lets four processes use the limiter in every way for as long as one likes, while connections are cut, statements
+// time out, contexts end and processes are killed; and afterwards holds all that was committed against the exact model.
+//
+//	go test ./integration_test/soak -time 20m -timeout 1h
+//
+// Two records are kept. In the database, a trigger notes each change of a row of rate_limits, and a transaction notes the calls
+// that it makes: both commit exactly if the tokens do. In files, each process notes what it was told: of a transaction what
+// became of it, and of a call that is its own transaction what it asked for, before and after. See check_test.go for
+// what has to follow from them.
+package soak
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/lib/pq"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var (
+	duration = flag.Duration("time", 8*time.Second, "how long the processes use the limiter")
+	seedFlag = flag.Uint64("seed", 0, "replay the traffic and the faults of this seed (0: a new one); how they interleave is up to the machine")
+)
+
+const (
+	processes = 4
+	// workerArgument is how the test binary runs itself as one of the processes.
+	workerArgument = "soak-worker"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == workerArgument {
+		if err := work(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "soak: a worker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// records are the tables that are written beside the limits. One sequence numbers both: a row of rate_limits stays locked from
+// its change to the end of the transaction, so that for each row the numbers are in the order of its versions.
+const records = `
+CREATE SEQUENCE soak_n;
+CREATE TABLE soak_changes (
+    n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), app text DEFAULT current_setting('application_name'),
+    at timestamptz DEFAULT clock_timestamp(),
+    name text, key text, shard integer, shards integer,
+    old_value double precision, old_ts timestamptz, -- NULL: inserted
+    value double precision, ts timestamptz          -- NULL: deleted
+);
+CREATE TABLE soak_calls (n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), op bigint, call text);
+CREATE FUNCTION soak_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO soak_changes (name, key, shard, shards, value, ts) VALUES (NEW.name, NEW.key, NEW.shard, NEW.shards, NEW.value, NEW.ts);
+    ELSIF TG_OP = 'UPDATE' THEN
+        INSERT INTO soak_changes (name, key, shard, shards, old_value, old_ts, value, ts)
+        VALUES (NEW.name, NEW.key, NEW.shard, NEW.shards, OLD.value, OLD.ts, NEW.value, NEW.ts);
+    ELSE
+        INSERT INTO soak_changes (name, key, shard, shards, old_value, old_ts) VALUES (OLD.name, OLD.key, OLD.shard, OLD.shards, OLD.value, OLD.ts);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON rate_limits FOR EACH ROW EXECUTE FUNCTION soak_change();`
+
+// soak is one run.
+type soak struct {
+	*testing.T
+	url   string
+	seed  uint64
+	dir   string        // of the files
+	admin *pgxpool.Pool // of ours, which no fault is for
+
+	mu      sync.Mutex
+	workers [processes]*process
+	faults  map[string]int
+}
+
+func TestSoak(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("replay: go test ./integration_test/soak -time %v -timeout %v -seed %d", *duration, *duration*2+10*time.Minute, seed)
+	server, err := postgres.Start(t.Context())
+	if err != nil {
+		t.Fatal(err) // no Postgres is a failure, never a skip
+	}
+	t.Cleanup(func() { noError(t, server.Close()) })
+	t.Logf("on %v", server)
+	url, drop, err := server.NewSchema(t.Context())
+	noError(t, err)
+	t.Cleanup(func() { noError(t, drop()) })
+
+	s := &soak{T: t, url: url, seed: seed, dir: t.TempDir(), faults: map[string]int{}}
+	s.migrate()
+	if s.admin, err = pgxpool.New(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.admin.Close)
+	_, err = s.admin.Exec(t.Context(), records)
+	noError(t, err)
+
+	for i := range s.workers {
+		s.workers[i] = s.spawn(i, 0)
+	}
+	s.injectFaults(time.Now().Add(*duration))
+	s.stopWorkers()
+	if t.Failed() {
+		return // what is left behind would be a consequence
+	}
+	s.check()
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *soak) migrate() {
+	db, err := sql.Open("pgx", s.url)
+	noError(s, err)
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	noError(s, err)
+	_, err = provider.Up(s.Context())
+	noError(s, err)
+}
+
+// process is a worker as its parent sees it.
+type process struct {
+	cmd         *exec.Cmd
+	in          io.WriteCloser
+	out         *bufio.Reader
+	number      int
+	incarnation int
+}
+
+// spawn starts a worker: the first of its number, or after the one before was killed.
+func (s *soak) spawn(number, incarnation int) *process {
+	self, err := os.Executable()
+	noError(s, err)
+	p := &process{cmd: exec.Command(self, workerArgument), number: number, incarnation: incarnation}
+	p.cmd.Stderr = os.Stderr
+	p.in, err = p.cmd.StdinPipe()
+	noError(s, err)
+	out, err := p.cmd.StdoutPipe()
+	noError(s, err)
+	p.out = bufio.NewReader(out)
+	noError(s, p.cmd.Start())
+	noError(s, json.NewEncoder(p.in).Encode(job{
+		URL: s.url, Seed: s.seed, Number: number, Incarnation: incarnation, Settle: min(*duration/4, time.Minute),
+		File: filepath.Join(s.dir, fmt.Sprintf("%d.%d", number, incarnation)),
+	}))
+	return p
+}
+
+// injectFaults goes on until the time is over.
+func (s *soak) injectFaults(until time.Time) {
+	ctx := s.Context()
+	var wg sync.WaitGroup
+	every := func(n uint64, least, most time.Duration, what func(r *rand.Rand)) {
+		r := rand.New(rand.NewPCG(s.seed, n))
+		wg.Go(func() {
+			for {
+				time.Sleep(min(least+rand.N(most-least), time.Until(until)))
+				if !time.Now().Before(until) {
+					return
+				}
+				what(r)
+			}
+		})
+	}
+	every(1, 200*time.Millisecond, time.Second, func(*rand.Rand) {
+		var n int
+		err := s.admin.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+			WHERE application_name LIKE $1 ORDER BY random() LIMIT 1) AS victim`, appName(s.seed, "%")).Scan(&n)
+		s.fault("connections terminated", n, err)
+	})
+	every(2, 300*time.Millisecond, 1500*time.Millisecond, func(r *rand.Rand) { // so that statements time out
+		s.fault("rows locked", 1, s.lockARow(ctx, keyName(r.IntN(2)), time.Duration(r.IntN(int(600*time.Millisecond)))))
+	})
+	kill := min(*duration/5, 30*time.Second)
+	every(3, kill/2, kill*3/2, func(r *rand.Rand) {
+		i := r.IntN(processes)
+		old := s.workers[i]
+		err := old.cmd.Process.Kill()
+		_ = old.cmd.Wait() // says that it was killed
+		_ = old.in.Close()
+		s.workers[i] = s.spawn(i, old.incarnation+1)
+		s.fault("processes killed", 1, err)
+	})
+	// A sweep deletes rows that have been full for an hour: by this clock, all that are full.
+	var ahead ratelimit.Limiter
+	ahead.Clock = func() time.Time { return time.Now().Add(time.Hour) }
+	every(4, 100*time.Millisecond, time.Second, func(*rand.Rand) {
+		n, err := ahead.Sweep(ctx, s.admin, sweptSubjects()...)
+		s.fault("rows swept", int(n), err)
+	})
+	wg.Wait()
+}
+
+func (s *soak) fault(what string, n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults[what] += n
+	if err != nil {
+		s.Errorf("%s: %v", what, err)
+	}
+}
+
+// lockARow holds the rows of a key for longer, perhaps, than statements may take.
+func (s *soak) lockARow(ctx context.Context, key string, d time.Duration) error {
+	return pgx.BeginFunc(ctx, s.admin, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT FROM rate_limits WHERE key = $1 ORDER BY name, key, shard FOR UPDATE`, key)
+		time.Sleep(d)
+		return err
+	})
+}
+
+// stopWorkers stops the traffic, looks for what has been left behind in the server, and then lets the processes end.
+func (s *soak) stopWorkers() {
+	for _, p := range s.workers {
+		if _, err := fmt.Fprintln(p.in, "stop"); err != nil {
+			s.Errorf("process %d: %v", p.number, err)
+		}
+	}
+	for _, p := range s.workers {
+		if _, err := p.out.ReadString('\n'); err != nil {
+			s.Errorf("process %d did not stop: %v", p.number, err)
+		}
+	}
+	// Backends that were terminated or whose clients were killed may take a moment to end.
+	s.none("transactions", `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1 AND state <> 'idle'`)
+	s.none("locks", `SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE application_name LIKE $1`)
+	for _, p := range s.workers {
+		noError(s, p.in.Close())
+		var r report
+		if err := json.NewDecoder(p.out).Decode(&r); err != nil {
+			s.Errorf("process %d said nothing at its end: %v", p.number, err)
+		}
+		if err := p.cmd.Wait(); err != nil {
+			s.Errorf("process %d: %v", p.number, err)
+		}
+		s.Logf("process %d.%d: %v", p.number, p.incarnation, r)
+		for _, leak := range r.Leaks {
+			s.Errorf("process %d: %s", p.number, leak)
+		}
+	}
+	s.none("connections", `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1`)
+}
+
+// none waits for a count to become zero.
+func (s *soak) none(what, query string) {
+	s.Helper()
+	n := -1
+	for deadline := time.Now().Add(20 * time.Second); n != 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		noError(s, s.admin.QueryRow(s.Context(), query, appName(s.seed, "%")).Scan(&n))
+	}
+	if n != 0 {
+		s.Errorf("leaked: %d %s", n, what)
+	}
+}
+
+// appName is the application_name of the connections of a run, or of all of them ("%").
+func appName(seed uint64, handle string) string { return fmt.Sprintf("soak %x %s", seed, handle) }
+
+// readLines reads what a process has noted. A killed one may have left half a line.
+func readLines(file string, each func(line)) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for d := json.NewDecoder(bufio.NewReaderSize(f, 1<<20)); ; {
+		var l line
+		switch err := d.Decode(&l); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		each(l)
+	}
+}

@@ -1,0 +1,655 @@
+package soak
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// subject is a limit that the soak uses.
+type subject struct {
+	ratelimit.Limit
+	// What calls outside of transactions do to it beside consuming. They leave less to be known: see check_test.go.
+	charged, reserved, refunded bool
+	reset                       bool // inside and outside
+	strict                      bool // it is consumed, and nothing else
+}
+
+// subjects are the limits, by their numbers in the records.
+var subjects = []subject{
+	{Limit: ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(20), ratelimit.MaxReserved(10)), refunded: true},
+	{Limit: ratelimit.TokenBucket("sharded bucket", 10, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(20), ratelimit.Shards(4)), reserved: true, refunded: true},
+	{Limit: ratelimit.FixedWindow("window", 7, time.Second, ratelimit.MaxReserved(5)), refunded: true},
+	{Limit: ratelimit.FixedWindow("sharded window", 15, 2*time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(15), ratelimit.Shards(3)), reserved: true, refunded: true},
+	// Never full again, so that what is given back can be counted.
+	{Limit: ratelimit.TokenBucket("plenty", 1e-6, time.Hour, ratelimit.Capacity(plentiful)), charged: true, reserved: true, refunded: true},
+	{Limit: ratelimit.TokenBucket("forgotten", 3, time.Second, ratelimit.Capacity(10)), reset: true},
+	{Limit: ratelimit.TokenBucket("strict", 2, time.Second, ratelimit.Capacity(6)), strict: true},
+}
+
+const plentiful = 1e7
+
+// sweptSubjects are the limits that are swept: those to which nothing is given back outside of a transaction, since to a row that
+// has been swept nothing is.
+func sweptSubjects() (swept []ratelimit.Limit) {
+	for _, s := range subjects {
+		if !s.refunded {
+			swept = append(swept, s.Limit)
+		}
+	}
+	return swept
+}
+
+// keys is how many each limit has; the first two are hot.
+const keys = 300
+
+func keyName(i int) string { return fmt.Sprint("user-", i) }
+
+// call is one call of a verb, as it is recorded.
+type call struct {
+	Verb       string
+	Asks       []ask
+	ConsumedAt time.Time // of a refund
+	At         time.Time // of the decision; zero: not known when it was recorded
+	Snapshot   string    // of a refund or reset in a transaction, which does not see rows that were inserted after it
+	Granted    bool
+}
+
+type ask struct {
+	Subject int
+	Key     string
+	Count   float64
+	Reserve bool
+}
+
+func (a ask) request() ratelimit.Request {
+	r := subjects[a.Subject].Key(a.Key).Count(a.Count)
+	if a.Reserve {
+		r = r.Reserve()
+	}
+	return r
+}
+
+func (c call) requests() []ratelimit.Request {
+	var requests []ratelimit.Request
+	for _, a := range c.Asks {
+		requests = append(requests, a.request())
+	}
+	return requests
+}
+
+// line is what a process notes in its file: before a call outside of a transaction, with the call, and after everything,
+// with the outcome.
+type line struct {
+	Op      int64
+	Handle  string
+	Call    *call   `json:",omitempty"`
+	Outcome outcome `json:",omitempty"`
+}
+
+type outcome string
+
+const (
+	committed outcome = "committed" // or, outside of a transaction, granted
+	denied    outcome = "denied"
+	abandoned outcome = "abandoned" // rolled back on purpose
+	failed    outcome = "failed"    // surely not committed
+	unknown   outcome = "unknown"
+)
+
+// job is what a worker is told.
+type job struct {
+	URL         string
+	Seed        uint64
+	Number      int
+	Incarnation int
+	Settle      time.Duration // how long until its memory is looked at for the first time
+	File        string
+}
+
+// report is what a worker says at its end.
+type report struct {
+	Calls       int64
+	Slowest     time.Duration
+	Heap        [2]uint64 // bytes, when it had settled and at the end
+	Goroutines  [2]int    // before and after
+	Connections int
+	Leaks       []string
+}
+
+func (r report) String() string {
+	return fmt.Sprintf("%d operations, the slowest took %v; heap %d kB when settled, %d kB at the end; %d goroutines before, %d after",
+		r.Calls, r.Slowest.Round(time.Millisecond), r.Heap[0]>>10, r.Heap[1]>>10, r.Goroutines[0], r.Goroutines[1])
+}
+
+// worker is one of the processes.
+type worker struct {
+	job
+	limiter   ratelimit.Limiter
+	pool      *pgxpool.Pool
+	shared    *pgxpool.Pool // the coalescer's
+	coalescer *ratelimit.Coalescer
+	db        map[string]*sql.DB // by driver
+
+	file    *os.File
+	stop    atomic.Bool
+	calls   atomic.Int64
+	slowest atomic.Int64
+}
+
+func work(in io.Reader, out io.Writer) error {
+	lines := bufio.NewReader(in)
+	text, err := lines.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	var r report
+	r.Goroutines[0] = runtime.NumGoroutine()
+	w := &worker{}
+	if err := json.Unmarshal(text, &w.job); err != nil {
+		return err
+	}
+	if err := w.open(); err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() { w.traffic(g) })
+	}
+	var settled atomic.Uint64
+	timer := time.AfterFunc(w.Settle, func() { settled.Store(heap()) })
+	if _, err := lines.ReadBytes('\n'); err != nil {
+		return fmt.Errorf("the parent is gone: %w", err)
+	}
+	w.stop.Store(true)
+	wg.Wait()
+	if err := w.turnsAreFree(); err != nil {
+		r.Leaks = append(r.Leaks, err.Error())
+	}
+	fmt.Fprintln(out, "stopped")
+	if _, err := lines.ReadBytes('\n'); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("the parent said more: %w", err)
+	}
+	timer.Stop()
+	w.close(&r)
+	if r.Heap[0] = settled.Load(); r.Heap[0] == 0 { // it has not lived long enough
+		r.Heap[0] = r.Heap[1]
+	}
+	if r.Heap[1] > r.Heap[0]*3/2+4<<20 {
+		r.Leaks = append(r.Leaks, fmt.Sprintf("memory: %d kB when settled, %d kB at the end", r.Heap[0]>>10, r.Heap[1]>>10))
+	}
+	return json.NewEncoder(out).Encode(r)
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
+}
+
+func (w *worker) open() (err error) {
+	// One line is one write, so that nothing is lost when the process is killed.
+	if w.file, err = os.OpenFile(w.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_EXCL, 0o600); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	connect := func(handle string, conns int32) (*pgxpool.Pool, error) {
+		config, err := pgxpool.ParseConfig(w.URL)
+		if err != nil {
+			return nil, err
+		}
+		config.MaxConns = conns
+		config.ConnConfig.RuntimeParams["application_name"] = appName(w.Seed, handle)
+		config.ConnConfig.RuntimeParams["statement_timeout"] = "400ms"
+		return pgxpool.NewWithConfig(ctx, config)
+	}
+	if w.pool, err = connect("pool", 6); err != nil {
+		return err
+	}
+	if w.shared, err = connect(coalesced, 3); err != nil {
+		return err
+	}
+	w.coalescer = ratelimit.NewCoalescer(w.shared)
+	w.db = map[string]*sql.DB{}
+	for _, driver := range []string{"pgx", "postgres"} {
+		if w.db[driver], err = sql.Open(driver, with(w.URL, "application_name", appName(w.Seed, driver), "statement_timeout", "400", "lock_timeout", "300")); err != nil {
+			return err
+		}
+		w.db[driver].SetMaxOpenConns(3)
+	}
+	return nil
+}
+
+// with adds settings to a connection string, which is a URL, or keywords and values.
+func with(dsn string, settings ...string) string {
+	u, err := url.Parse(dsn)
+	isURL := err == nil && u.Scheme != ""
+	query := url.Values{}
+	if isURL {
+		query = u.Query()
+	}
+	for pair := range slices.Chunk(settings, 2) {
+		query.Set(pair[0], pair[1])
+		dsn += fmt.Sprintf(" %s='%s'", pair[0], pair[1])
+	}
+	if isURL {
+		u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq does not read + as a space
+		return u.String()
+	}
+	return dsn
+}
+
+// coalesced is the handle of what a Coalescer decides together.
+const coalesced = "coalescer"
+
+// turnsAreFree says whether nobody has left a turn of a hot limit behind.
+func (w *worker) turnsAreFree() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for i := range subjects {
+		for k := range 2 {
+			for range max(1, subjects[i].Config().Shards) {
+				err := w.limiter.InTx(ctx, w.pool, func(context.Context, pgx.Tx) error { return nil }, ratelimit.Hot(subjects[i].Key(keyName(k))))
+				if errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("a turn on %s: %w", subjects[i].Name(), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// close lets go of everything and looks whether it is gone.
+func (w *worker) close(r *report) {
+	w.coalescer.Close()
+	for name, pool := range map[string]*pgxpool.Pool{"pool": w.pool, coalesced: w.shared} {
+		if n := pool.Stat().AcquiredConns(); n > 0 {
+			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of the %s are in use", n, name))
+		}
+		pool.Close()
+	}
+	for driver, db := range w.db {
+		if n := db.Stats().InUse; n > 0 {
+			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of %s are in use", n, driver))
+		}
+		db.Close()
+	}
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if r.Goroutines[1] = runtime.NumGoroutine(); r.Goroutines[1] <= r.Goroutines[0] {
+			break
+		}
+	}
+	if r.Goroutines[1] > r.Goroutines[0] {
+		stacks := make([]byte, 1<<16)
+		r.Leaks = append(r.Leaks, fmt.Sprintf("%d goroutines, %d before:\n%s", r.Goroutines[1], r.Goroutines[0], stacks[:runtime.Stack(stacks, true)]))
+	}
+	r.Calls, r.Slowest, r.Heap[1] = w.calls.Load(), time.Duration(w.slowest.Load()), heap()
+	if r.Slowest > 30*time.Second {
+		r.Leaks = append(r.Leaks, fmt.Sprintf("an operation took %v", r.Slowest))
+	}
+}
+
+func (w *worker) note(l line) {
+	text, err := json.Marshal(l)
+	if err == nil {
+		_, err = w.file.Write(append(text, '\n'))
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+// handles are the ways to the limiter, by name. Those above "transactions" are outside of one.
+var handles = []string{"pool", coalesced, "sql.DB pgx", "sql.DB postgres", "by hand",
+	"InTx read committed", "InTx repeatable read", "InTx serializable", "InTx hot", "pgx.Tx", "SendTx", "InSQLTx pgx", "InSQLTx postgres"}
+
+const outside = 5 // of handles
+
+// traffic is what one goroutine does.
+func (w *worker) traffic(goroutine int) {
+	r := rand.New(rand.NewPCG(w.Seed, uint64(w.Number)<<32|uint64(w.Incarnation)<<16|uint64(goroutine)+1<<48))
+	g := &source{Rand: r}
+	for i := int64(0); !w.stop.Load(); i++ {
+		op := int64(w.Number)<<60 | int64(w.Incarnation)<<44 | int64(goroutine)<<40 | i
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if r.IntN(25) == 0 {
+			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(r.IntN(int(20*time.Millisecond))))
+		}
+		handle := handles[r.IntN(len(handles))]
+		begin := time.Now()
+		if slices.Index(handles, handle) < outside {
+			w.single(ctx, g, op, handle)
+		} else {
+			w.transaction(ctx, g, op, handle)
+		}
+		cancel()
+		w.calls.Add(1)
+		if took := int64(time.Since(begin)); took > w.slowest.Load() {
+			w.slowest.Store(took)
+		}
+		time.Sleep(time.Duration(r.IntN(int(8 * time.Millisecond))))
+	}
+}
+
+// source makes up what to do.
+type source struct {
+	*rand.Rand
+	grants []call // of late, which have not been refunded
+}
+
+func (g *source) key() string {
+	if g.IntN(2) == 0 {
+		return keyName(g.IntN(2))
+	}
+	return keyName(g.IntN(keys))
+}
+
+// call makes up a call, in a transaction or not.
+func (g *source) call(inTx bool) call {
+	verb := "consume"
+	switch n := g.IntN(20); {
+	case n < 2:
+		verb = "check"
+	case n < 4:
+		verb = "charge"
+	case n < 7:
+		if c, ok := g.refund(inTx); ok {
+			return c
+		}
+	case n < 8:
+		verb = "reset"
+	}
+	c := call{Verb: verb}
+	for range []int{1, 1, 1, 2, 3}[g.IntN(5)] {
+		i := g.IntN(len(subjects))
+		s := subjects[i]
+		switch {
+		case verb == "charge" && (s.strict || !inTx && !s.charged), verb == "reset" && !s.reset:
+			i = map[string]int{"charge": 4, "reset": 5}[verb]
+		}
+		s = subjects[i]
+		a := ask{Subject: i, Key: g.key(), Count: float64(1 + g.IntN(3))}
+		a.Reserve = verb == "consume" && g.IntN(4) == 0 && !s.strict && (inTx || s.reserved)
+		if !slices.ContainsFunc(c.Asks, func(b ask) bool { return a.Subject == b.Subject && a.Key == b.Key }) {
+			c.Asks = append(c.Asks, a)
+		}
+	}
+	return c
+}
+
+// refund makes up the refund of all or half of a grant, each of which is refunded once.
+func (g *source) refund(inTx bool) (call, bool) {
+	for i, c := range g.grants {
+		if !slices.ContainsFunc(c.Asks, func(a ask) bool { s := subjects[a.Subject]; return s.strict || !inTx && !s.refunded }) {
+			g.grants = slices.Delete(g.grants, i, i+1)
+			share := float64(1+g.IntN(2)) / 2
+			back := call{Verb: "refund", ConsumedAt: c.At}
+			for _, a := range c.Asks {
+				back.Asks = append(back.Asks, ask{Subject: a.Subject, Key: a.Key, Count: a.Count * share})
+			}
+			return back, true
+		}
+	}
+	return call{}, false
+}
+
+func (g *source) granted(c call) {
+	if c.Verb == "consume" && c.Granted && !c.At.IsZero() {
+		if g.grants = append(g.grants, c); len(g.grants) > 20 {
+			g.grants = slices.Delete(g.grants, 0, 10)
+		}
+	}
+}
+
+// do makes a call. A denial is no error.
+func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
+	requests := c.requests()
+	var result ratelimit.Result
+	var err error
+	switch c.Verb {
+	case "consume":
+		result, err = w.limiter.Consume(ctx, db, requests...)
+	case "check":
+		result, err = w.limiter.Check(ctx, db, requests...)
+	case "charge":
+		result, err = w.limiter.Charge(ctx, db, requests...)
+	case "refund":
+		result, err = w.limiter.Refund(ctx, db, c.ConsumedAt, requests...)
+	case "reset":
+		err = w.limiter.Reset(ctx, db, requests...)
+		result.OK = err == nil
+	}
+	c.At, c.Granted = result.At, result.OK
+	if errors.As(err, new(*ratelimit.ExceededError)) {
+		return nil
+	}
+	return err
+}
+
+// byHand consumes by SQL, or resets as the README says.
+func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
+	if c.Verb == "reset" {
+		_, err := db.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
+		c.Granted = err == nil
+		return err
+	}
+	a := c.Asks[0]
+	config := subjects[a.Subject].Config()
+	maxReserved := config.MaxReserved
+	if !a.Reserve {
+		maxReserved = nil
+	}
+	return db.QueryRow(ctx, `SELECT ok, at FROM ratelimit($1, $2, rate => $3, period => $4, count => $5, kind => $6, capacity => $7, reserve => $8,
+		max_reserved => $9, shards => $10)`, config.Name, a.Key, config.Rate, time.Duration(config.Period), a.Count, string(config.Kind),
+		*config.Capacity, a.Reserve, maxReserved, config.Shards).Scan(&c.Granted, &c.At)
+}
+
+// single makes a call that is its own transaction.
+func (w *worker) single(ctx context.Context, g *source, op int64, handle string) {
+	c := g.call(false)
+	var db ratelimit.DB = w.pool
+	switch handle {
+	case coalesced:
+		db = w.coalescer
+	case "sql.DB pgx":
+		db = ratelimit.SQL(w.db["pgx"])
+	case "sql.DB postgres":
+		db = ratelimit.SQL(w.db["postgres"])
+	case "by hand":
+		if c.Verb == "consume" || c.Verb == "reset" {
+			c.Asks = c.Asks[:1]
+		}
+	}
+	w.note(line{Op: op, Handle: handle, Call: &c})
+	var err error
+	if handle == "by hand" && (c.Verb == "consume" || c.Verb == "reset") {
+		err = byHand(ctx, db, &c)
+	} else {
+		err = w.do(ctx, db, &c)
+	}
+	told := committed
+	switch {
+	case slices.Contains([]string{"40001", "40P01", "55P03", "57014"}, sqlState(err)): // which no statement has once it is committed
+		told = failed
+	case err != nil:
+		told = unknown
+	case !c.Granted:
+		told = denied
+	default:
+		g.granted(c)
+	}
+	w.note(line{Op: op, Handle: handle, Outcome: told})
+}
+
+var errAbandoned = errors.New("changed my mind")
+
+// transaction makes some calls in a transaction, which notes them.
+func (w *worker) transaction(ctx context.Context, g *source, op int64, handle string) {
+	calls := []call{g.call(true)}
+	for g.IntN(4) == 0 {
+		calls = append(calls, g.call(true))
+	}
+	if g.IntN(10) > 0 { // otherwise they may deadlock
+		slices.SortFunc(calls, func(a, b call) int { return a.Asks[0].Subject - b.Asks[0].Subject })
+	}
+	abandon, undo, hand, hold := g.IntN(10) == 0, g.IntN(8) == 0, g.IntN(4) == 0, time.Duration(g.IntN(4))*time.Millisecond
+	level := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[g.IntN(3)]
+	done := false // the function has come to its end, and there is COMMIT
+
+	on := func(ctx context.Context, db ratelimit.DB, exec func(ctx context.Context, sql string, args ...any) error) error {
+		done = false
+		for i := range calls {
+			c := calls[i]
+			var err error
+			if c.Verb == "refund" || c.Verb == "reset" {
+				if err := db.QueryRow(ctx, "SELECT pg_current_snapshot()::text").Scan(&c.Snapshot); err != nil {
+					return err
+				}
+			}
+			if hand && c.Verb == "consume" && len(c.Asks) == 1 {
+				err = byHand(ctx, db, &c)
+			} else {
+				err = w.do(ctx, db, &c)
+			}
+			if err != nil {
+				return err
+			}
+			calls[i].At, calls[i].Granted = c.At, c.Granted
+			if err := exec(ctx, "INSERT INTO soak_calls (op, call) VALUES ($1, $2)", op, text(c)); err != nil {
+				return err
+			}
+		}
+		time.Sleep(hold)
+		if abandon {
+			return errAbandoned
+		}
+		done = true
+		return nil
+	}
+	onPgx := func(ctx context.Context, tx pgx.Tx) error {
+		if undo { // a savepoint gives back what was consumed since
+			if err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+				c := calls[0]
+				if err := w.do(ctx, savepoint, &c); err != nil {
+					return err
+				}
+				return errAbandoned
+			}); !errors.Is(err, errAbandoned) {
+				return err
+			}
+		}
+		return on(ctx, tx, func(ctx context.Context, sql string, args ...any) error {
+			_, err := tx.Exec(ctx, sql, args...)
+			return err
+		})
+	}
+	onSQL := func(ctx context.Context, tx *sql.Tx) error {
+		hand = false // which scans as pgx does
+		return on(ctx, ratelimit.SQL(tx), func(ctx context.Context, sql string, args ...any) error {
+			_, err := tx.ExecContext(ctx, sql, args...)
+			return err
+		})
+	}
+
+	var err error
+	switch handle {
+	case "InTx read committed":
+		err = w.limiter.InTx(ctx, w.pool, onPgx, ratelimit.Isolation(pgx.ReadCommitted))
+	case "InTx repeatable read":
+		err = w.limiter.InTx(ctx, w.pool, onPgx, ratelimit.Isolation(pgx.RepeatableRead))
+	case "InTx serializable":
+		err = w.limiter.InTx(ctx, w.pool, onPgx)
+	case "InTx hot":
+		err = w.limiter.InTx(ctx, w.pool, onPgx, ratelimit.Isolation(level), ratelimit.Hot(calls[0].requests()...))
+	case "pgx.Tx":
+		err = ratelimit.Retry(ctx, func(ctx context.Context) error {
+			return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return onPgx(ctx, tx) })
+		})
+	case "SendTx":
+		calls = slices.DeleteFunc(calls, func(c call) bool { return c.Verb != "consume" })
+		if len(calls) == 0 {
+			return
+		}
+		err = w.send(ctx, op, calls, level)
+		done = sqlState(err) == "" || sqlState(err)[:2] == "57"
+	case "InSQLTx pgx":
+		err = w.limiter.InSQLTx(ctx, w.db["pgx"], onSQL, ratelimit.Isolation(level))
+	case "InSQLTx postgres":
+		err = w.limiter.InSQLTx(ctx, w.db["postgres"], onSQL, ratelimit.Isolation(level))
+	}
+	told := failed
+	switch {
+	case err == nil:
+		told = committed
+		for _, c := range calls {
+			g.granted(c)
+		}
+	case errors.As(err, new(*ratelimit.ExceededError)):
+		told = denied
+	case errors.Is(err, errAbandoned):
+		told = abandoned
+	case done && sqlState(err) != "40001" && sqlState(err) != "40P01":
+		told = unknown
+	}
+	w.note(line{Op: op, Handle: handle, Outcome: told})
+}
+
+// send makes the calls in one round trip, in which they are noted before their answers are known.
+func (w *worker) send(ctx context.Context, op int64, calls []call, level pgx.TxIsoLevel) error {
+	batch := &pgx.Batch{}
+	for _, c := range calls {
+		if _, err := w.limiter.QueueConsume(ctx, batch, c.requests()...); err != nil {
+			return err
+		}
+		c.Granted = true
+		batch.Queue("INSERT INTO soak_calls (op, call) VALUES ($1, $2)", op, text(c))
+	}
+	return w.limiter.SendTx(ctx, w.pool, batch, ratelimit.Isolation(level))
+}
+
+func text(c call) string {
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+func sqlState(err error) string {
+	var sqlErr interface{ SQLState() string }
+	if errors.As(err, &sqlErr) {
+		return sqlErr.SQLState()
+	}
+	return ""
+}
+
+// lowest is the lowest balance that a call may leave a limit with.
+func (s subject) lowest(verb string, reserve bool) float64 {
+	switch c := s.Config(); {
+	case verb == "charge", reserve && c.MaxReserved == nil:
+		return math.Inf(-1)
+	case reserve:
+		return -*c.MaxReserved
+	}
+	return 0
+}

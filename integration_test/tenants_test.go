@@ -1,0 +1,196 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// rlsSQL is what the README says for tenants whose limits the database keeps apart, by the first part of the key.
+const rlsSQL = `
+ALTER TABLE app.rate_limits ENABLE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON app.rate_limits TO app_user
+    USING (starts_with(key, nullif(current_setting('app.tenant', true), '') || '|'));
+`
+
+// asTenant runs a function in a transaction of a tenant's.
+func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx)) {
+	t.Helper()
+	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SELECT set_config('app.tenant', $1, true)", tenant); err != nil {
+			return err
+		}
+		fn(tx)
+		return nil
+	})
+	if err != nil {
+		t.Errorf("tenant %q: %v", tenant, err)
+	}
+}
+
+// Under a policy, every function works on the rows of the tenant, and on no others.
+func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, 2)
+	role, schema := createRole(t, owner), schemaOf(t, owner)
+	mustExec(t, owner, named(readmeSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schema, role))
+	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(rlsSQL) // and not app.tenant
+	mustExec(t, owner, policy)
+	app := asRole(t, owner, role, 4)
+	var limiter ratelimit.Limiter
+	bucket := ratelimit.TokenBucket("bucket", 4, 1000*time.Hour)
+	window := ratelimit.FixedWindow("window", 4, 100_000*time.Hour)
+	wide := ratelimit.TokenBucket("wide", 4, 1000*time.Hour, ratelimit.Shards(2))
+	for _, tenant := range []string{"acme", "globex"} {
+		asTenant(t, app, tenant, func(tx pgx.Tx) {
+			all := []ratelimit.Request{bucket.Key(tenant, "ann"), window.Key(tenant, "ann"), wide.Key(tenant, "ann")}
+			for _, requests := range [][]ratelimit.Request{{all[0]}, {all[1]}, {all[2]}, all[:2], all} {
+				if _, err := limiter.Consume(t.Context(), tx, requests...); err != nil {
+					t.Errorf("tenant %q: %v", tenant, err)
+				}
+			}
+			result, err := limiter.Check(t.Context(), tx, all[0].Count(0), all[1].Count(0), all[2].Count(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range []float64{1, 1, 2} {
+				if held := result.Requests[i].Remaining; math.Floor(held) != want { // the clock ticks
+					t.Errorf("tenant %q holds %v of limit %d, want %v", tenant, held, i, want)
+				}
+			}
+			if _, err := limiter.Consume(t.Context(), tx, all[0].Count(2)); !denied(err) {
+				t.Errorf("tenant %q: %v, want a denial", tenant, err)
+			}
+			if _, err := limiter.Charge(t.Context(), tx, all[0].Count(4)); err != nil {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+			if _, err := limiter.Refund(t.Context(), tx, time.Now(), all[0].Count(4)); err != nil {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+			var keys []string
+			if err := tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM ratelimit_keys('bucket', 4, '1000 hours')").Scan(&keys); err != nil || fmt.Sprint(keys) != "["+tenant+"|ann]" {
+				t.Errorf("tenant %q sees %q, %v", tenant, keys, err)
+			}
+		})
+	}
+	before := tableOf(t, owner)
+
+	// Another's rows cannot be seen, nor consumed from: to write one is refused, and so nothing is granted. What finds no row, a
+	// refund or a reset, does nothing.
+	foreign := []ratelimit.Request{bucket.Key("acme", "ann"), window.Key("acme", "ann"), wide.Key("acme", "ann")}
+	for _, tenant := range []string{"globex", "acm", "acme|ann", "%", "acme\\", ""} {
+		attack := func(name, want string, do func(ctx context.Context, db ratelimit.DB) error) {
+			t.Helper()
+			asTenant(t, app, tenant, func(tx pgx.Tx) {
+				inside, err := tx.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := do(t.Context(), inside); sqlState(err) != want || want == "" && err != nil {
+					t.Errorf("tenant %q, %s of another's: %v, want %q", tenant, name, err, want)
+				}
+				if err := inside.Rollback(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for _, requests := range [][]ratelimit.Request{foreign[:1], foreign[1:2], foreign[2:], foreign[:2], foreign} {
+			attack(fmt.Sprint("consume ", len(requests)), "42501", func(ctx context.Context, db ratelimit.DB) error {
+				_, err := limiter.Consume(ctx, db, requests...)
+				return err
+			})
+			attack(fmt.Sprint("charge ", len(requests)), "42501", func(ctx context.Context, db ratelimit.DB) error {
+				_, err := limiter.Charge(ctx, db, requests...)
+				return err
+			})
+			attack(fmt.Sprint("refund ", len(requests)), "", func(ctx context.Context, db ratelimit.DB) error {
+				_, err := limiter.Refund(ctx, db, time.Now(), requests...)
+				return err
+			})
+			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, requests...) })
+		}
+		attack("by hand", "42501", func(ctx context.Context, db ratelimit.DB) error {
+			_, err := db.Exec(ctx, "SELECT FROM ratelimit('bucket', 'acme|ann', 4, '1000 hours')")
+			return err
+		})
+		for _, sql := range []string{"UPDATE rate_limits SET value = 1 WHERE key = 'acme|ann'", "DELETE FROM rate_limits WHERE key = 'acme|ann'"} {
+			attack(sql, "", func(ctx context.Context, db ratelimit.DB) error {
+				tag, err := db.Exec(ctx, sql)
+				if err == nil && tag.RowsAffected() != 0 {
+					err = fmt.Errorf("%d rows", tag.RowsAffected())
+				}
+				return err
+			})
+		}
+		asTenant(t, app, tenant, func(tx pgx.Tx) {
+			var n int
+			if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits WHERE key LIKE 'acme%'").Scan(&n); err != nil || n != 0 {
+				t.Errorf("tenant %q sees %d rows of another's, %v", tenant, n, err)
+			}
+		})
+	}
+	if after := tableOf(t, owner); after != before {
+		t.Errorf("the tenants made of\n%s\nthis\n%s", before, after)
+	}
+}
+
+// A schema for each tenant, with limits of its own: chosen for each transaction on one pool, whose connections have prepared
+// the statements for another tenant before; and with a role for each, that may not use the other's.
+func TestASchemaForEachTenant(t *testing.T) {
+	t.Parallel()
+	a, b := newPool(t, 2), newPool(t, 2)
+	schemas := []string{schemaOf(t, a), schemaOf(t, b)}
+	pool := reconfigured(t, a, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("limit", 3, 1000*time.Hour)
+	for use := range 5 {
+		for _, schema := range schemas {
+			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+schema); err != nil {
+					return err
+				}
+				result, err := limiter.Consume(t.Context(), tx, limit.Key("ann"))
+				if granted := err == nil; granted != (use < 3) || err != nil && !denied(err) {
+					t.Errorf("use %d in %s: %+v, %v", use, schema, result, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+
+	role := createRole(t, a)
+	mustExec(t, a, named(readmeSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemas[0], role))
+	tenant := asRole(t, a, role, 1)
+	before := tableOf(t, b)
+	for _, request := range []ratelimit.Request{limit.Key("ann"), limit.Key("fresh")} {
+		err := pgx.BeginFunc(t.Context(), tenant, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+schemas[1]); err != nil {
+				return err
+			}
+			_, err := limiter.Consume(t.Context(), tx, request)
+			return err
+		})
+		if err == nil || denied(err) || sqlState(err) == "" {
+			t.Errorf("in another's schema: %v, want an error of the database", err)
+		}
+	}
+	for verb, err := range everyVerb(t, tenant) {
+		if err != nil {
+			t.Errorf("%s in his own schema: %v", verb, err)
+		}
+	}
+	if after := tableOf(t, b); after != before {
+		t.Errorf("the other's rows became\n%s", after)
+	}
+}
