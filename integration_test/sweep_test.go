@@ -297,10 +297,10 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 	}
 }
 
-// idle writes rows of a limit for keys "0", "1", ..., full for a long time.
-func idle(t *testing.T, db ratelimit.DB, name string, n int) {
+// idle writes rows of the limit l for keys "0", "1", ..., full for a long time.
+func idle(t *testing.T, db ratelimit.DB, n int) {
 	t.Helper()
-	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT '%s', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, name, n-1))
+	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, n-1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sqlConn.Close()
+	defer sqlConn.Close() //nolint:errcheck // gives it back
 	exec := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
 	simple := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
 	handles := map[string]ratelimit.DB{
@@ -344,13 +344,13 @@ func TestWhereASweepWorks(t *testing.T) {
 		"coalescer": coalescer, "pgx sql.DB": ratelimit.SQL(pgxDB), "postgres sql.DB": ratelimit.SQL(pqDB), "postgres sql.Conn": ratelimit.SQL(sqlConn),
 	}
 	for name, db := range handles {
-		idle(t, pool, "l", 2500)
+		idle(t, pool, 2500)
 		if deleted, err := limiter.Sweep(t.Context(), db, limit); err != nil || deleted != 2500 || countRows(t, pool) != 0 {
 			t.Errorf("%s: %d rows deleted, %v", name, deleted, err)
 		}
 	}
 
-	idle(t, pool, "l", 10)
+	idle(t, pool, 10)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -489,7 +489,7 @@ func TestASweepThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	limiter, clock := newLimiter()
-	idle(t, pool, "l", 20_000)
+	idle(t, pool, 20_000)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	batches := 0
@@ -515,7 +515,7 @@ func TestSeveralSweepsAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	limiter, _ := newLimiter()
-	idle(t, pool, "l", 10_000)
+	idle(t, pool, 10_000)
 	var deleted atomic.Int64
 	var wg sync.WaitGroup
 	for range 4 {
@@ -702,8 +702,8 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 			return scans, read
 		}
 		var total, batches int
-		for next, first := new(""), ""; next != nil; batches++ {
-			first = *next
+		for next := new(""); next != nil; batches++ {
+			first := *next
 			exec("BEGIN")
 			scansBefore, readBefore := counted()
 			var deleted int
@@ -775,7 +775,7 @@ func TestTheTableStaysSmall(t *testing.T) {
 func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	idle(t, pool, "l", 10)
+	idle(t, pool, 10)
 	for arguments, text := range map[string]string{
 		`'', 10, '1 minute'`:                              `the name is empty`,
 		`NULL, 10, '1 minute'`:                            `the name is empty`,
