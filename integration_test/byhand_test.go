@@ -613,6 +613,7 @@ func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
 		"sharded": `SELECT * FROM ratelimit('wide', 'seeded', 10, '1 minute', shards => 3)`,
 		"raising": `SELECT * FROM ratelimit_or_raise('bucket', 'seeded', 10, '1 minute')`,
 		"keys":    `SELECT * FROM ratelimit_keys('bucket', 10, '1 minute')`,
+		"sweep":   `SELECT * FROM ratelimit_sweep('bucket', 10, '1 minute', now => '2100-01-01')`,
 	}
 	writer := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
 	for name, sql := range calls {
@@ -656,7 +657,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
 	pool := connect(t, url, 1)
-	for _, name := range []string{"ratelimit", "ratelimit_or_raise", "ratelimit_keys", "ratelimit_when", "ratelimit_micros"} {
+	for _, name := range []string{"ratelimit", "ratelimit_or_raise", "ratelimit_keys", "ratelimit_when", "ratelimit_micros", "ratelimit_sweep"} {
 		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`); err != nil {
 			t.Fatal(err)
 		}

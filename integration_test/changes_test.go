@@ -136,10 +136,10 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 	}
 	limiter, clock := newLimiter()
 	reached := 0
-	for n := range 150 {
+	for n := range 50 {
 		vs := versions{randomVersion(r), randomVersion(r)}
 		once, now := r.IntN(2) == 0, 0
-		step := time.Duration(min(vs[0].numbers.Period, vs[1].numbers.Period))
+		step := min(vs[0].numbers.Period, vs[1].numbers.Period)
 		if err := limiter.Reset(t.Context(), pool, vs[0].Key("k")); err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +190,7 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			reached++
 		}
 	}
-	if reached < 100 {
+	if reached < 30 {
 		t.Errorf("the bound was reached %d times: it is not what stops them", reached)
 	}
 }
@@ -235,13 +235,17 @@ func changeUnderTraffic(t *testing.T, vs versions) {
 	var failed atomic.Pointer[error]
 	until := time.Now().Add(2 * time.Second)
 	var wg sync.WaitGroup
+	flipping := rand.New(rand.NewPCG(r.Uint64(), 0))
+	wg.Go(func() {
+		for time.Now().Before(until) {
+			time.Sleep(time.Duration(flipping.IntN(int(100 * time.Millisecond))))
+			flips.Add(1)
+		}
+	})
 	for g := range 8 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
 			for time.Now().Before(until) {
-				if g == 0 && r.IntN(5) == 0 {
-					flips.Add(1)
-				}
 				version := int(flips.Load()) % 2
 				if g < 4 {
 					version = g % 2 // not deployed yet

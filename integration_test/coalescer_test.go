@@ -634,6 +634,22 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	}
 }
 
+// Where a transaction has one snapshot, whatever was committed since would be a conflict.
+func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
+		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `SELECT ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}',
+				'{}', '{}', '{}', '{}', '{}', '{}')`)
+			return err
+		})
+		if want := map[bool]string{level != pgx.ReadCommitted: "RL003"}[true]; sqlState(err) != want {
+			t.Errorf("%s: %v, want SQLSTATE %q", level, err, want)
+		}
+	}
+}
+
 func TestCoalescerAsyncCommit(t *testing.T) {
 	t.Parallel()
 	for _, async := range []bool{false, true} {

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -210,11 +211,15 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				}
 			}
 		},
-		"WHERE name = 'sendMessage' AND ts < now()": func(n *night, sql string) {
-			n.sweeps(sql, "sendMessage", func(key string, tokens float64) { n.consume(n.pool, nightMessages.Key(key).Count(tokens)) }, 20)
+		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {
+			n.sweeps(sql, nightMessages.Name())
 		},
-		"WHERE name = 'signUps' AND ts < now()": func(n *night, sql string) {
-			n.sweeps(sql, "signUps", func(key string, tokens float64) { n.consume(n.pool, nightSignUps.Key(key).Count(tokens)) }, 100)
+		"name = 'a limit of last year'": func(n *night, sql string) {
+			n.exec(`INSERT INTO rate_limits VALUES ('a limit of last year', 'ann', 0, 1, 5, now())`)
+			n.consume(n.pool, nightMessages.Key("ann"))
+			if rows := n.exec(sql); rows != 1 || len(n.first(`SELECT key FROM rate_limits`)) != 1 {
+				n.Errorf("%d rows deleted", rows)
+			}
 		},
 	}
 	blocks := readmeBlocks(t, "At 3 a.m.")
@@ -229,15 +234,18 @@ func TestTheReadmeAt3AM(t *testing.T) {
 	}
 }
 
-// sweeps wants a sweep to delete full rows, and no others, nor what is locked or lies in the future.
-func (n *night) sweeps(sql, name string, consume func(key string, tokens float64), full float64) {
+// sweeps wants a sweep, of more rows than are in a batch, to delete those that have been full for an hour, and no others.
+func (n *night) sweeps(sql, name string) {
 	n.Helper()
-	for _, key := range []string{"idle", "idle, deep in debt", "busy", "locked"} {
-		consume(key, full)
+	rows := func(keys, ts string, value int) {
+		n.Helper()
+		n.exec(fmt.Sprintf(`INSERT INTO rate_limits SELECT '%s', %s, 0, 1, %d, %s FROM generate_series(1, 3000) AS i ON CONFLICT DO NOTHING`, name, keys, value, ts))
 	}
-	n.exec(`UPDATE rate_limits SET ts = ts - interval '1000 hours' WHERE key <> 'busy'`)
-	n.exec(`UPDATE rate_limits SET value = -1e9 WHERE key = 'idle, deep in debt'`)
-	n.exec(`INSERT INTO rate_limits VALUES ('` + name + `', 'ahead', 0, 1, 1e9, now() + interval '1000 hours'), ('other', 'idle', 0, 1, 1e9, '2000-01-01')`)
+	rows(`'idle ' || i`, `now() - interval '2 hours'`, 0)
+	rows(`'in debt'`, `now() - interval '2 hours'`, -1e9)
+	rows(`'full for a minute'`, `now() - interval '1 minute'`, 20)
+	rows(`'ahead'`, `now() + interval '1 hour'`, 20)
+	rows(`'locked'`, `now() - interval '2 hours'`, 0)
 	tx, err := n.pool.Begin(n.Context())
 	if err != nil {
 		n.Fatal(err)
@@ -246,12 +254,8 @@ func (n *night) sweeps(sql, name string, consume func(key string, tokens float64
 	if _, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE key = 'locked' FOR UPDATE`); err != nil {
 		n.Fatal(err)
 	}
-	for _, want := range []int64{1, 0} {
-		if rows := n.exec(sql); rows != want {
-			n.Errorf("%d rows deleted, want %d", rows, want)
-		}
-	}
-	if got := strings.Join(n.first(`SELECT key FROM rate_limits ORDER BY name = 'other', key`), "; "); got != "ahead; busy; idle, deep in debt; locked; idle" {
+	n.exec(sql)
+	if got := strings.Join(n.first(`SELECT key FROM rate_limits ORDER BY key`), "; "); got != "ahead; full for a minute; in debt; locked" {
 		n.Errorf("left are %s", got)
 	}
 }

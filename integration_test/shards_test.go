@@ -403,6 +403,56 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 	}
 }
 
+// Whoever has waited for a shard and then finds it wanting locks all, from the first on. If he still held that one, he would meet
+// another who has the first and waits for it.
+func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 20, time.Hour)
+	for name, with := range map[string][]ratelimit.Request{"one": nil, "several": {other.Global()}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 5)
+			limiter, _ := newLimiter()
+			second := shardpick.With(t.Context(), func(int) (int, int) { return 1, 1 })
+			if _, err := limiter.Charge(t.Context(), pool, limit.Global().Count(0), other.Global()); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(second, tx, limit.Global().Count(8)); err != nil { // 2 are left in the second
+				t.Fatal(err)
+			}
+			answers := make(chan error, 2)
+			go func() {
+				_, err := limiter.Consume(second, pool, append(with, limit.Global().Count(5))...)
+				answers <- err
+			}()
+			waiting(t, pool, 1)
+			go func() {
+				_, err := limiter.Consume(t.Context(), pool, limit.Global().Count(11))
+				answers <- err
+			}()
+			waiting(t, pool, 2) // holds the first, waits for the second
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			grants := 0
+			for range 2 {
+				if err := <-answers; err == nil {
+					grants++
+				} else if !denied(err) {
+					t.Error(err)
+				}
+			}
+			if grants != 1 {
+				t.Errorf("of 12 that were left, %d calls for 5 and for 11 were granted", grants)
+			}
+		})
+	}
+}
+
 func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)

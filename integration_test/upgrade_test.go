@@ -91,6 +91,10 @@ var uses = []struct {
 	{"InTx, Hot", 5, func(ctx context.Context, pool *pgxpool.Pool) error {
 		return new(ratelimit.Limiter).InTx(ctx, pool, func(context.Context, pgx.Tx) error { return nil }, ratelimit.Hot(plain.Key("a")))
 	}},
+	{"Sweep", 7, func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := new(ratelimit.Limiter).Sweep(ctx, pool, plain, wide)
+		return err
+	}},
 }
 
 var (
@@ -364,7 +368,7 @@ func send(t *testing.T, pool *pgxpool.Pool, sql string, arguments []*string) (an
 
 // recorder notes what is sent on a *sql.DB.
 type recorder struct {
-	*sql.DB
+	db   *sql.DB
 	sent []sent
 }
 
@@ -375,7 +379,7 @@ type sent struct {
 
 func (r *recorder) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	r.note(query, args)
-	return r.DB.QueryContext(ctx, query, args...)
+	return r.db.QueryContext(ctx, query, args...)
 }
 
 func (r *recorder) note(query string, args []any) {
@@ -397,7 +401,7 @@ func (r *recorder) note(query string, args []any) {
 func recordToday(t *testing.T) record {
 	t.Helper()
 	url := newMigrated(t)
-	r := &recorder{DB: openSQL(t, "pgx", url, 1)}
+	r := &recorder{db: openSQL(t, "pgx", url, 1)}
 	db := ratelimit.SQL(r)
 	limiter, clock := newLimiter()
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 0, 1 })
@@ -441,6 +445,11 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), window.Key("dan"))
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
+		_, err = dbsqlc.New(ratelimit.SQL(r)).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
+			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
+			Start: pgtype.Timestamptz{Time: noon, Valid: true}, Now: pgtype.Timestamptz{Time: clock.now.Add(time.Hour + time.Minute), Valid: true},
+		})
+		must(err)
 		clock.Advance(1700 * time.Millisecond)
 	}
 

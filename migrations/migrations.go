@@ -9,6 +9,11 @@
 //
 // If several processes may migrate at once, give goose a session locker (goose.WithSessionLocker).
 //
+// To upgrade, migrate first and then deploy; to go back, the other way round. A newer schema serves older versions of the library:
+// once it is released, no function changes its arguments, its columns or what it answers. One that has to gets a new name, and the
+// old one stays. A newer version of the library on an older schema fails where it needs what is not there (SQLSTATE 42883, or
+// 42P01 for a view), grants nothing then, and works in the rest. Migrations lock no rows of the limits: nobody has to stop.
+//
 // Everything is made in the schema that comes first in the search_path of the connection, and belongs to the role that
 // runs the migration. Other tools can run schema.sql, which is the Up part of every migration, in order.
 package migrations

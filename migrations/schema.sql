@@ -1410,7 +1410,8 @@ AS $body$
 DECLARE
     -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
-    keys text[];
+    keys text[]; -- those of which all rows say nothing, by a plain read
+    tids tid[];  -- those rows, once they are locked
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
@@ -1422,7 +1423,6 @@ BEGIN
     capacity := coalesce(capacity, rate);
     deleted := 0;
 
-    -- The last key of the rows may have more, so the next batch begins with it.
     SELECT array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = 1000 THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
@@ -1437,32 +1437,35 @@ BEGIN
           ) AS r
          GROUP BY r.key
       ) AS k;
-    IF next = first THEN
+    IF next = first THEN -- the last key may have more rows, so the next batch begins with it, but not over and over
         next := first || E'\x01'; -- no key lies in between
     END IF;
     IF keys IS NULL THEN
         RETURN;
     END IF;
 
-    SELECT array_agg(k.key) INTO keys
+    -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
+    SELECT array_agg(k.tid) INTO tids
       FROM (
-        SELECT l.key
+        SELECT unnest(array_agg(l.tid)) AS tid
           FROM (
-            SELECT r.key, r.shards
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, u.key, period, kind, start) END AS grid
+              FROM unnest(keys) AS u (key)
+            OFFSET 0
+          ) AS g
+         CROSS JOIN LATERAL (
+            SELECT r.ctid AS tid, r.key, r.shards
               FROM @extschema@.rate_limits AS r
-             CROSS JOIN LATERAL (
-                SELECT CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid OFFSET 0
-             ) AS g
-             WHERE r.name = name AND r.key = ANY (keys)
+             WHERE r.name = name AND r.key = g.key
                AND @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
-               FOR UPDATE OF r SKIP LOCKED
+               FOR UPDATE SKIP LOCKED
           ) AS l
          GROUP BY l.key
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = ANY (keys);
+    DELETE FROM @extschema@.rate_limits AS r WHERE r.ctid = ANY (tids);
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$

@@ -39,4 +39,9 @@
 //
 // The clock is the database's clock_timestamp() unless [Limiter.Clock] is set. A clock that steps back neither mints nor
 // takes tokens: the refill waits until it has caught up.
+//
+// # Storage
+//
+// The table has a row for each key that was ever used. [Limiter.Sweep] deletes those that have been full for an hour, while traffic
+// runs. No decision changes.
 package ratelimit

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrInvalid is matched by the errors for a limit or a request that is wrong in itself: from [New], [Limit.Validate], every
-// verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry]. Nothing was sent to the server.
+// verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx], [Limiter.Sweep] and [Retry]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
@@ -53,12 +53,16 @@ func notCommitted(err error) bool {
 		return true // it was not sent
 	case errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, sql.ErrTxDone):
 		return true // it was rolled back
-	case strings.HasPrefix(state, "57P"):
-		return false // the server has ended the connection (pg_terminate_backend, a shutdown), maybe when it had committed
-	case state == "40003" || strings.HasPrefix(state, "08"):
+	case len(state) != 5:
+		return false // there is no answer
+	case state == "40003" || state[:2] == "08":
 		return false // in the server's own words; or a pooler's, which has lost its server
+	case state[:3] == "57P":
+		return false // the server has ended the connection (pg_terminate_backend, a shutdown), maybe when it had committed
+	case state[:2] == "53" || state[:2] == "58" || state[:2] == "XX":
+		return false // it may have panicked (a full disk), when the record of the commit was on disk
 	default:
-		return state != "" // the server has answered, and not with success
+		return true // it has answered, and not with success
 	}
 }
 

@@ -217,7 +217,7 @@ func ExampleSQL() {
 		if err != nil {
 			return err
 		}
-		defer tx.Rollback() // after Commit it does nothing
+		defer tx.Rollback() //nolint:errcheck // after Commit there is nothing to roll back
 		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
 			return err
 		}
@@ -410,6 +410,30 @@ func ExampleLimiter_SendTx() {
 	// first: <nil>
 	// second denied: true
 	// 1 stored
+}
+
+// In the background of a server: every so often, the rows of keys that have been full for an hour are deleted. It ends with ctx.
+func ExampleLimiter_Sweep() {
+	visits := ratelimit.TokenBucket("visits", 100, time.Minute)
+	uploads := ratelimit.FixedWindow("uploads", 10, 24*time.Hour)
+
+	ctx, stop := context.WithCancel(ctx)
+	_, err := pool.Exec(ctx, "INSERT INTO rate_limits VALUES ('visits', 'once, long ago', 0, 1, 99, now() - interval '1 day')")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range time.Tick(time.Millisecond) { // in earnest, 10 minutes
+		deleted, err := limits.Sweep(ctx, pool, visits, uploads)
+		fmt.Println(deleted, "deleted; canceled:", errors.Is(err, context.Canceled))
+		if ctx.Err() != nil {
+			break
+		}
+		stop() // the server shuts down
+	}
+	// Output:
+	// 1 deleted; canceled: false
+	// 0 deleted; canceled: true
 }
 
 // A limit from a configuration file. Unset and 0 are different things.

@@ -122,7 +122,7 @@ func connOf(db TxBeginner) *pgx.Conn {
 //
 // fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
 // errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
-// pause, the error is a [*RetryError].
+// pause, the error is a [*RetryError]. What fn calls must not retry by itself: the attempts would multiply.
 //
 // The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
 // errors that match [ErrInvalid].

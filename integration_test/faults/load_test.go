@@ -95,11 +95,11 @@ func newLoad(t *testing.T, url string, config loadConfig) *load {
 						callCtx, cancel = context.WithTimeout(callCtx, config.timeout)
 					}
 					began := time.Now()
-					_, err := h.once(callCtx)
+					err := h.once(callCtx)
 					cancel()
 					h.waited(g, time.Since(began), err)
 					if err != nil {
-						time.Sleep(5 * time.Millisecond)
+						time.Sleep(20 * time.Millisecond)
 					}
 				}
 			})
@@ -180,20 +180,20 @@ func (l *load) sendTx(name string) *handle {
 const insertOrder = "INSERT INTO orders (id, handle) VALUES ($1, $2)"
 
 // once calls once, and notes down what the caller then knows.
-func (h *handle) once(ctx context.Context) (id string, err error) {
+func (h *handle) once(ctx context.Context) error {
 	h.mu.Lock()
 	h.last++
-	id = fmt.Sprintf("%s %d", h.limit.Name(), h.last)
+	id := fmt.Sprintf("%s %d", h.limit.Name(), h.last)
 	h.mu.Unlock()
 
-	err = h.call(ctx, id)
+	err := h.call(ctx, id)
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
 	case err == nil:
 		h.granted[id] = true
-		return id, nil
+		return nil
 	case errors.As(err, new(*ratelimit.ExceededError)):
 		h.denied++
 	case errors.Is(err, ratelimit.ErrUnknownOutcome):
@@ -202,7 +202,7 @@ func (h *handle) once(ctx context.Context) (id string, err error) {
 		h.nothing++
 	}
 	h.outcomes[kindOf(err)]++
-	return id, err
+	return err
 }
 
 // waited notes down how a goroutine fared.
@@ -356,7 +356,7 @@ func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	defer cancel()
 	var err error
 	for range 100 { // the pool may still have broken connections
-		if _, err = h.once(ctx); err == nil || !strings.Contains(kindOf(err), "connection") && !strings.Contains(kindOf(err), "57P01") {
+		if err = h.once(ctx); err == nil || !strings.Contains(kindOf(err), "connection") && !strings.Contains(kindOf(err), "57P01") {
 			break
 		}
 	}

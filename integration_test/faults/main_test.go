@@ -92,6 +92,9 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the server's log ends with:\n%s", b.Log())
+		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}

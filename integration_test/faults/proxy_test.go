@@ -76,16 +76,16 @@ func (p *proxy) DialTimeout(_, _ string, _ time.Duration) (net.Conn, error) { re
 func (p *proxy) next(f fate) { p.armed.Store(int32(f)) }
 
 func (p *proxy) link(client net.Conn) {
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	server, err := net.Dial("tcp4", p.target.Load().(string))
 	if err != nil {
 		return
 	}
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 	var f atomic.Int32
 	go func() {
-		defer client.Close()
-		defer server.Close()
+		defer func() { _ = client.Close() }()
+		defer func() { _ = server.Close() }()
 		for buf := make([]byte, 1<<16); ; {
 			n, err := server.Read(buf)
 			p.gate.RLock()

@@ -19,7 +19,7 @@ func TestTheServerIsKilled(t *testing.T) {
 	r := newRand(t)
 	s := newServer(t, postgres.BreakableConfig{})
 	l := newLoad(t, s.URL(), loadConfig{})
-	rounds := 3
+	rounds := 2
 	if *long {
 		rounds = 20
 	}

@@ -1,3 +1,15 @@
 package main
 
-var equivalents = []equivalent{}
+var equivalents = []equivalent{
+	{functions, "`ratelimit_consume` does not look at `expect_denial`", "it says what is read first, not what is decided (TestExpectingADenialDecidesTheSame); and so with `denied.expect` in limiter.go"},
+	{functions, "`FOR NO KEY UPDATE` for `FOR UPDATE`", "it is the lock that the UPDATEs take, and conflicts with itself and with a DELETE"},
+	{functions, "another of the two shards is picked, or always the first", "only who waits for whom depends on it: bench measures that"},
+	{coalesce, "without `floor(b.available / b.count) * b.count > b.available`", "more than one of a key are whole counts (a contract of the arguments), whose multiples up to 1e15 are exact: no quotient of less is then rounded up to a whole number (2 million tried)"},
+	{coalesce, "`r.ctid = s.tid` alone, without `r.value = s.value` or `r.ts = s.ts`", "on servers since November 2025, which look at it again after waiting; on 15.14 TestCoalescerDecidesAnewOnWhatItWaitedFor and TestCoalescerOverGrant notice"},
+	{coalesce, "without the `SET enable_...` but seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "plans, which bench measures"},
+	{"ratelimit/coalescer.go", "`maxInFlight`, `maxBatch` and `sameKeys`", "how many calls share a statement decides nothing: bench measures it"},
+	{"ratelimit/coalescer.go", "`settle` returns no `errDisagree`", "the engine's check of itself: it takes a second defect to see it"},
+	{"ratelimit/hot.go", "`choose` does not sort the lanes", "`demands` has sorted them"},
+	{"ratelimit/hot.go", "`places` lets one or three pass", "the lock in the database makes the others wait: bench measures it"},
+	{"ratelimit/tx.go", "another pause between attempts", "any pause will do: bench measures it"},
+}

@@ -30,7 +30,7 @@ var goMutations = []mutation{
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
 		old: "	if full {\n", new: "	if full && total < 0 {\n",
-		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
+		tests: "TestFullShardsHoldTheCapacity",
 	}, {
 		name: "algebra-retry-early", file: "internal/algebra/algebra.go", what: "RetryAt is a microsecond early",
 		old: "	return last\n", new: "	return last - 1\n",
@@ -97,7 +97,7 @@ var goMutations = []mutation{
 
 	{
 		name: "tx-commit-ignored", file: "ratelimit/tx.go", what: "an error of COMMIT is ignored",
-		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", err)\n	}", new: "	_ = tx.commit(ctx)",
+		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
 		tests: "TestInTxRetriesA40001OfCommit",
 	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is run again",

@@ -32,11 +32,13 @@ type lab struct {
 	dir  string
 	url  string
 	home map[string]string // of each test, its package
+
+	compiled map[string]bool // the packages whose tests are, as the Go files are now
 }
 
 // newLab copies what git knows, or would add, as it is in the working tree.
 func newLab(ctx context.Context, url string) (l *lab, err error) {
-	l = &lab{url: url, home: map[string]string{}}
+	l = &lab{url: url, home: map[string]string{}, compiled: map[string]bool{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -141,16 +143,15 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 }
 
 // try makes a mutation and runs the tests: first those that ought to notice it, then, unless those are all that is wanted, all.
-func (l *lab) try(ctx context.Context, m mutation, named bool) (*failure, error) {
+func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure, err error) {
 	before, after, err := l.mutated(m)
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(l.dir, m.file)
-	if err := os.WriteFile(path, []byte(after), 0o600); err != nil {
+	if err := l.write(m.file, after); err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.WriteFile(path, []byte(before), 0o600) }() // an error would show in the next one
+	defer func() { err = errors.Join(err, l.write(m.file, before)) }()
 	if failed, err := l.testNamed(ctx, []mutation{m}); failed != nil || err != nil || named {
 		return failed, err
 	}
@@ -160,6 +161,14 @@ func (l *lab) try(ctx context.Context, m mutation, named bool) (*failure, error)
 		}
 	}
 	return nil, nil
+}
+
+// write changes a file. Those of SQL are read when the tests run.
+func (l *lab) write(file, text string) error {
+	if strings.HasSuffix(file, ".go") {
+		clear(l.compiled)
+	}
+	return os.WriteFile(filepath.Join(l.dir, file), []byte(text), 0o600)
 }
 
 // testNamed runs the tests that the mutations name.
@@ -189,21 +198,33 @@ type failure struct {
 
 func (f *failure) String() string { return f.test + f.how }
 
+// compile compiles the tests of a package, quickly, unless that is done already and no Go has changed since.
+func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error) {
+	binary = filepath.Join(l.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
+	if l.compiled[pkg] {
+		return binary, nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-N -l", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	cmd.Dir = l.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: it does not compile:\n%s", err, out)
+	}
+	l.compiled[pkg] = true
+	return binary, nil
+}
+
 // test runs tests of a package until one fails, and kills the rest. They run on the one server, so that what they leave
 // behind goes away with it.
 func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
-	binary := filepath.Join(l.dir, "mutated.test")
-	compile := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-ldflags=-s -w", "-o", binary, "./"+pkg)
-	compile.Dir = l.dir
-	if out, err := compile.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w: it does not compile:\n%s", err, out)
+	binary, err := l.compile(ctx, pkg)
+	if err != nil {
+		return nil, err
 	}
-
 	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+hung, which)
 	cmd.Dir = filepath.Join(l.dir, pkg)
-	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.url)
+	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.url, "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
 	cmd.WaitDelay = 10 * time.Second
 	read, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write
@@ -218,7 +239,7 @@ func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 	failed, out := firstFailure(read)
 	cancel() // what else is running
 	_, _ = io.Copy(io.Discard, read)
-	err := <-ended
+	err = <-ended
 	switch {
 	case failed == nil && err == nil:
 		return nil, nil

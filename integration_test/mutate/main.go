@@ -91,6 +91,10 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		}
 	}
 
+	if only == "" {
+		fmt.Printf("# Mutations\n\nWhat `make mutate` prints: the engine, broken by one edit at a time, and the test that notices first. `make mutate ONLY=name` tries one.\n"+
+			"The edits are in [integration_test/mutate](../integration_test/mutate). This was on %s.\n\n", server)
+	}
 	fmt.Printf("| mutation | what is broken | noticed by | after |\n|---|---|---|---|\n")
 	broken, begin := 0, time.Now()
 	for _, m := range chosen {

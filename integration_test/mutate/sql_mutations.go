@@ -135,9 +135,9 @@ var sqlMutations = []mutation{
 		tests: "TestLimitsInAnyOrderNeverDeadlock",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p;",
-		new:   "                        EXIT WHEN new_value IS NULL;\n                        ord := ord || rec.p;",
-		tests: "TestOneCallMixesShardedLimitsAndOthers|TestModel",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: functions, what: "all shards are added up without being locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
@@ -179,6 +179,10 @@ var sqlMutations = []mutation{
 		name: "apply-refund-unclamped", file: functions, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
 		old: "SET value = least(totals[i] - take, capacities[i]) / shards[i]", new: "SET value = (totals[i] - take) / shards[i]",
 		tests: "TestRefundToATokenBucketClampsToTheCapacity|TestModel",
+	}, {
+		name: "apply-full-shards", file: functions, what: "full shards are added up to a little less, or more, than the capacity",
+		old: "                    IF is_full THEN", new: "                    IF false THEN",
+		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
 	}, {
 		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
 		old: "ts = greatest(r.ts, upto[i])\n", new: "ts = upto[i]\n",
@@ -227,9 +231,9 @@ var sqlMutations = []mutation{
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true;",
-		new:   "            granted := new_value IS NOT NULL;",
-		tests: "TestShardedLimitsAreExactForConcurrentCallers",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n            RETURN;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n                RETURN;\n            END IF;\n",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
 	// ratelimit_consume_several
@@ -271,16 +275,19 @@ var sqlMutations = []mutation{
 	// ratelimit_coalesce
 
 	{
-		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they are not what was read any more",
-		old: "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "WHERE r.ctid = s.tid AND s.n > 0",
+		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor|TestCoalescerOverGrant",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
-		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.value = s.value AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
-		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > 0", new: "AND r.ts = s.ts AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > 0",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
@@ -297,14 +304,10 @@ var sqlMutations = []mutation{
 	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
-		tests: "TestCoalescerOnASerializableDatabase|TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided",
+		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",
 		old: "WHEN b.available - b.count < b.floor THEN 0", new: "WHEN b.available - b.count <= b.floor THEN 0",
-		tests: "TestCoalescerIsExact",
-	}, {
-		name: "coalesce-quotient", file: coalesce, what: "a quotient that was rounded up grants one too many",
-		old: "WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)\n", new: "",
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalesce-ts-back", file: coalesce, what: "ts moves back with the clock",

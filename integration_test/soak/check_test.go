@@ -25,6 +25,7 @@ import (
 //     again from the rows that the changes before have left. What is denied, or checks, changes nothing. Nothing else is
 //     changed in such a transaction. What it was told (Result.At) is what was written.
 //   - A transaction whose commit was acknowledged is in the record, one that surely failed is not.
+//   - What is swept is full.
 //   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. None
 //     leaves a balance that no call may leave; and for each key and kind of handle, what was taken in all is what was
 //     acknowledged, and at most what has an unknown outcome besides. The same for what was given back, where no capacity cuts
@@ -76,6 +77,7 @@ type change struct {
 	shard    int
 	old, new *algebra.Row // nil: none
 	app, xid string
+	at       algebra.Micros // when it was made
 }
 
 func (s *soak) check() {
@@ -165,15 +167,16 @@ func (c *checker) replay(s *soak) {
 	}
 	// A transaction without calls is looked at when its last change has come.
 	rows, err := s.admin.Query(s.Context(), `
-		SELECT n, xid::text, '' AS call, 0 AS op, app, name, key, shard, old_value, old_ts, value, ts,
+		SELECT n, xid::text, '' AS call, 0 AS op, app, at, name, key, shard, old_value, old_ts, value, ts,
 		       NOT EXISTS (SELECT FROM soak_calls AS l WHERE l.xid = c.xid) AND n = max(n) OVER (PARTITION BY xid) AS last
 		  FROM soak_changes AS c
 		UNION ALL
-		SELECT n, xid::text, call, op, '', '', '', 0, NULL, NULL, NULL, NULL, false FROM soak_calls
+		SELECT n, xid::text, call, op, '', now(), '', '', 0, NULL, NULL, NULL, NULL, false FROM soak_calls
 		 ORDER BY n`)
 	noError(c, err)
 	var n, op int64
 	var xid, text, app, name, key string
+	var at time.Time
 	var shard int
 	var oldValue, value *float64
 	var oldTS, ts *time.Time
@@ -184,7 +187,7 @@ func (c *checker) replay(s *soak) {
 		}
 		return &algebra.Row{Value: *value, TS: algebra.At(*ts)}
 	}
-	_, err = pgx.ForEachRow(rows, []any{&n, &xid, &text, &op, &app, &name, &key, &shard, &oldValue, &oldTS, &value, &ts, &last}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&n, &xid, &text, &op, &app, &at, &name, &key, &shard, &oldValue, &oldTS, &value, &ts, &last}, func() error {
 		if text != "" {
 			var made call
 			if err := json.Unmarshal([]byte(text), &made); err != nil {
@@ -200,7 +203,7 @@ func (c *checker) replay(s *soak) {
 			return nil
 		}
 		c.counts["changes of rows"]++
-		c.pending[xid] = append(c.pending[xid], change{place{bySubject[name], key}, shard, row(oldValue, oldTS), row(value, ts), app, xid})
+		c.pending[xid] = append(c.pending[xid], change{place{bySubject[name], key}, shard, row(oldValue, oldTS), row(value, ts), app, xid, algebra.At(at)})
 		if last {
 			c.madeOutside(c.pending[xid])
 			delete(c.pending, xid)
@@ -388,8 +391,8 @@ func (c *checker) madeOutside(changes []change) {
 			continue
 		}
 		if len(after) == 0 {
-			if !s.reset {
-				c.fail("%v: deleted, though nobody resets it", p)
+			if at := changes[0].at; !s.reset && numbersOf(p).Total(before, at) < *s.Config().Capacity {
+				c.fail("%v: deleted at %v, though it is not full and nobody resets it:%s", p, at.Time(), show(states))
 			}
 			continue
 		}
@@ -522,7 +525,7 @@ func (c *checker) compareWithFiles() {
 
 // wasASoak says whether everything has happened that the run is for.
 func (c *checker) wasASoak(s *soak) {
-	for _, fault := range []string{"connections terminated", "rows locked", "processes killed"} {
+	for _, fault := range []string{"connections terminated", "rows locked", "processes killed", "rows swept"} {
 		if s.faults[fault] == 0 {
 			c.Errorf("it never happened: %s", fault)
 		}

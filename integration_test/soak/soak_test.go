@@ -34,10 +34,11 @@ import (
 
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 var (
-	duration = flag.Duration("time", 10*time.Second, "how long the processes use the limiter")
+	duration = flag.Duration("time", 8*time.Second, "how long the processes use the limiter")
 	seedFlag = flag.Uint64("seed", 0, "replay the traffic and the faults of this seed (0: a new one); how they interleave is up to the machine")
 )
 
@@ -64,6 +65,7 @@ const records = `
 CREATE SEQUENCE soak_n;
 CREATE TABLE soak_changes (
     n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), app text DEFAULT current_setting('application_name'),
+    at timestamptz DEFAULT clock_timestamp(),
     name text, key text, shard integer, shards integer,
     old_value double precision, old_ts timestamptz, -- NULL: inserted
     value double precision, ts timestamptz          -- NULL: deleted
@@ -211,6 +213,13 @@ func (s *soak) injectFaults(until time.Time) {
 		_ = old.in.Close()
 		s.workers[i] = s.spawn(i, old.incarnation+1)
 		s.fault("processes killed", 1, err)
+	})
+	// A sweep deletes rows that have been full for an hour: by this clock, all that are full.
+	var ahead ratelimit.Limiter
+	ahead.Clock = func() time.Time { return time.Now().Add(time.Hour) }
+	every(4, 100*time.Millisecond, time.Second, func(*rand.Rand) {
+		n, err := ahead.Sweep(ctx, s.admin, sweptSubjects()...)
+		s.fault("rows swept", int(n), err)
 	})
 	wg.Wait()
 }

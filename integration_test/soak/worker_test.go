@@ -48,6 +48,17 @@ var subjects = []subject{
 
 const plentiful = 1e7
 
+// sweptSubjects are the limits that are swept: those to which nothing is given back outside of a transaction, since to a row that
+// has been swept nothing is.
+func sweptSubjects() (swept []ratelimit.Limit) {
+	for _, s := range subjects {
+		if !s.refunded {
+			swept = append(swept, s.Limit)
+		}
+	}
+	return swept
+}
+
 // keys is how many each limit has; the first two are hot.
 const keys = 300
 

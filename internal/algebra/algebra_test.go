@@ -90,6 +90,30 @@ func TestALimitWithoutRowsIsFull(t *testing.T) {
 	}
 }
 
+// However the capacity divides.
+func TestFullShardsHoldTheCapacity(t *testing.T) {
+	uneven := 0
+	for _, capacity := range []float64{10, 1e7, 5e7, 1e9, 1e15, 0.1} {
+		for n := 2; n <= 100; n++ {
+			limit := Limit{Rate: 1, Period: time.Minute, Capacity: capacity}
+			rows, sum := make([]Row, n), 0.0
+			for i := range rows {
+				rows[i] = Row{capacity / float64(n), noon}
+				sum += rows[i].Value
+			}
+			if sum != capacity {
+				uneven++
+			}
+			if total := limit.Total(rows, noon); total != capacity {
+				t.Errorf("%d shards of %v hold %v", n, capacity, total)
+			}
+		}
+	}
+	if uneven < 100 {
+		t.Errorf("only %d sums come out uneven", uneven)
+	}
+}
+
 func TestTakeSpreadsWhatIsLeft(t *testing.T) {
 	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
 	rows := limit.Take([]Row{{4, noon}, {9, noon + second}}, 2, 5, noon)

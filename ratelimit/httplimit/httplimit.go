@@ -136,7 +136,10 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		if !d.Passed && !d.Result.At.IsZero() {
-			w.Header().Del(fieldLimit) // of middleware around this, whose t may be later than Retry-After
+			for _, field := range []string{fieldLimit, legacyLimit, legacyRemaining, legacyReset} {
+				w.Header().Del(field) // of middleware around this, whose t may be later than Retry-After
+				w.Header().Del(legacyPrefix + field)
+			}
 		}
 		m.setFields(w.Header(), d.Result)
 		m.observe(r, d)
