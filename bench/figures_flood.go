@@ -173,8 +173,8 @@ func (w *floodWay) flood(ctx context.Context, wg *sync.WaitGroup, from func() ne
 	for range floodConnections {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				ticket := time.Duration(tickets.Add(1))
-				time.Sleep(time.Until(begin.Add(ticket * time.Second / floodPerSecond)))
+				due := begin.Add(time.Duration(tickets.Add(1)) * (time.Second / floodPerSecond))
+				time.Sleep(time.Until(due))
 				response := discard{header: http.Header{}, status: http.StatusOK}
 				handler.ServeHTTP(&response, (&http.Request{Method: http.MethodGet, RemoteAddr: from().String() + ":1024", Header: http.Header{}}).WithContext(ctx))
 				if counts && ctx.Err() == nil {

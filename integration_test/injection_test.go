@@ -330,9 +330,8 @@ func (s *site) raw(path string) (head string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	defer conn.Close()
-	stop := context.AfterFunc(s.Context(), func() { conn.Close() }) //nolint:errcheck // it only has to end the reading
-	defer stop()
+	defer context.AfterFunc(s.Context(), func() { _ = conn.Close() })() // which ends the reading
+	defer func() { _ = conn.Close() }()
 	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: site\r\n\r\n", path); err != nil {
 		s.Fatal(err)
 	}
