@@ -177,7 +177,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(readerSQL, schemaOf(t, owner), role))
+	mustExec(t, owner, named(readmeSQL(t, "Production", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
 	reader := asRole(t, owner, role, 2)
 	before := tableOf(t, owner)
 
@@ -214,28 +214,6 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	}
 }
 
-// readerSQL is what the README says a reader needs.
-const readerSQL = `
-GRANT USAGE ON SCHEMA app TO app_user;
-GRANT SELECT ON app.rate_limits TO app_user;
-`
-
-// definerSQL is what the README says for an application that may consume, and touch no row by hand.
-const definerSQL = `
-DO $$ DECLARE f regprocedure; BEGIN
-    FOR f IN SELECT oid FROM pg_proc
-              WHERE pronamespace = 'app'::regnamespace AND proname ~ '^ratelimit_(consume|apply|coalesce)' LOOP
-        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', f);
-        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);
-    END LOOP;
-    FOR n IN 0..31 LOOP -- only if it queues for hot limits
-        EXECUTE format('GRANT UPDATE ON app.rate_limits_turn_%s TO app_user', to_char(n, 'FM00'));
-    END LOOP;
-END $$;
-GRANT USAGE ON SCHEMA app TO app_user;
-`
-
 // newDefiner makes a schema whose owner has no rights but those of an owner, and an application's role that consumes with his.
 func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
 	t.Helper()
@@ -248,7 +226,7 @@ func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
 		t.Fatal(err)
 	}
 	mustExec(t, owner, string(text))
-	mustExec(t, admin, named(definerSQL, schema, appRole))
+	mustExec(t, admin, named(readmeSQL(t, "Production", "SECURITY DEFINER"), schema, appRole))
 	return admin, owner, asRole(t, admin, appRole, conns)
 }
 

@@ -62,15 +62,6 @@ BEGIN
 END $$;
 `
 
-// pinSQL is what the README says where others may create objects in a schema of the search_path.
-const pinSQL = `
-DO $$ DECLARE f regprocedure; BEGIN
-    FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = 'app'::regnamespace AND proname ~ '^ratelimit' AND prosrc <> '' LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f);
-    END LOOP;
-END $$;
-`
-
 // byEvil calls each function on a connection, with a hostile search_path, and says how it went. The functions' names are qualified:
 // what a statement of the caller's own means there is his affair. What is tested is their bodies.
 func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error {
@@ -189,7 +180,7 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 	}
 
-	mustExec(t, invoker, named(pinSQL, schemaOf(t, invoker), ""))
+	mustExec(t, invoker, named(readmeSQL(t, "Production", "AND prosrc <>"), schemaOf(t, invoker), ""))
 	for path, outcome := range outcomes(invoker, anywhere...) {
 		for name, err := range outcome {
 			if err != nil {

@@ -14,13 +14,6 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// rlsSQL is what the README says for tenants whose limits the database keeps apart, by the first part of the key.
-const rlsSQL = `
-ALTER TABLE app.rate_limits ENABLE ROW LEVEL SECURITY;
-CREATE POLICY tenant ON app.rate_limits TO app_user
-    USING (starts_with(key, nullif(current_setting('app.tenant', true), '') || '|'));
-`
-
 // asTenant runs a function in a transaction of a tenant's.
 func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx)) {
 	t.Helper()
@@ -42,7 +35,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	owner := newPool(t, 2)
 	role, schema := createRole(t, owner), schemaOf(t, owner)
 	mustExec(t, owner, named(readmeSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schema, role))
-	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(rlsSQL) // and not app.tenant
+	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(readmeSQL(t, "Production", "CREATE POLICY")) // and not app.tenant
 	mustExec(t, owner, policy)
 	app := asRole(t, owner, role, 4)
 	var limiter ratelimit.Limiter

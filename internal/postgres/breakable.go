@@ -213,7 +213,7 @@ func (b *Breakable) Kill() {
 	if b.server == nil {
 		return
 	}
-	_ = b.server.Process.Signal(syscall.SIGSTOP) // it starts no more of them
+	_ = b.server.Process.Signal(syscall.SIGSTOP)    // it starts no more of them
 	for _, pid := range slices.Backward(b.PIDs()) { // the postmaster last, or others would say goodbye
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by itself
 	}
