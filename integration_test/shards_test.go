@@ -120,6 +120,16 @@ func TestShardsAreCombinedBeforeADenial(t *testing.T) {
 	})
 }
 
+// Six times 8/6, added up as doubles, is less than 8.
+func TestWhatShardsHoldIsNotDeniedForARoundingError(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := sharded("hot", 6)
+		w.grant(limit.Key("ann").Count(2))
+		w.grant(limit.Key("ann").Count(8))
+		w.deny(limit.Key("ann").Count(0.001))
+	})
+}
+
 func TestReservationsAreSharedByAllShards(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := sharded("tokens", 4, ratelimit.MaxReserved(6))
@@ -142,6 +152,19 @@ func TestReservationsAreSharedByAllShards(t *testing.T) {
 		w.clock.Advance(time.Hour)
 		w.grant(key.Count(16).Reserve())
 		w.holds(key, -6)
+
+		// In a call for several limits, too, no shard may owe by itself what all may together.
+		several, other := sharded("several", 2, ratelimit.MaxReserved(5)).Key("red"), ratelimit.TokenBucket("other", 100, time.Minute).Key("red")
+		w.grant(several.Count(10), other)
+		for i := range 5 {
+			w.grantFrom(i%2, i%2, several.Reserve(), other)
+		}
+		for i := range 2 {
+			if _, err := w.limiter.Consume(w.picking(i, i), w.db, several.Reserve(), other); !denied(err) {
+				w.Fatalf("shard %d: %v, want a denial", i, err)
+			}
+		}
+		w.holds(several, -5)
 
 		plenty := sharded("without a bound", 3).Key("red")
 		w.retries(w.grant(plenty.Count(30).Reserve()), 2*time.Minute)
