@@ -351,7 +351,7 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 			answer := make(chan error, 1)
 			go func() { answer <- c.both(t.Context(), pool) }()
 			waiting(t, pool, 1)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			if err := c.later(ctx, pool); err != nil {
 				t.Errorf("what comes later is locked: %v", err)

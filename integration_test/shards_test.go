@@ -427,11 +427,21 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 }
 
 // Whoever has waited for a shard and then finds it wanting locks all, from the first on. If he still held that one, he would meet
-// another who has the first and waits for it.
+// another who has the first and waits for it. Nor does that one alone owe what he reserves.
 func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 	t.Parallel()
-	limit, other := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 20, time.Hour)
-	for name, with := range map[string][]ratelimit.Request{"one": nil, "several": {other.Global()}} {
+	limit := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2), ratelimit.MaxReserved(5))
+	other := ratelimit.TokenBucket("other", 20, time.Hour)
+	five := limit.Global().Count(5)
+	for name, c := range map[string]struct {
+		requests []ratelimit.Request
+		grants   int // of 5 and of 11 out of the 12 that are left
+	}{
+		"one":               {[]ratelimit.Request{five}, 1},
+		"one, reserved":     {[]ratelimit.Request{five.Reserve()}, 2},
+		"several":           {[]ratelimit.Request{five, other.Global()}, 1},
+		"several, reserved": {[]ratelimit.Request{five.Reserve(), other.Global()}, 2},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 5)
@@ -449,7 +459,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 			}
 			answers := make(chan error, 2)
 			go func() {
-				_, err := limiter.Consume(second, pool, append(with, limit.Global().Count(5))...)
+				_, err := limiter.Consume(second, pool, c.requests...)
 				answers <- err
 			}()
 			waiting(t, pool, 1)
@@ -469,8 +479,8 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if grants != 1 {
-				t.Errorf("of 12 that were left, %d calls for 5 and for 11 were granted", grants)
+			if grants != c.grants {
+				t.Errorf("%d of the calls for 5 and for 11 were granted, want %d", grants, c.grants)
 			}
 		})
 	}

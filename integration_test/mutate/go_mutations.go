@@ -26,7 +26,7 @@ var goMutations = []mutation{
 	}, {
 		name: "algebra-no-slack", file: "internal/algebra/algebra.go", what: "the library thinks that rounded sums over shards are denied",
 		old: "const Slack = 1e-9", new: "const Slack = 0",
-		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
+		tests: "TestASumThatRoundingMakesTooLittleIsEnough",
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
 		old: "	if full {\n", new: "	if full && total < 0 {\n",

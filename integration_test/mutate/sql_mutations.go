@@ -168,9 +168,9 @@ var sqlMutations = []mutation{
 		old: "slack  CONSTANT double precision := 1e-9;", new: "slack  CONSTANT double precision := 0;",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
-		name: "apply-shard-owes", file: functions, what: "each shard of several limits may owe as much as all together",
+		name: "apply-shard-owes", file: functions, what: "a shard that was waited for may owe, alone, as much as all together",
 		old: "CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,", new: "floors[p] AS floor,",
-		tests: "TestReservationsAreSharedByAllShards",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-refund-late", file: functions, what: "a later window takes a refund",
 		old: "< date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;", new: "< date_bin(periods[i], latest[i], starts[i]) THEN -counts[i] ELSE -counts[i] END;",
