@@ -345,15 +345,17 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 		return xmin, xmax
 	}
 	xmin, xmax := row()
-	release := holdFlights(t, coalescer, pool)
-	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), other.Global(), limit.Global())
-	release()
-	f.wg.Wait()
-	if !denied(f.errs[0]) || !denied(f.errs[1]) || f.errs[2] != nil || !denied(f.errs[3]) {
-		t.Errorf("%v", f.errs)
-	}
-	if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
-		t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
+	for _, granted := range []ratelimit.Request{other.Key("new"), other.Key("new").Count(0)} { // without a row, and with one
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), granted, limit.Global())
+		release()
+		f.wg.Wait()
+		if !denied(f.errs[0]) || !denied(f.errs[1]) || f.errs[2] != nil || !denied(f.errs[3]) {
+			t.Errorf("%v", f.errs)
+		}
+		if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
+			t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
+		}
 	}
 }
 
@@ -704,7 +706,15 @@ func TestCoalescerShardedRows(t *testing.T) {
 	f := enqueue(t, coalescer, nil, one.Key("a"), three.Key("b"), one.Key("a"), one.Key("c"), three.Key("b"))
 	release()
 	f.wg.Wait()
-	for i, err := range f.errs {
+	// Each asks for more than a shard has, and no row is missing.
+	if _, err := limiter.Consume(t.Context(), pool, three.Key("d")); err != nil {
+		t.Fatal(err)
+	}
+	release = holdFlights(t, coalescer, pool)
+	more := enqueue(t, coalescer, nil, one.Key("d").Count(40), one.Key("d").Count(40))
+	release()
+	more.wg.Wait()
+	for i, err := range append(f.errs, more.errs...) {
 		if err != nil {
 			t.Errorf("call %d: %v", i, err)
 		}
@@ -712,7 +722,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	for _, c := range []struct {
 		request ratelimit.Request
 		want    float64
-	}{{one.Key("a"), 87}, {three.Key("b"), 88}, {one.Key("c"), 89}} {
+	}{{one.Key("a"), 87}, {three.Key("b"), 88}, {one.Key("c"), 89}, {one.Key("d"), 9}} {
 		request, want := c.request, c.want
 		if left := remaining(t, pool, request); left < want-0.01 || left > want+0.01 {
 			t.Errorf("%v: %v tokens are left, want %v", request, left, want)
@@ -915,6 +925,80 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	for way := range granted {
 		if granted[way].Load() < enough {
 			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)
+		}
+	}
+}
+
+// A row that was deleted while a statement waited for it, and made anew, may be locked by somebody who waits for those that the
+// statement has locked since. It does not wait for that, out of order, but begins again.
+func TestCoalescerDoesNotWaitForARowMadeAnew(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	tracedPool, s := traced(t, pool, 4, nil)
+	coalescer := ratelimit.NewCoalescer(tracedPool)
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	a, b := limit.Key("a"), limit.Key("b")
+	var limiter ratelimit.Limiter
+	consume := func(db ratelimit.DB, request ratelimit.Request) {
+		t.Helper()
+		if _, err := limiter.Consume(t.Context(), db, request); err != nil {
+			t.Error(err)
+		}
+	}
+	consume(pool, a)
+	consume(pool, b)
+	begin := func() pgx.Tx {
+		t.Helper()
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	commit := func(tx pgx.Tx) {
+		t.Helper()
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+
+	anew := begin()
+	if err := limiter.Reset(t.Context(), anew, a); err != nil {
+		t.Fatal(err)
+	}
+	consume(anew, a)
+	holder := begin()
+	consume(holder, b)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, a, b)
+	release()
+	waitingFor(t, pool, anew)
+	commit(anew)
+	waitingFor(t, pool, holder) // the statement has got as far as b
+	tx := begin()
+	consume(tx, a)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		consume(tx, b) // after the statement
+	}()
+	waiting(t, pool, 2)
+	commit(holder)
+	<-done
+	commit(tx)
+	f.wg.Wait()
+	for _, err := range f.errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if slices.Contains(s.failed, "40P01") {
+		t.Error("a deadlock")
+	}
+	for request, want := range map[ratelimit.Request]float64{a: 97, b: 96} {
+		if left := remaining(t, pool, request); left < want || left > want+0.01 {
+			t.Errorf("%v are left, want %v", left, want)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -288,6 +290,148 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 	})
 }
 
+// Whoever waits for a row has locked none that comes after it: whatever the call, and in whatever order it names them.
+func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
+	t.Parallel()
+	a, b := ratelimit.TokenBucket("a", 100, time.Hour), ratelimit.TokenBucket("b", 100, time.Hour)
+	aShards, bShards := ratelimit.TokenBucket("a", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("b", 100, time.Hour, ratelimit.Shards(2))
+	var limiter ratelimit.Limiter
+	picking := func(ctx context.Context, shard int) context.Context {
+		return shardpick.With(ctx, func(int) (int, int) { return shard, shard })
+	}
+	consume := func(requests ...ratelimit.Request) func(ctx context.Context, db ratelimit.DB) error {
+		return func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Consume(picking(ctx, 0), db, requests...)
+			return err
+		}
+	}
+	last := func(ctx context.Context, db ratelimit.DB) error {
+		_, err := limiter.Consume(picking(ctx, 1), db, aShards.Global())
+		return err
+	}
+	type call = func(ctx context.Context, db ratelimit.DB) error
+	for name, c := range map[string]struct {
+		first, both, later call
+	}{
+		"several":             {consume(a.Global()), consume(b.Global(), a.Global()), consume(b.Global())},
+		"a shard of each":     {consume(aShards.Global()), consume(bShards.Global(), aShards.Global()), consume(bShards.Global())},
+		"all shards of each":  {consume(aShards.Global()), consume(bShards.Global().Count(60), aShards.Global().Count(60)), consume(bShards.Global())},
+		"all shards of one":   {consume(aShards.Global()), consume(aShards.Global().Count(60)), last},
+		"arrays in any order": {consume(a.Global()), backwards, consume(b.Global())},
+		"reset": {consume(a.Global()), func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Reset(ctx, db, b.Global(), a.Global())
+		}, consume(b.Global())},
+		"reset of shards": {consume(aShards.Global()), func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, aShards.Global()) }, last},
+		"refund": {consume(a.Global()), func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Refund(ctx, db, time.Now(), b.Global(), a.Global())
+			return err
+		}, consume(b.Global())},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			for _, used := range []call{c.first, c.later} { // so that all rows are there
+				if err := consume(a.Global(), b.Global())(t.Context(), pool); err != nil {
+					t.Fatal(err)
+				}
+				if err := used(t.Context(), pool); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.first(t.Context(), pool); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			if err := c.first(t.Context(), tx); err != nil {
+				t.Fatal(err)
+			}
+			answer := make(chan error, 1)
+			go func() { answer <- c.both(t.Context(), pool) }()
+			waiting(t, pool, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if err := c.later(ctx, pool); err != nil {
+				t.Errorf("what comes later is locked: %v", err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := <-answer; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A refund writes what all rows hold together. So it must have locked them, those too that were made while it waited for others
+// that were there before.
+func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 5)
+	limiter, _ := newLimiter()
+	a, b := ratelimit.TokenBucket("a", 100, time.Hour).Global(), ratelimit.TokenBucket("b", 100, time.Hour).Global()
+	begin := func(consume ratelimit.Request) pgx.Tx {
+		t.Helper()
+		tx, err := pool.Begin(t.Context())
+		if err == nil {
+			_, err = limiter.Consume(t.Context(), tx, consume)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	end := func(tx pgx.Tx) {
+		t.Helper()
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := limiter.Consume(t.Context(), pool, a, b); err != nil {
+		t.Fatal(err)
+	}
+	anew, holder := begin(a), begin(b)
+	if err := limiter.Reset(t.Context(), anew, a); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), anew, a.Count(5)); err != nil {
+		t.Fatal(err)
+	}
+	refunded := make(chan error)
+	go func() {
+		_, err := limiter.Refund(t.Context(), pool, noon, a, b)
+		refunded <- err
+	}()
+	waitingFor(t, pool, anew)
+	end(anew)
+	waitingFor(t, pool, holder) // past a, whose row it was to lock is gone
+	other := begin(a.Count(3))
+	end(holder)
+	waitingFor(t, pool, other)
+	end(other)
+	if err := <-refunded; err != nil {
+		t.Fatal(err)
+	}
+	result, err := limiter.Check(t.Context(), pool, a.Count(0), b.Count(0))
+	if err != nil || result.Requests[0].Remaining != 93 || result.Requests[1].Remaining != 99 {
+		t.Errorf("%v, %v and %v are left, want 93 and 99", err, result.Requests[0].Remaining, result.Requests[1].Remaining)
+	}
+}
+
+// backwards asks as the library does not: it sorts.
+func backwards(ctx context.Context, db ratelimit.DB) error {
+	var granted bool
+	err := db.QueryRow(ctx, `SELECT granted FROM ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}')`).Scan(&granted)
+	if err == nil && !granted {
+		err = errors.New("denied")
+	}
+	return err
+}
+
 // Whoever finds that the row was deleted while he waited for it makes a new one, as of now: one as of when he began to wait
 // would be refilled at once for all that time.
 func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
@@ -356,4 +500,19 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("%d sessions were to wait for a lock", sessions)
+}
+
+// waitingFor waits until somebody waits for a transaction.
+func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
+	t.Helper()
+	var pid int // not the one that the connection knows: that may be PgBouncer's
+	if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+		t.Fatal(err)
+	}
+	for n, deadline := 0, time.Now().Add(20*time.Second); n == 0; time.Sleep(time.Millisecond) {
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid).Scan(&n)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("nobody waits: %v", err)
+		}
+	}
 }

@@ -12,18 +12,20 @@ import (
 
 // TestNothingIsWrittenOnDenial is not parallel: it counts what the whole server writes.
 func TestNothingIsWrittenOnDenial(t *testing.T) {
+	abundant := ratelimit.TokenBucket("abundant", 1e6, 24*time.Hour)
 	bucket := ratelimit.TokenBucket("bucket", 1, 24*time.Hour)
 	window := ratelimit.FixedWindow("window", 2, 24*time.Hour)
 	sharded := ratelimit.TokenBucket("sharded", 1, 24*time.Hour, ratelimit.Shards(3), ratelimit.MaxReserved(0))
 	for name, requests := range map[string][]ratelimit.Request{
 		"one limit":         {bucket.Key("k")},
 		"one sharded limit": {sharded.Key("k").Reserve()},
+		"two limits":        {abundant.Key("k"), bucket.Key("k")}, // the first would grant
 		"three limits":      {bucket.Key("k"), window.Key("k"), sharded.Key("k")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool(t, 1)
 			var limiter ratelimit.Limiter
-			if _, err := limiter.Consume(t.Context(), pool, bucket.Key("k"), window.Key("k"), sharded.Key("k")); err != nil {
+			if _, err := limiter.Consume(t.Context(), pool, abundant.Key("k"), bucket.Key("k"), window.Key("k"), sharded.Key("k")); err != nil {
 				t.Fatal(err)
 			}
 			writesNothing(t, pool, func() {

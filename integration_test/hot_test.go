@@ -236,6 +236,21 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 	}
 }
 
+func TestEveryTurnHasItsView(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	for n := range 32 {
+		if _, err := tx.Exec(t.Context(), fmt.Sprintf("LOCK TABLE rate_limits_turn_%02d IN SHARE UPDATE EXCLUSIVE MODE", n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // At REPEATABLE READ there is a conflict as soon as two transactions take from one shard at the same time; in SERIALIZABLE
 // also when one reads a shard that another takes from.
 func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {

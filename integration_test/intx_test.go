@@ -315,6 +315,12 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 			},
 			func(err error) bool { return sqlState(err) == "23505" },
 		},
+		"a COMMIT without an answer": { // it may have been committed: not to be run again
+			func(_ context.Context, tx pgx.Tx) error { return tx.Conn().PgConn().Conn().Close() },
+			func(err error) bool {
+				return err != nil && sqlState(err) == "" && strings.HasPrefix(err.Error(), "ratelimit: commit: ") && !errors.As(err, new(*ratelimit.RetryError))
+			},
+		},
 		"a conflict that it hid": {
 			func(context.Context, pgx.Tx) error { return errors.New((&pgconn.PgError{Code: "40001"}).Error()) },
 			func(err error) bool { return err != nil && !errors.As(err, new(*ratelimit.RetryError)) },

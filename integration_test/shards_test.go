@@ -120,6 +120,16 @@ func TestShardsAreCombinedBeforeADenial(t *testing.T) {
 	})
 }
 
+// Six times 8/6, added up as doubles, is less than 8.
+func TestWhatShardsHoldIsNotDeniedForARoundingError(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := sharded("hot", 6)
+		w.grant(limit.Key("ann").Count(2))
+		w.grant(limit.Key("ann").Count(8))
+		w.deny(limit.Key("ann").Count(0.001))
+	})
+}
+
 func TestReservationsAreSharedByAllShards(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := sharded("tokens", 4, ratelimit.MaxReserved(6))
@@ -142,6 +152,19 @@ func TestReservationsAreSharedByAllShards(t *testing.T) {
 		w.clock.Advance(time.Hour)
 		w.grant(key.Count(16).Reserve())
 		w.holds(key, -6)
+
+		// In a call for several limits, too, no shard may owe by itself what all may together.
+		several, other := sharded("several", 2, ratelimit.MaxReserved(5)).Key("red"), ratelimit.TokenBucket("other", 100, time.Minute).Key("red")
+		w.grant(several.Count(10), other)
+		for i := range 5 {
+			w.grantFrom(i%2, i%2, several.Reserve(), other)
+		}
+		for i := range 2 {
+			if _, err := w.limiter.Consume(w.picking(i, i), w.db, several.Reserve(), other); !denied(err) {
+				w.Fatalf("shard %d: %v, want a denial", i, err)
+			}
+		}
+		w.holds(several, -5)
 
 		plenty := sharded("without a bound", 3).Key("red")
 		w.retries(w.grant(plenty.Count(30).Reserve()), 2*time.Minute)
@@ -404,11 +427,21 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 }
 
 // Whoever has waited for a shard and then finds it wanting locks all, from the first on. If he still held that one, he would meet
-// another who has the first and waits for it.
+// another who has the first and waits for it. Nor does that one alone owe what he reserves.
 func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 	t.Parallel()
-	limit, other := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 20, time.Hour)
-	for name, with := range map[string][]ratelimit.Request{"one": nil, "several": {other.Global()}} {
+	limit := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2), ratelimit.MaxReserved(5))
+	other := ratelimit.TokenBucket("other", 20, time.Hour)
+	five := limit.Global().Count(5)
+	for name, c := range map[string]struct {
+		requests []ratelimit.Request
+		grants   int // of 5 and of 11 out of the 12 that are left
+	}{
+		"one":               {[]ratelimit.Request{five}, 1},
+		"one, reserved":     {[]ratelimit.Request{five.Reserve()}, 2},
+		"several":           {[]ratelimit.Request{five, other.Global()}, 1},
+		"several, reserved": {[]ratelimit.Request{five.Reserve(), other.Global()}, 2},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 5)
@@ -426,7 +459,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 			}
 			answers := make(chan error, 2)
 			go func() {
-				_, err := limiter.Consume(second, pool, append(with, limit.Global().Count(5))...)
+				_, err := limiter.Consume(second, pool, c.requests...)
 				answers <- err
 			}()
 			waiting(t, pool, 1)
@@ -446,8 +479,8 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if grants != 1 {
-				t.Errorf("of 12 that were left, %d calls for 5 and for 11 were granted", grants)
+			if grants != c.grants {
+				t.Errorf("%d of the calls for 5 and for 11 were granted, want %d", grants, c.grants)
 			}
 		})
 	}

@@ -26,7 +26,7 @@ var goMutations = []mutation{
 	}, {
 		name: "algebra-no-slack", file: "internal/algebra/algebra.go", what: "the library thinks that rounded sums over shards are denied",
 		old: "const Slack = 1e-9", new: "const Slack = 0",
-		tests: "TestShardsAreCombinedBeforeADenial|TestModel",
+		tests: "TestASumThatRoundingMakesTooLittleIsEnough",
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
 		old: "	if full {\n", new: "	if full && total < 0 {\n",
@@ -56,9 +56,9 @@ var goMutations = []mutation{
 		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
-		name: "demands-whole-capacity", file: "ratelimit/request.go", what: "a request for the whole capacity is refused",
-		old: "left < d.floor {", new: "left <= d.floor {",
-		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother|TestTheCapacityIsTheRateUnlessSet",
+		name: "demands-rounding", file: "ratelimit/request.go", what: "requests that together are the whole capacity, but for rounding, are refused",
+		old: "if d.need <= d.limit.numbers.Capacity {", new: "if d.need < 0 {",
+		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
 		name: "demands-two-definitions", file: "ratelimit/request.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if d.limit != r.limit {", new: "if false {",

@@ -24,8 +24,13 @@ var packages = []string{"internal/algebra", "ratelimit", "ratelimit/httplimit", 
 // would notice any edit of a migration.
 const trivial = "^(TestSchemaSQLMakesWhatTheMigrationsMake|TestTheSchemasNameMayNeedQuotes)$"
 
-// hung is how long a run may take. Some mutations make a test wait for ever.
-const hung = "5m"
+// Some mutations make a test wait for ever. It has hung when it takes patience and some times as long as without a mutation, or,
+// if that was not tried, or with all others, this long.
+const (
+	patience     = 15 * time.Second
+	longPatience = 2 * time.Minute
+	allPatience  = 12 * time.Minute
+)
 
 // lab is where mutations are tried: a copy of the repository, and a server.
 type lab struct {
@@ -33,12 +38,13 @@ type lab struct {
 	url  string
 	home map[string]string // of each test, its package
 
-	compiled map[string]bool // the packages whose tests are, as the Go files are now
+	compiled map[string]bool          // the packages whose tests are, as the Go files are now
+	took     map[string]time.Duration // what tests took that have passed
 }
 
 // newLab copies what git knows, or would add, as it is in the working tree.
 func newLab(ctx context.Context, url string) (l *lab, err error) {
-	l = &lab{url: url, home: map[string]string{}, compiled: map[string]bool{}}
+	l = &lab{url: url, home: map[string]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -152,15 +158,28 @@ func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.write(m.file, before)) }()
-	if failed, err := l.testNamed(ctx, []mutation{m}); failed != nil || err != nil || named {
+	if failed, err := l.testNamed(ctx, []mutation{m}, l.patience(m)); failed != nil || err != nil || named {
 		return failed, err
 	}
 	for _, pkg := range packages {
-		if failed, err := l.test(ctx, pkg, "-test.skip="+trivial); failed != nil || err != nil {
+		if failed, err := l.test(ctx, pkg, "-test.skip="+trivial, allPatience); failed != nil || err != nil {
 			return failed, err
 		}
 	}
 	return nil, nil
+}
+
+// patience is how long the tests that a mutation names may take together.
+func (l *lab) patience(m mutation) time.Duration {
+	all := patience
+	for test := range strings.SplitSeq(m.tests, "|") {
+		took, known := l.took[test]
+		if !known {
+			return longPatience
+		}
+		all += 4 * took
+	}
+	return all
 }
 
 // write changes a file. Those of SQL are read when the tests run.
@@ -172,7 +191,7 @@ func (l *lab) write(file, text string) error {
 }
 
 // testNamed runs the tests that the mutations name.
-func (l *lab) testNamed(ctx context.Context, mutations []mutation) (*failure, error) {
+func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time.Duration) (*failure, error) {
 	named := map[string][]string{}
 	for _, m := range mutations {
 		for test := range strings.SplitSeq(m.tests, "|") {
@@ -182,7 +201,7 @@ func (l *lab) testNamed(ctx context.Context, mutations []mutation) (*failure, er
 		}
 	}
 	for _, pkg := range slices.Sorted(maps.Keys(named)) {
-		if failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$"); failed != nil || err != nil {
+		if failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$", patience); failed != nil || err != nil {
 			return failed, err
 		}
 	}
@@ -215,14 +234,14 @@ func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error
 
 // test runs tests of a package until one fails, and kills the rest. They run on the one server, so that what they leave
 // behind goes away with it.
-func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duration) (*failure, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
 	binary, err := l.compile(ctx, pkg)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+hung, which)
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+patience.String(), which)
 	cmd.Dir = filepath.Join(l.dir, pkg)
 	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.url, "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
 	cmd.WaitDelay = 10 * time.Second
@@ -236,7 +255,7 @@ func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 		ended <- cmd.Wait()
 		_ = write.Close()
 	}()
-	failed, out := firstFailure(read)
+	failed, out := l.firstFailure(read)
 	cancel() // what else is running
 	_, _ = io.Copy(io.Discard, read)
 	err = <-ended
@@ -256,12 +275,13 @@ func (l *lab) test(ctx context.Context, pkg, which string) (*failure, error) {
 var nonsense = regexp.MustCompile(`.*SQLSTATE 42(601|703|804|702|P13).*`)
 
 var (
+	passLine    = regexp.MustCompile(`^\s*--- PASS: (\w+)[^ ]* \((.*)\)$`)
 	failLine    = regexp.MustCompile(`^\s*--- FAIL: (\w+)`)
 	runningLine = regexp.MustCompile(`^\s+(\w+)[^ ]* \([0-9hms.]+\)$`)
 )
 
 // firstFailure reads what tests print up to the first that fails, and what was printed before it.
-func firstFailure(r io.Reader) (*failure, []byte) {
+func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 	var out bytes.Buffer
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -270,6 +290,11 @@ func firstFailure(r io.Reader) (*failure, []byte) {
 		line := lines.Text()
 		fmt.Fprintln(&out, line)
 		switch {
+		case passLine.MatchString(line):
+			match := passLine.FindStringSubmatch(line)
+			if took, err := time.ParseDuration(match[2]); err == nil {
+				l.took[match[1]] = max(l.took[match[1]], took) // a subtest's, perhaps
+			}
 		case failLine.MatchString(line):
 			return &failure{test: failLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
 		case strings.HasPrefix(line, "=== "): // RUN, CONT: which test it is

@@ -12,6 +12,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -66,7 +67,7 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 	if err != nil {
 		return 0, err
 	}
-	defer server.Close()
+	defer func() { err = errors.Join(err, server.Close()) }()
 	l, err := newLab(ctx, server.URL())
 	if err != nil {
 		return 0, err
@@ -84,7 +85,7 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
 	}
 	if !named {
-		if failed, err := l.testNamed(ctx, chosen); err != nil {
+		if failed, err := l.testNamed(ctx, chosen, allPatience); err != nil {
 			return 0, err
 		} else if failed != nil {
 			return 0, fmt.Errorf("without a mutation, too, %v fails:\n%s", failed, failed.out)

@@ -14,7 +14,7 @@ var sqlMutations = []mutation{
 	{
 		name: "available-unclamped", file: functions, what: "a row may hold more than the capacity",
 		old: "RETURN least(capacity, value + CASE", new: "RETURN (value + CASE",
-		tests: "TestACapacityAboveTheRateRollsOver|TestModel",
+		tests: "TestACapacityAboveTheRateRollsOver|TestShardsAreCombinedBeforeADenial",
 	}, {
 		name: "available-time-backwards", file: functions, what: "time that runs backwards takes from a bucket",
 		old: "greatest(date_part('epoch', upto - ts), 0) * rate", new: "date_part('epoch', upto - ts) * rate",
@@ -128,11 +128,11 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-order", file: functions, what: "the single shards of several limits are locked in another order than everybody's",
 		old: "ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\"\n                    LOOP", new: "ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC\n                    LOOP",
-		tests: "TestLimitsInAnyOrderNeverDeadlock",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-places-order", file: functions, what: "all rows of several limits are locked in another order than everybody's",
 		old: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
-		tests: "TestLimitsInAnyOrderNeverDeadlock",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
 		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
@@ -145,7 +145,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-shards-order", file: functions, what: "shards are locked from the last to the first",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
-		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestLimitsInAnyOrderNeverDeadlock",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-clock-read-once", file: functions, what: "the clock is not read again after all rows are locked",
 		old: "                    at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
@@ -153,7 +153,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-unlocked-rows", file: functions, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
 		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
-		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
+		tests: "TestARefundWritesNoRowThatItHasNotLocked",
 	}, {
 		name: "apply-decides-once", file: functions, what: "what a plain read granted is granted although the locked rows lack it",
 		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF locked <> rows THEN",
@@ -166,11 +166,11 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-no-slack", file: functions, what: "a sum over shards that rounding has made too little is denied",
 		old: "slack  CONSTANT double precision := 1e-9;", new: "slack  CONSTANT double precision := 0;",
-		tests: "TestModel",
+		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
-		name: "apply-shard-owes", file: functions, what: "each shard of several limits may owe as much as all together",
+		name: "apply-shard-owes", file: functions, what: "a shard that was waited for may owe, alone, as much as all together",
 		old: "CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,", new: "floors[p] AS floor,",
-		tests: "TestReservationsWorkWithSeveralLimits|TestReservationsAreSharedByAllShards|TestModel",
+		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-refund-late", file: functions, what: "a later window takes a refund",
 		old: "< date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;", new: "< date_bin(periods[i], latest[i], starts[i]) THEN -counts[i] ELSE -counts[i] END;",
@@ -249,15 +249,11 @@ var sqlMutations = []mutation{
 	}, {
 		name: "several-order", file: functions, what: "limits are locked in the order of the arguments, whatever it is",
 		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "several-denial-writes", file: functions, what: "a denial takes and gives back",
 		old: "                    EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;\n", new: "",
 		tests: "TestNothingIsWrittenOnDenial",
-	}, {
-		name: "several-last-token", file: functions, what: "the last token is not granted (>= to >)",
-		old: "EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;", new: "EXIT passes WHEN (new_value - count > floor) IS NOT TRUE;",
-		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
 		name: "several-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
 		old: "ts = greatest(r.ts, at)\n                     WHERE", new: "ts = at\n                     WHERE",
@@ -267,9 +263,13 @@ var sqlMutations = []mutation{
 	// ratelimit_reset
 
 	{
+		name: "reset-shards-order", file: functions, what: "the shards of a limit are reset from the last to the first",
+		old: "ORDER BY t.shard FOR UPDATE;", new: "ORDER BY t.shard DESC FOR UPDATE;",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
+	}, {
 		name: "reset-order", file: functions, what: "limits are reset in another order than everybody's",
 		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
-		tests: "TestLimitsInAnyOrderNeverDeadlock",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	},
 
 	// ratelimit_coalesce
@@ -278,7 +278,7 @@ var sqlMutations = []mutation{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
 		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
 		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > 0",
-		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor|TestCoalescerOverGrant",
+		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
 		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
@@ -328,7 +328,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "coalesce-waits-out-of-order", file: coalesce, what: "in the second pass rows are waited for that are not locked",
 		old: "ELSE xid IN (r.xmin, r.xmax) END", new: "ELSE true END",
-		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
+		tests: "TestCoalescerDoesNotWaitForARowMadeAnew",
 	},
 
 	// the rest
@@ -340,7 +340,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "turns-too-few", file: turns, what: "one of the views is not made",
 		old: "FOR n IN 0..31 LOOP\n        turn :=", new: "FOR n IN 0..30 LOOP\n        turn :=",
-		tests: "TestHotTransactionsDoNotConflict",
+		tests: "TestEveryTurnHasItsView",
 	}, {
 		name: "byhand-max-reserved", file: byHand, what: "without reserve, too, max_reserved may be owed",
 		old: "IF wrong IS NULL AND reserve THEN", new: "IF wrong IS NULL AND (reserve OR max_reserved > 0) THEN",

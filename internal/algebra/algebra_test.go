@@ -114,6 +114,18 @@ func TestFullShardsHoldTheCapacity(t *testing.T) {
 	}
 }
 
+// Six times 8/6, added up, is less than 8.
+func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
+	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 10}
+	rows := limit.Take(nil, 6, 2, noon)
+	if total := limit.Total(rows, noon); total >= 8 {
+		t.Fatalf("%v is no test", total)
+	}
+	if !limit.Enough(rows, 6, 8, 0, noon) || limit.Enough(rows, 6, 8.001, 0, noon) {
+		t.Error("8 are there, to within rounding")
+	}
+}
+
 func TestTakeSpreadsWhatIsLeft(t *testing.T) {
 	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
 	rows := limit.Take([]Row{{4, noon}, {9, noon + second}}, 2, 5, noon)
