@@ -250,7 +250,7 @@ var goMutations = []mutation{
 	}, {
 		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer.go", what: "calls whose clocks differ are decided at one of their instants",
 		old: "!c.queue[n].lone && c.queue[n].now == c.queue[0].now {", new: "!c.queue[n].lone {",
-		tests: "TestCoalescerIsExact",
+		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
 		old: "(d.count != g.first.count || d.count != math.Trunc(d.count) ||", new: "(d.count != math.Trunc(d.count) ||",
