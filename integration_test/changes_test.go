@@ -177,7 +177,8 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			grants = append(grants, taken{at, at, tokens})
 		}
 		most := vs.most
-		if once {
+		if once && vs[0].Config().Shards <= 1 && vs[1].Config().Shards <= 1 {
+			// By the new numbers, a row is refilled from its last use on. That of a shard may be long before the limit's.
 			most = func(from, to algebra.Micros) float64 {
 				return vs.full() + vs[0].refill(from, max(from, min(to, changed))) + vs[1].refill(max(from, min(to, changed)), to)
 			}
