@@ -46,17 +46,6 @@ func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// eventually waits until it is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Errorf("it never came about that %s", what)
-			return
-		}
-	}
-}
-
 // holdTurn takes the turn on hot limits, and returns when it has it. The function it returns ends that.
 func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, requests ...ratelimit.Request) (release func()) {
 	t.Helper()

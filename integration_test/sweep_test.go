@@ -465,12 +465,7 @@ func TestWhoMeetsASweep(t *testing.T) {
 						return err
 					}, ratelimit.Isolation(level))
 				}()
-				eventually(t, "the consumer waits for the sweep", func() bool {
-					var waiting bool
-					w.do(pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))",
-						sweeper.Conn().PgConn().PID()).Scan(&waiting))
-					return waiting
-				})
+				waitingFor(t, pool, sweeper)
 				w.do(sweeper.Commit(t.Context()))
 				if err := <-done; err != nil {
 					t.Errorf("%v: %v", limit, err)
