@@ -20,9 +20,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// queued is how many hot limits and keys, shards counted apart, somebody is in the queue for.
+// queued is how many queues there are: of hot limits, keys and shards, those that meet on a view counted once.
 func queued(limiter *ratelimit.Limiter) int {
-	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("lanes").Len()
+	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("byStripe").Len()
 }
 
 // nobodyQueues checks what must be so when every InTx has returned.
