@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -262,6 +263,19 @@ func TestInTxEndsWithItsContext(t *testing.T) {
 		})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
+		}
+	})
+	t.Run("between two statements", func(t *testing.T) { // it is rolled back, and its connection can be used again
+		ctx, cancel := context.WithCancel(t.Context())
+		var conn *pgx.Conn
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			conn = tx.Conn()
+			_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (6)")
+			cancel()
+			return cmp.Or(err, ctx.Err())
+		})
+		if !errors.Is(err, context.Canceled) || conn.IsClosed() {
+			t.Errorf("%v, closed: %v", err, conn.IsClosed())
 		}
 	})
 	t.Run("before COMMIT", func(t *testing.T) {

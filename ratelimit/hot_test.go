@@ -126,6 +126,40 @@ func TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp(t *testing.T) {
 	q.empty(t)
 }
 
+func TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother(t *testing.T) {
+	t.Parallel()
+	var q queues
+	a, b := demanded(t, plain.Key("a")), demanded(t, plain.Key("b"))
+	var leaves []func()
+	for range 2 {
+		_, leave, err := q.enter(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaves = append(leaves, leave)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan error)
+	go func() {
+		_, _, err := q.enter(ctx, append(a, b...))
+		gone <- err
+	}()
+	for q.locked(func() int { return q.length(lane{plain.name, "b", 0, 1}) }) != 3 {
+		runtime.Gosched()
+	}
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if n := q.locked(func() int { return q.length(lane{plain.name, "a", 0, 1}) }); n != 0 {
+		t.Errorf("%d are past the queue for a", n)
+	}
+	for _, leave := range leaves {
+		leave()
+	}
+	q.empty(t)
+}
+
 // Everything at random: several limits in any order, contexts that end at any moment.
 func TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck(t *testing.T) {
 	t.Parallel()

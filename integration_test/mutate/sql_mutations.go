@@ -6,6 +6,7 @@ const (
 	raise     = "migrations/00004_raise.sql"
 	turns     = "migrations/00005_turns.sql"
 	byHand    = "migrations/00006_by_hand.sql"
+	sweep     = "migrations/00007_sweep.sql"
 )
 
 var sqlMutations = []mutation{
@@ -361,5 +362,37 @@ var sqlMutations = []mutation{
 		name: "byhand-raises-nothing", file: byHand, what: "ratelimit_or_raise lets a denial pass",
 		old: "    IF NOT ok THEN\n", new: "    IF ok IS NULL THEN\n",
 		tests: "TestByHandADenialIsAnErrorOnRequest",
+	},
+
+	// ratelimit_sweep
+
+	{
+		name: "sweep-no-lock", file: sweep, what: "rows are deleted that were not locked, and looked at again, before",
+		old: "               FOR UPDATE SKIP LOCKED\n", new: "",
+		tests: "TestASweepLeavesWhatIsLocked|TestSweepsAmongTraffic",
+	}, {
+		name: "sweep-waits", file: sweep, what: "a sweep waits for rows that others have locked",
+		old: "FOR UPDATE SKIP LOCKED", new: "FOR UPDATE",
+		tests: "TestASweepLeavesWhatIsLocked",
+	}, {
+		name: "sweep-some-shards", file: sweep, what: "shards are deleted though others of their key are in use",
+		old: "        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)\n", new: "",
+		tests: "TestASweepLeavesWhatIsLocked|TestASweepOfLimitsThatChangeAndAreSharded",
+	}, {
+		name: "sweep-early", file: sweep, what: "rows are deleted as soon as they are full: a clock that steps back finds them gone",
+		old: "coalesce(now, clock_timestamp()) - interval '1 hour'", new: "coalesce(now, clock_timestamp())",
+		tests: "TestASweepDeletesWhatSaysNothing",
+	}, {
+		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
+		old: "start) = capacity / shards\n    ELSE", new: "start) >= 0.9 * capacity / shards\n    ELSE",
+		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
+	}, {
+		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
+		old: "RETURN CASE WHEN ts <= upto AND isfinite(ts)", new: "RETURN CASE WHEN isfinite(ts)",
+		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
+	}, {
+		name: "sweep-any-level", file: sweep, what: "a sweep deletes by a snapshot that is older than its locks",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
+		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	},
 }
