@@ -156,7 +156,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 	}
 }
 
-// table is what rate_limits holds.
+// table is what rate_limits holds, read in the binary format: it may not depend on the session's settings, as tableOf does.
 func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
 	t.Helper()
 	var (

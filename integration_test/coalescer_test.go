@@ -100,7 +100,7 @@ func playBatches(t *testing.T, rounds int) {
 	coalescer := ratelimit.NewCoalescer(together)
 	defer coalescer.Close()
 	limiter, clock := newLimiter()
-	type call struct {
+	type asked struct {
 		verb     string
 		asks     []ask
 		requests []ratelimit.Request
@@ -120,7 +120,7 @@ func playBatches(t *testing.T, rounds int) {
 		changing := r.IntN(4) == 0
 		same := randomTokens(r, limits[0].Capacity())
 		whole := r.IntN(2) == 0
-		calls := make([]call, oneOf(r, 1, 5, 40))
+		calls := make([]asked, oneOf(r, 1, 5, 40))
 		for i := range calls {
 			c := &calls[i]
 			c.verb = "consume"
@@ -151,7 +151,7 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				c.result, c.err = call2(ctx, limiter, coalescer, c.verb, c.requests)
+				c.result, c.err = call(ctx, limiter, coalescer, c.verb, time.Time{}, c.requests)
 			})
 			select {
 			case <-ctx.arrived:
@@ -162,7 +162,7 @@ func playBatches(t *testing.T, rounds int) {
 		wg.Wait()
 
 		for i, c := range calls {
-			want, wantErr := call2(t.Context(), limiter, apart, c.verb, c.requests)
+			want, wantErr := call(t.Context(), limiter, apart, c.verb, time.Time{}, c.requests)
 			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
 			}
@@ -183,10 +183,6 @@ func playBatches(t *testing.T, rounds int) {
 	if granted < rounds || denials < rounds {
 		t.Errorf("%d grants and %d denials are no test", granted, denials)
 	}
-}
-
-func call2(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB, verb string, requests []ratelimit.Request) (ratelimit.Result, error) {
-	return call(ctx, limiter, db, verb, time.Time{}, requests)
 }
 
 // statements counts the statements of a pool by a word in them, and remembers the SQLSTATEs of those that failed.

@@ -487,36 +487,3 @@ func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
 		})
 	}
 }
-
-// waiting waits until so many sessions wait for a lock on a transaction that has written to the test's table.
-func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
-	t.Helper()
-	for range 1000 {
-		var n int
-		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
-			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'rate_limits'::regclass WHERE NOT w.granted`).Scan(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n >= sessions {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("%d sessions were to wait for a lock", sessions)
-}
-
-// waitingFor waits until somebody waits for a transaction.
-func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
-	t.Helper()
-	var pid int // not the one that the connection knows: that may be PgBouncer's
-	if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
-		t.Fatal(err)
-	}
-	for n, deadline := 0, time.Now().Add(20*time.Second); n == 0; time.Sleep(time.Millisecond) {
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid).Scan(&n)
-		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("nobody waits: %v", err)
-		}
-	}
-}

@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// fullFlood is the floods of docs/faults.md, which take minutes: a million keys, a hot key denied 100,000 times each way.
+// fullFlood asks for the floods of docs/faults.md, which take minutes: a million keys, a hot key denied 100,000 times each way.
 var fullFlood = flag.Bool("flood", false, "floods of full size")
 
 // floodSize is how much of a flood is let loose.
@@ -48,7 +48,7 @@ func grown(before, after uint64, n int) bool {
 	return after > before+128<<10+min(uint64(n)*16, 2<<20)
 }
 
-// floods are the ways by which one gets at the limiter.
+// floodWays are the ways by which a flood gets at the limiter.
 func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 	coalescer := ratelimit.NewCoalescer(pool)
 	t.Cleanup(coalescer.Close)

@@ -1,7 +1,10 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,22 +21,22 @@ func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
-		test(t, connect(t, sweptSchema(t), 2))
+		test(t, connect(t, reusedSchema(t), 2))
 	})
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run("pool in mode "+mode.String(), func(t *testing.T) {
 			t.Parallel()
-			test(t, reconfigured(t, connect(t, sweptSchema(t), 2), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			test(t, reconfigured(t, connect(t, reusedSchema(t), 2), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		})
 	}
 	t.Run("conn", func(t *testing.T) {
 		t.Parallel()
-		test(t, acquire(t, connect(t, sweptSchema(t), 1)))
+		test(t, acquire(t, connect(t, reusedSchema(t), 1)))
 	})
 	for _, level := range levels {
 		t.Run("tx "+string(level), func(t *testing.T) {
 			t.Parallel()
-			tx, err := acquire(t, connect(t, sweptSchema(t), 1)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			tx, err := acquire(t, connect(t, reusedSchema(t), 1)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,4 +97,88 @@ func sqlState(err error) string {
 		return sqlErr.SQLState()
 	}
 	return ""
+}
+
+// eventually waits until it is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Errorf("it never came about that %s", what)
+			return
+		}
+	}
+}
+
+// waiting waits until so many sessions wait for a lock on a transaction that has written to the test's table.
+func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
+	t.Helper()
+	for range 1000 {
+		var n int
+		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
+			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'rate_limits'::regclass WHERE NOT w.granted`).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= sessions {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%d sessions were to wait for a lock", sessions)
+}
+
+// waitingFor waits until somebody waits for a transaction.
+func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
+	t.Helper()
+	pid := serverPID(t, tx)
+	for n, deadline := 0, time.Now().Add(20*time.Second); n == 0; time.Sleep(time.Millisecond) {
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid).Scan(&n)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("nobody waits: %v", err)
+		}
+	}
+}
+
+// coalesce makes calls on a Coalescer, so many at once that it decides some of them together, and returns one of their errors.
+func coalesce(ctx context.Context, pool *pgxpool.Pool, call func(ctx context.Context, db ratelimit.DB) error, options ...ratelimit.CoalescerOption) error {
+	coalescer := ratelimit.NewCoalescer(pool, options...)
+	defer coalescer.Close()
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 4 {
+				if err := call(ctx, coalescer); err != nil {
+					failed.Store(&err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// mustExec runs one or several statements.
+func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+		_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// tableOf is all rows, as text.
+func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows); err != nil {
+		t.Fatal(err)
+	}
+	return rows
 }

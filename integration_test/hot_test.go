@@ -20,9 +20,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// queued is how many hot limits and keys, shards counted apart, somebody is in the queue for.
+// queued is how many queues there are: of hot limits, keys and shards, those that meet on a view counted once.
 func queued(limiter *ratelimit.Limiter) int {
-	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("lanes").Len()
+	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("byStripe").Len()
 }
 
 // nobodyQueues checks what must be so when every InTx has returned.
@@ -44,17 +44,6 @@ func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 		t.Error(err)
 	}
 	return n
-}
-
-// eventually waits until it is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Errorf("it never came about that %s", what)
-			return
-		}
-	}
 }
 
 // holdTurn takes the turn on hot limits, and returns when it has it. The function it returns ends that.

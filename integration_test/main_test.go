@@ -84,20 +84,20 @@ func migrate(t testing.TB, url string) {
 	}
 }
 
-var swept struct {
+var reusable struct {
 	sync.Mutex
 	urls []string
 }
 
-// sweptSchema is a migrated schema for a test that leaves nothing in it but limits: perhaps one that another such test has
+// reusedSchema is a migrated schema for a test that leaves nothing in it but limits: perhaps one that another such test has
 // had before, since to make one takes longer than most of them. It is dropped with the server, or when that is closed.
-func sweptSchema(t testing.TB) (url string) {
+func reusedSchema(t testing.TB) (url string) {
 	t.Helper()
-	swept.Lock()
-	if n := len(swept.urls); n > 0 {
-		url, swept.urls = swept.urls[n-1], swept.urls[:n-1]
+	reusable.Lock()
+	if n := len(reusable.urls); n > 0 {
+		url, reusable.urls = reusable.urls[n-1], reusable.urls[:n-1]
 	}
-	swept.Unlock()
+	reusable.Unlock()
 	if url == "" {
 		var err error
 		if url, _, err = server.NewSchema(t.Context()); err != nil {
@@ -121,9 +121,9 @@ func sweptSchema(t testing.TB) (url string) {
 			t.Error(err)
 			return
 		}
-		swept.Lock()
-		defer swept.Unlock()
-		swept.urls = append(swept.urls, url)
+		reusable.Lock()
+		defer reusable.Unlock()
+		reusable.urls = append(reusable.urls, url)
 	})
 	return url
 }

@@ -2,17 +2,19 @@ package integration_test
 
 import (
 	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -28,20 +30,86 @@ func asRole(t *testing.T, pool *pgxpool.Pool, role string, conns int) *pgxpool.P
 	})
 }
 
+// createRole makes a role without any rights, which goes at the end, with what it owns.
+func createRole(t *testing.T, pool *pgxpool.Pool) (role string) {
+	t.Helper()
+	role = "txlimit_test_" + strings.ToLower(rand.Text())
+	if _, err := pool.Exec(t.Context(), "CREATE ROLE "+role); err != nil {
+		t.Fatalf("this test makes roles, which takes a user with CREATEROLE: %v", err)
+	}
+	t.Cleanup(func() {
+		// The connection's own context is over by now.
+		db, err := sql.Open("pgx", pool.Config().ConnString())
+		if err == nil {
+			defer db.Close()
+			_, err = db.Exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := pool.Exec(t.Context(), "GRANT "+role+" TO CURRENT_USER"); err != nil { // a no-op for a superuser
+		t.Fatal(err)
+	}
+	return role
+}
+
+// newRole makes a role with these privileges in the pool's schema, and a connection that acts as it.
+func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string) *pgx.Conn {
+	t.Helper()
+	role := createRole(t, pool)
+	if usage {
+		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role)
+	}
+	if len(privileges) > 0 {
+		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits TO "+role)
+	}
+	return acquire(t, asRole(t, pool, role, 1))
+}
+
 // named puts the names of a test into SQL that is documented for the schema app and the role app_user.
 func named(sql, schema, role string) string {
 	sql = regexp.MustCompile(`\bapp_user\b`).ReplaceAllString(sql, role)
 	return regexp.MustCompile(`\bapp\b`).ReplaceAllString(sql, schema)
 }
 
-func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
+// seed makes rows of the limits that everyVerb uses.
+func seed(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-		_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll() // several statements
+	limiter, _ := newLimiter()
+	if _, err := limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded"),
+		ratelimit.FixedWindow("window", 10, time.Minute).Key("seeded"), ratelimit.FixedWindow("window", 10, time.Minute).Key("reset"),
+		ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded"), ratelimit.TokenBucket("idle", 10, time.Minute).Key("seeded")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// everyVerb uses every path of the limiter once, and says how each went. Rows are there after seed.
+func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
+	t.Helper()
+	limiter, clock := newLimiter()
+	bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
+	window := ratelimit.FixedWindow("window", 10, time.Minute)
+	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
+	ctx := t.Context()
+	only := func(_ ratelimit.Result, err error) error { return err }
+	sweep := func() error { // of the row that nothing else uses
+		later := ratelimit.Limiter{Clock: func() time.Time { return clock.now.Add(1000 * time.Hour) }}
+		_, err := later.Sweep(ctx, db, ratelimit.TokenBucket("idle", 10, time.Minute))
 		return err
-	})
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
+	}
+	return map[string]error{
+		"check":                only(limiter.Check(ctx, db, bucket.Key("seeded"), window.Key("fresh"), wide.Key("seeded"))),
+		"consume, fresh":       only(limiter.Consume(ctx, db, bucket.Key(rand.Text()))),
+		"consume, seeded":      only(limiter.Consume(ctx, db, bucket.Key("seeded"))),
+		"consume sharded":      only(limiter.Consume(ctx, db, wide.Key("seeded"))),
+		"consume many":         only(limiter.Consume(ctx, db, bucket.Key("seeded"), window.Key("seeded"))),
+		"consume many, fresh":  only(limiter.Consume(ctx, db, bucket.Key(rand.Text()), wide.Key(rand.Text()))),
+		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
+		"refund":               only(limiter.Refund(ctx, db, clock.now, bucket.Key("seeded"))),
+		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
+		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
+		"sweep":                sweep(),
 	}
 }
 
@@ -73,8 +141,8 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
-		ways[way+", coalesced"] = coalesce(t, pool, consume)
-		ways[way+", coalesced, AsyncCommit"] = coalesce(t, pool, consume, ratelimit.AsyncCommit())
+		ways[way+", coalesced"] = coalesce(ctx, pool, consume)
+		ways[way+", coalesced, AsyncCommit"] = coalesce(ctx, pool, consume, ratelimit.AsyncCommit())
 	}
 	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
 	for way, sql := range map[string]string{
@@ -91,27 +159,6 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		ways[way] = err
 	}
 	return ways
-}
-
-// coalesce calls at once, so that some are decided together, and returns one of the errors.
-func coalesce(t *testing.T, pool *pgxpool.Pool, call func(ctx context.Context, db ratelimit.DB) error, options ...ratelimit.CoalescerOption) error {
-	t.Helper()
-	coalescer := ratelimit.NewCoalescer(pool, options...)
-	defer coalescer.Close()
-	var failed atomic.Pointer[error]
-	var wg sync.WaitGroup
-	for range 40 {
-		wg.Go(func() {
-			if err := call(t.Context(), coalescer); err != nil {
-				failed.Store(&err)
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
-	return nil
 }
 
 // wantWays wants all ways to work but these, which must be refused for want of rights.
@@ -169,6 +216,42 @@ func TestTheReadmesGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
 	app := asRole(t, owner, role, 4)
 	wantWays(t, everyWay(t, app))
 	wantRefused(t, app, append(ownersOnly, "CREATE TABLE more (x text)")...)
+}
+
+func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
+	for missing, mustFail := range map[string][]string{
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"DELETE": {"reset", "another shard number", "sweep"},
+	} {
+		t.Run(missing, func(t *testing.T) {
+			t.Parallel()
+			if missing == "USAGE" && defaultMode(t) == pgx.QueryExecModeCacheStatement {
+				needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
+			}
+			pool := newPool(t, 2)
+			seed(t, pool)
+			privileges := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return p == missing })
+			outcome := everyVerb(t, newRole(t, pool, missing != "USAGE", privileges...))
+			for _, verb := range mustFail {
+				var pgErr *pgconn.PgError
+				if err := outcome[verb]; !errors.As(err, &pgErr) {
+					t.Errorf("without %s, %s: %v, want an error of the database", missing, verb, err)
+				} else if missing != "USAGE" && pgErr.Code != "42501" {
+					t.Errorf("without %s, %s: %v, want 42501", missing, verb, err)
+				}
+			}
+			for verb, err := range outcome {
+				if err != nil && !slices.Contains(mustFail, verb) {
+					t.Errorf("without %s, %s: %v, want it to work", missing, verb, err)
+				}
+			}
+		})
+	}
 }
 
 // A reader looks, by the library and by hand. What it may not do fails closed, and says so.
@@ -249,13 +332,4 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 			t.Errorf("another role, %s: %v, want 42501", verb, err)
 		}
 	}
-}
-
-// tableOf is all rows, as text.
-func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
-	t.Helper()
-	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows); err != nil {
-		t.Fatal(err)
-	}
-	return rows
 }

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"crypto/rand"
-	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -14,8 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/migrations"
@@ -282,157 +279,6 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 	var n int
 	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_temp.rate_limits").Scan(&n); err != nil || n != 0 {
 		t.Errorf("%d rows in the wrong table, %v", n, err)
-	}
-}
-
-// newRole makes a role with these privileges in the pool's schema, and a connection that acts as it.
-func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string) *pgx.Conn {
-	t.Helper()
-	schema, role := schemaOf(t, pool), createRole(t, pool)
-	conn := acquire(t, pool)
-	exec := func(sql string) {
-		t.Helper()
-		if _, err := conn.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if usage {
-		exec("GRANT USAGE ON SCHEMA " + schema + " TO " + role)
-	}
-	if len(privileges) > 0 {
-		exec("GRANT " + strings.Join(privileges, ", ") + " ON rate_limits TO " + role)
-	}
-	if server.Pooled() { // SET ROLE is for the session
-		exec("ALTER ROLE " + role + " LOGIN")
-		exec("ALTER ROLE " + role + " SET search_path = " + schema)
-		return acquire(t, reconfigured(t, pool, func(c *pgxpool.Config) { c.ConnConfig.User = role }))
-	}
-	exec("SET ROLE " + role)
-	return conn
-}
-
-// createRole makes a role without any rights, which goes at the end, with what it owns.
-func createRole(t *testing.T, pool *pgxpool.Pool) (role string) {
-	t.Helper()
-	role = "txlimit_test_" + strings.ToLower(rand.Text())
-	if _, err := pool.Exec(t.Context(), "CREATE ROLE "+role); err != nil {
-		t.Fatalf("this test makes roles, which takes a user with CREATEROLE: %v", err)
-	}
-	t.Cleanup(func() {
-		// The connection's own context is over by now.
-		db, err := sql.Open("pgx", pool.Config().ConnString())
-		if err == nil {
-			defer db.Close()
-			_, err = db.Exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := pool.Exec(t.Context(), "GRANT "+role+" TO CURRENT_USER"); err != nil { // a no-op for a superuser
-		t.Fatal(err)
-	}
-	return role
-}
-
-// everyVerb uses every path of the limiter once, each in a savepoint, and says how each went. The rows exist if seeded.
-func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
-	t.Helper()
-	limiter, clock := newLimiter()
-	bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
-	window := ratelimit.FixedWindow("window", 10, time.Minute)
-	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
-	ctx := t.Context()
-	only := func(_ ratelimit.Result, err error) error { return err }
-	sweep := func() error { // of the row that nothing else uses
-		later := ratelimit.Limiter{Clock: func() time.Time { return clock.now.Add(1000 * time.Hour) }}
-		_, err := later.Sweep(ctx, db, ratelimit.TokenBucket("idle", 10, time.Minute))
-		return err
-	}
-	return map[string]error{
-		"check":                only(limiter.Check(ctx, db, bucket.Key("seeded"), window.Key("fresh"), wide.Key("seeded"))),
-		"consume, fresh":       only(limiter.Consume(ctx, db, bucket.Key(rand.Text()))),
-		"consume, seeded":      only(limiter.Consume(ctx, db, bucket.Key("seeded"))),
-		"consume sharded":      only(limiter.Consume(ctx, db, wide.Key("seeded"))),
-		"consume many":         only(limiter.Consume(ctx, db, bucket.Key("seeded"), window.Key("seeded"))),
-		"consume many, fresh":  only(limiter.Consume(ctx, db, bucket.Key(rand.Text()), wide.Key(rand.Text()))),
-		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
-		"refund":               only(limiter.Refund(ctx, db, clock.now, bucket.Key("seeded"))),
-		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
-		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
-		"sweep":                sweep(),
-	}
-}
-
-func seed(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	limiter, _ := newLimiter()
-	if _, err := limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded"),
-		ratelimit.FixedWindow("window", 10, time.Minute).Key("seeded"), ratelimit.FixedWindow("window", 10, time.Minute).Key("reset"),
-		ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded"), ratelimit.TokenBucket("idle", 10, time.Minute).Key("seeded")); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestTheDocumentedGrantsAreEnough(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	seed(t, pool)
-	for verb, err := range everyVerb(t, newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")) {
-		if err != nil {
-			t.Errorf("%s: %v", verb, err)
-		}
-	}
-}
-
-func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
-	t.Parallel()
-	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
-	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"DELETE": {"reset", "another shard number", "sweep"},
-	} {
-		t.Run(missing, func(t *testing.T) {
-			t.Parallel()
-			if missing == "USAGE" && defaultMode(t) == pgx.QueryExecModeCacheStatement {
-				needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
-			}
-			pool := newPool(t, 2)
-			seed(t, pool)
-			privileges := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return p == missing })
-			outcome := everyVerb(t, newRole(t, pool, missing != "USAGE", privileges...))
-			for _, verb := range mustFail {
-				var pgErr *pgconn.PgError
-				if err := outcome[verb]; !errors.As(err, &pgErr) {
-					t.Errorf("without %s, %s: %v, want an error of the database", missing, verb, err)
-				} else if missing != "USAGE" && pgErr.Code != "42501" {
-					t.Errorf("without %s, %s: %v, want 42501", missing, verb, err)
-				}
-			}
-			for verb, err := range outcome {
-				if err != nil && !slices.Contains(mustFail, verb) {
-					t.Errorf("without %s, %s: %v, want it to work", missing, verb, err)
-				}
-			}
-		})
-	}
-}
-
-func TestAReadOnlyRoleCanCheckAndNothingElse(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	seed(t, pool)
-	for verb, err := range everyVerb(t, newRole(t, pool, true, "SELECT")) {
-		if verb == "check" {
-			if err != nil {
-				t.Errorf("check: %v", err)
-			}
-		} else if sqlState(err) != "42501" {
-			t.Errorf("%s: %v, want 42501", verb, err)
-		}
 	}
 }
 

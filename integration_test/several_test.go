@@ -224,16 +224,9 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 // losing makes a call that has to wait for a transaction, commits that, and returns the error of the call.
 func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.DB) error) error {
 	t.Helper()
-	pid := serverPID(t, tx)
 	answer := make(chan error, 1)
 	go func() { answer <- call(pool) }()
-	for blocked := false; !blocked; time.Sleep(time.Millisecond) {
-		err := pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))`,
-			pid).Scan(&blocked)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	waitingFor(t, pool, tx)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -68,12 +68,12 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ra
 	}
 	t.Run(driver+" sql.DB", func(t *testing.T) {
 		t.Parallel()
-		db := openSQL(t, driver, sweptSchema(t), 2)
+		db := openSQL(t, driver, reusedSchema(t), 2)
 		test(t, sqlHandle{ratelimit.SQL(db), beginOn(db)})
 	})
 	t.Run(driver+" sql.Conn", func(t *testing.T) {
 		t.Parallel()
-		conn, err := openSQL(t, driver, sweptSchema(t), 1).Conn(t.Context())
+		conn, err := openSQL(t, driver, reusedSchema(t), 1).Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ra
 	for _, level := range isolations {
 		t.Run(driver+" sql.Tx "+level.String(), func(t *testing.T) {
 			t.Parallel()
-			begun, err := openSQL(t, driver, sweptSchema(t), 1).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+			begun, err := openSQL(t, driver, reusedSchema(t), 1).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -79,7 +79,12 @@ var uses = []struct {
 			return err
 		})
 	}},
-	{"Coalescer", 3, coalesceSome},
+	{"Coalescer", 3, func(ctx context.Context, pool *pgxpool.Pool) error {
+		return coalesce(ctx, pool, func(ctx context.Context, db ratelimit.DB) error {
+			_, err := new(ratelimit.Limiter).Consume(ctx, db, plain.Key("a"))
+			return err
+		})
+	}},
 	{"SendTx", 4, func(ctx context.Context, pool *pgxpool.Pool) error {
 		var limiter ratelimit.Limiter
 		batch := &pgx.Batch{}
@@ -101,30 +106,6 @@ var (
 	plain = ratelimit.TokenBucket("plain", 1000, time.Second)
 	wide  = ratelimit.FixedWindow("wide", 1000, time.Second, ratelimit.Shards(2))
 )
-
-// coalesceSome has a coalescer decide calls together, which it does as soon as two others are at the database: until one gets
-// through, since where its function is missing, lone calls still do.
-func coalesceSome(ctx context.Context, pool *pgxpool.Pool) error {
-	coalescer := ratelimit.NewCoalescer(pool)
-	defer coalescer.Close()
-	var limiter ratelimit.Limiter
-	var failed atomic.Pointer[error]
-	var wg sync.WaitGroup
-	for g := range 16 {
-		wg.Go(func() {
-			for range 10 {
-				if _, err := limiter.Consume(ctx, coalescer, plain.Key(fmt.Sprint(g%4))); err != nil && !denied(err) {
-					failed.Store(&err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
 
 func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	t.Parallel()

@@ -1480,7 +1480,7 @@ their keys, and never waits for a lock. It holds those of what it has deleted un
 
   first    the key to begin with; '' is the first of all
   deleted  how many rows
-  next     where the next call should begin; NULL: that were the last
+  next     where the next call should begin; NULL: that was the last
 
 The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
 $text$

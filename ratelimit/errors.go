@@ -26,8 +26,9 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // which nobody was told of; to run it again may consume twice, and may store business rows twice. An error that does not match
 // it, of this package's functions, means that nothing was consumed and nothing committed: it is safe to try again.
 //
-// [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] return it, and [Limiter.Consume], [Limiter.Charge] and
+// [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it, and [Limiter.Consume], [Limiter.Charge] and
 // [Limiter.Refund] on a connection, a pool or a [Coalescer], but not in a transaction of the caller's, whose COMMIT decides.
+// [Limiter.Reset] does not: if it returns an error there, the limits may be full all the same, and it can be called again.
 // The package itself never runs again what ended like this. To find out, look for a business row that the transaction
 // would have stored under a key which the caller has chosen.
 //

@@ -136,8 +136,8 @@ func hotShard(ctx context.Context, limit Limit, key string) (shard int, ok bool)
 // connections meanwhile, however many keys somebody finds that meet. The zero value is ready. A queue has an entry as long as
 // there is somebody in it.
 type queues struct {
-	mu    sync.Mutex
-	lanes map[int]*queue
+	mu       sync.Mutex
+	byStripe map[int]*queue
 }
 
 type queue struct {
@@ -147,7 +147,7 @@ type queue struct {
 
 // enter waits for a turn on all demands. If it is granted, leave must be called when the transaction has ended.
 //
-// Lanes are entered in everybody's order, so that nobody waits in a circle.
+// Queues are entered in everybody's order, each once, so that nobody waits in a circle.
 func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(), err error) {
 	var entered []lane
 	leave = func() {
@@ -194,7 +194,7 @@ func (q *queues) choose(hot []demand) turn {
 
 // length is how many are in a lane's queue, waiting or past it. q.mu is held.
 func (q *queues) length(n lane) int {
-	if l := q.lanes[n.stripe()]; l != nil {
+	if l := q.byStripe[n.stripe()]; l != nil {
 		return l.past + len(l.waiting)
 	}
 	return 0
@@ -207,13 +207,13 @@ func (q *queues) wait(ctx context.Context, n lane) error {
 	}
 	stripe := n.stripe()
 	q.mu.Lock()
-	l := q.lanes[stripe]
+	l := q.byStripe[stripe]
 	if l == nil {
-		if q.lanes == nil {
-			q.lanes = map[int]*queue{}
+		if q.byStripe == nil {
+			q.byStripe = map[int]*queue{}
 		}
 		l = &queue{}
-		q.lanes[stripe] = l
+		q.byStripe[stripe] = l
 	}
 	if l.past < n.places() && len(l.waiting) == 0 {
 		l.past++
@@ -243,13 +243,13 @@ func (q *queues) wait(ctx context.Context, n lane) error {
 func (q *queues) leave(n lane) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := q.lanes[n.stripe()]
+	l := q.byStripe[n.stripe()]
 	if len(l.waiting) > 0 {
 		close(l.waiting[0])
 		l.waiting = slices.Delete(l.waiting, 0, 1)
 		return
 	}
 	if l.past--; l.past == 0 {
-		delete(q.lanes, n.stripe())
+		delete(q.byStripe, n.stripe())
 	}
 }

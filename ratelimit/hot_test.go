@@ -58,7 +58,7 @@ func (q *queues) locked(f func() int) int {
 
 func (q *queues) empty(t *testing.T) {
 	t.Helper()
-	if n := q.locked(func() int { return len(q.lanes) }); n != 0 {
+	if n := q.locked(func() int { return len(q.byStripe) }); n != 0 {
 		t.Errorf("%d queues are left behind", n)
 	}
 }
@@ -252,6 +252,21 @@ func TestKeysThatMeetWaitInOneQueue(t *testing.T) {
 	(<-passed)()
 	leaves[1]()
 	q.empty(t)
+}
+
+// Whoever wants several enters their queues in the order of the views. In the order of the limits and keys, which meet on views as
+// chance has it, two could have entered what the other waits for.
+func TestQueuesAreEnteredInTheOrderOfTheViews(t *testing.T) {
+	t.Parallel()
+	var q queues
+	var requests []Request
+	for i := range 20 {
+		requests = append(requests, plain.Key(fmt.Sprint(i)))
+	}
+	turn := q.choose(demanded(t, requests...))
+	if len(turn) != len(requests) || !slices.IsSortedFunc(turn, func(a, b lane) int { return a.stripe() - b.stripe() }) {
+		t.Errorf("the order is %v", turn)
+	}
 }
 
 func TestTheShorterOfTwoQueuesIsChosen(t *testing.T) {

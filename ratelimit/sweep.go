@@ -82,8 +82,8 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 // sweep deletes the rows of one limit that say nothing.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
-		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind), Capacity: limit.numbers.Capacity,
-		Start: pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart},
+		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
+		Capacity: limit.numbers.Capacity, Start: pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart},
 	}
 	for {
 		begin := time.Now()
@@ -141,7 +141,8 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			return l.InSQLTx(ctx, beginner, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, SQL(tx)) }, level)
 		}, nil
 	}
-	return nil, fmt.Errorf("%w: a sweep needs a connection or a pool, to make transactions of its own; %T is none, or is in a transaction", ErrInvalid, db)
+	return nil, fmt.Errorf("%w: a sweep needs a connection or a pool, to make transactions of its own; %T is none, or is in a transaction",
+		ErrInvalid, db)
 }
 
 // inTransaction says whether a connection is in a transaction, which COMMIT would end too early.

@@ -59,7 +59,6 @@ type loadConfig struct {
 	goroutines int // for each handle
 	conns      int // of the pool
 	configure  []func(*pgx.ConnConfig)
-	timeout    time.Duration // of each call; 0: none
 }
 
 // newLoad makes a load on a migrated database and starts it.
@@ -89,14 +88,9 @@ func newLoad(t *testing.T, url string, config loadConfig) *load {
 		for g := range config.goroutines {
 			l.wg.Go(func() {
 				for ctx.Err() == nil {
-					// A call that has begun is not cancelled: whether it is stuck is one of the questions.
-					callCtx, cancel := context.WithoutCancel(ctx), context.CancelFunc(func() {})
-					if config.timeout > 0 {
-						callCtx, cancel = context.WithTimeout(callCtx, config.timeout)
-					}
 					began := time.Now()
-					err := h.once(callCtx)
-					cancel()
+					// A call that has begun is not cancelled: whether it is stuck is one of the questions.
+					err := h.once(context.WithoutCancel(ctx))
 					h.waited(g, time.Since(began), err)
 					if err != nil {
 						time.Sleep(20 * time.Millisecond)

@@ -56,11 +56,7 @@ func run(m *testing.M) int {
 	}
 	fmt.Println("tests run on", server)
 	code := m.Run()
-	b, err := template()
-	if err == nil {
-		err = b.Close()
-	}
-	if err := errors.Join(err, server.Close()); err != nil {
+	if err := errors.Join(closeTemplate(), server.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -72,11 +68,15 @@ var template = sync.OnceValues(func() (*postgres.Breakable, error) {
 	ctx := context.Background()
 	b, err := postgres.NewBreakable(ctx, postgres.BreakableConfig{})
 	if err == nil {
+		closeTemplate = b.Close
 		err = migrate(ctx, b.URL())
 		b.Stop()
 	}
 	return b, err
 })
+
+// closeTemplate removes it, if a test needed it.
+var closeTemplate = func() error { return nil }
 
 // newServer makes a migrated server of the test's own.
 func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakable {

@@ -185,12 +185,16 @@ var goMutations = []mutation{
 		tests: "TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother",
 	}, {
 		name: "hot-lanes-leak", file: "ratelimit/hot.go", what: "every key that ever queued is remembered for ever",
-		old: "		delete(q.lanes, n.stripe())\n", new: "",
+		old: "		delete(q.byStripe, n.stripe())\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck|TestTheQueueIsFirstInFirstOut",
 	}, {
 		name: "hot-views-order", file: "ratelimit/hot.go", what: "views are locked in the order of the limits, not everybody's",
 		old: "	slices.Sort(numbers)\n", new: "",
 		tests: "TestTheStripesStayTheSame|TestSeveralHotLimitsInAnyOrderNeverDeadlock",
+	}, {
+		name: "hot-queues-order", file: "ratelimit/hot.go", what: "queues are entered in the order of the limits, not everybody's",
+		old: "cmp.Compare(a.stripe(), b.stripe())", new: "cmp.Compare(a.name, b.name)",
+		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
 	}, {
 		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view lets everybody in",
 		old: "in share update exclusive mode", new: "in row exclusive mode",

@@ -82,7 +82,8 @@ type change struct {
 
 func (s *soak) check() {
 	c := &checker{
-		T: s.T, app: appName(s.seed, coalesced), rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, inserted: map[place]string{}, counts: map[string]int{},
+		T: s.T, app: appName(s.seed, coalesced), counts: map[string]int{},
+		rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, inserted: map[place]string{},
 		single: map[account]*balance{}, ops: map[int64]outcome{}, inLog: map[int64]bool{},
 	}
 	files, err := filepath.Glob(filepath.Join(s.dir, "*"))

@@ -206,7 +206,7 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 // unstorable says whether the database is up and refused a key: its encoding may lack a character of it, or the table have a
 // constraint of the application's.
 func unstorable(err error) bool {
-	sqlErr := (interface{ SQLState() string })(nil)
+	var sqlErr interface{ SQLState() string }
 	if !errors.As(err, &sqlErr) {
 		return false
 	}
