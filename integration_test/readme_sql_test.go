@@ -148,7 +148,7 @@ func TestTheReadmeAt3AM(t *testing.T) {
 			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
 			blocked := func() bool {
 				var found bool
-				err := n.pool.QueryRow(n.Context(), `SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%FROM ratelimit_consume(%')`,
+				err := n.pool.QueryRow(n.Context(), `SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`,
 					blocker).Scan(&found)
 				if err != nil {
 					n.Error(err)
