@@ -554,6 +554,7 @@ func TestDatabaseSQLInChaos(t *testing.T) {
 						ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(40_000_000)))
 					}
 					kill, after, abandon := r.IntN(6) == 0, time.Duration(r.IntN(20_000_000)), r.IntN(20) == 0
+					kill = kill && !server.Pooled() // PgBouncer 1.18 crashes when a connection is killed as it is given to another client
 					var options []ratelimit.TxOption
 					if r.IntN(3) == 0 {
 						options = append(options, ratelimit.Hot(one.Global()))
@@ -578,8 +579,7 @@ func TestDatabaseSQLInChaos(t *testing.T) {
 								kills.Add(1)
 								time.AfterFunc(after, func() {
 									defer kills.Done()
-									_, err := pool.Exec(context.WithoutCancel(t.Context()), "SELECT pg_terminate_backend($1)", pid)
-									if err != nil && !server.Pooled() { // PgBouncer may have given it that very backend
+									if _, err := pool.Exec(context.WithoutCancel(t.Context()), "SELECT pg_terminate_backend($1)", pid); err != nil {
 										t.Error(err)
 									}
 								})
