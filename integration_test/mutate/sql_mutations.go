@@ -69,8 +69,7 @@ var sqlMutations = []mutation{
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-window-ts-back", file: functions, what: "a window's ts moves back with the clock",
-		old: "ts = greatest(r.ts, upto)\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1", nth: 1,
-		new:   "ts = upto\n                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1",
+		old: "ts = greatest(r.ts, at)\n", nth: 2, new: "ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-now", file: functions, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
@@ -186,7 +185,7 @@ var sqlMutations = []mutation{
 		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
 	}, {
 		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
-		old: "ts = greatest(r.ts, upto[i])\n", new: "ts = upto[i]\n",
+		old: "shards[i], ts = greatest(r.ts, at)\n", new: "shards[i], ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
 	}, {
 		name: "apply-latest", file: functions, what: "another number of shards moves the ts back with the clock",
@@ -257,7 +256,7 @@ var sqlMutations = []mutation{
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "several-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
-		old: "ts = greatest(r.ts, at)\n                     WHERE", new: "ts = at\n                     WHERE",
+		old: "ts = greatest(r.ts, at)\n                     WHERE", nth: 1, new: "ts = at\n                     WHERE",
 		tests: "TestModel",
 	},
 
@@ -312,7 +311,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalesce-ts-back", file: coalesce, what: "ts moves back with the clock",
-		old: "ts = greatest(s.ts, s.upto)", new: "ts = s.upto",
+		old: "ts = greatest(s.ts, at)", new: "ts = at",
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalesce-not-all", file: coalesce, what: "a call for several limits is granted if the last of them is",
