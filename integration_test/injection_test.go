@@ -89,6 +89,9 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 		}})
 	}
 	ways = append(ways, way{"coalesced", func(t *testing.T, pool *pgxpool.Pool, settings map[string]string) ratelimit.DB {
+		if defaultMode(t) == pgx.QueryExecModeSimpleProtocol && settings["standard_conforming_strings"] == "off" {
+			needsSession(t, "since pgx sends nothing by the simple protocol with standard_conforming_strings=off")
+		}
 		coalescer := ratelimit.NewCoalescer(reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) }))
 		t.Cleanup(coalescer.Close)
 		return coalescer
