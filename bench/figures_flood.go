@@ -63,7 +63,8 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit())
 		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 
-		ways := []*floodWay{{name: "before"}, {name: "flood, through the application's pool", db: app}, {name: "flood, with the documented settings", db: coalescer}}
+		ways := []*floodWay{{name: "before"}, {name: "flood, through the application's pool", db: app}, {name: "flood, with the documented settings", db: coalescer},
+			{name: "flood, refused without a limiter", bare: true}}
 		var sent atomic.Uint32
 		for turn := range 1 + floodTurns {
 			for i := range ways {
@@ -82,14 +83,15 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 				short(way.latencies.quantile(0.5)), short(way.latencies.quantile(0.99)), short(way.latencies.quantile(1-1e-9)),
 				thousands(float64(way.answered())/(floodTurns*floodSlice).Seconds()), way.statuses())
 		}
-		before, shared, settings := ways[0].p99(), ways[1].p99(), ways[2].p99()
-		fmt.Fprintf(e.out, "    p99 / before: %.3g through the application's pool, %.3g with the documented settings\n", shared/before, settings/before)
+		before, shared, settings, bare := ways[0].p99(), ways[1].p99(), ways[2].p99(), ways[3].p99()
+		fmt.Fprintf(e.out, "    p99 / before: %.3g through the application's pool, %.3g with the documented settings, %.3g without a limiter\n",
+			shared/before, settings/before, bare/before)
 		if worst.note != "" {
 			worst.note += "; "
 		}
-		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) through the application's pool, %s (%.3g) with the settings", f.name,
+		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) through the application's pool, %s (%.3g) with the settings, %.3g if all are refused unasked", f.name,
 			short(ways[0].latencies.quantile(0.99)), short(ways[1].latencies.quantile(0.99)), shared/before,
-			short(ways[2].latencies.quantile(0.99)), settings/before)
+			short(ways[2].latencies.quantile(0.99)), settings/before, bare/before)
 		worst.value = max(worst.value, settings/before)
 	}
 	return worst, nil
@@ -98,7 +100,8 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 // floodWay is how a flood reaches the limiter, and what came of it.
 type floodWay struct {
 	name      string
-	db        ratelimit.DB // nil: there is no flood
+	db        ratelimit.DB // nil: there is no flood, or
+	bare      bool         // one that is refused without asking: what there is to be had
 	latencies histogram
 	count     [600]atomic.Int64 // of answers, by status
 }
@@ -128,7 +131,7 @@ func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip
 	flooding, stop := context.WithCancel(ctx)
 	defer stop()
 	var flood, asking sync.WaitGroup
-	if w.db != nil {
+	if w.db != nil || w.bare {
 		w.flood(flooding, &flood, from, counts)
 	}
 	var latencies [probes]histogram
@@ -168,6 +171,9 @@ func (w *floodWay) flood(ctx context.Context, wg *sync.WaitGroup, from func() ne
 		},
 	}
 	handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	if w.bare {
+		handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
+	}
 	begin := time.Now()
 	var tickets atomic.Int64
 	for range floodConnections {
