@@ -196,10 +196,6 @@ var goMutations = []mutation{
 		old: "cmp.Compare(a.stripe(), b.stripe())", new: "cmp.Compare(a.name, b.name)",
 		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
 	}, {
-		name: "hot-queues-order", file: "ratelimit/hot.go", what: "queues are entered in the order of the limits, not of the views that they are for",
-		old: "return cmp.Compare(a.stripe(), b.stripe())", new: "return cmp.Compare(a.name, b.name)",
-		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
-	}, {
 		name: "hot-waits-for-itself", file: "ratelimit/hot.go", what: "two limits that meet on a view take two places of one queue",
 		old: "if i > 0 && n.stripe() == t[i-1].stripe() {", new: "if i > 0 && n == t[i-1] {",
 		tests: "TestKeysThatMeetWaitInOneQueue",
