@@ -688,6 +688,25 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 	}
 }
 
+// In its one round trip, the answer is there before the commit is: an error of that must not be lost.
+func TestAnAsynchronousCommitThatFailsGrantsNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	_, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
+		CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
+		coalescer := ratelimit.NewCoalescer(pool, options...)
+		defer coalescer.Close()
+		var limiter ratelimit.Limiter
+		if result, err := limiter.Consume(t.Context(), coalescer, slow("limit", 10).Key("k")); sqlState(err) != "23000" || result.OK {
+			t.Errorf("%+v, %v, want the error of the commit", result, err)
+		}
+	}
+}
+
 func TestCoalescerShardedRows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)

@@ -129,7 +129,11 @@ func TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp(t *testing.T) {
 func TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother(t *testing.T) {
 	t.Parallel()
 	var q queues
-	a, b := demanded(t, plain.Key("a")), demanded(t, plain.Key("b"))
+	one, other := lane{plain.name, "a", 0, 1}, lane{plain.name, "b", 0, 1}
+	if one.stripe() > other.stripe() { // the first to be entered
+		one, other = other, one
+	}
+	a, b := demanded(t, plain.Key(one.key)), demanded(t, plain.Key(other.key))
 	var leaves []func()
 	for range 2 {
 		_, leave, err := q.enter(t.Context(), b)
@@ -144,15 +148,15 @@ func TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother(t *testing.T) {
 		_, _, err := q.enter(ctx, append(a, b...))
 		gone <- err
 	}()
-	for q.locked(func() int { return q.length(lane{plain.name, "b", 0, 1}) }) != 3 {
+	for q.locked(func() int { return q.length(other) }) != 3 {
 		runtime.Gosched()
 	}
 	cancel()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	if n := q.locked(func() int { return q.length(lane{plain.name, "a", 0, 1}) }); n != 0 {
-		t.Errorf("%d are past the queue for a", n)
+	if n := q.locked(func() int { return q.length(one) }); n != 0 {
+		t.Errorf("%d are past the other queue", n)
 	}
 	for _, leave := range leaves {
 		leave()

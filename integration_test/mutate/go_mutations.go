@@ -196,6 +196,10 @@ var goMutations = []mutation{
 		old: "cmp.Compare(a.stripe(), b.stripe())", new: "cmp.Compare(a.name, b.name)",
 		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
 	}, {
+		name: "hot-waits-for-itself", file: "ratelimit/hot.go", what: "two limits that meet on a view take two places of one queue",
+		old: "if i > 0 && n.stripe() == t[i-1].stripe() {", new: "if i > 0 && n == t[i-1] {",
+		tests: "TestKeysThatMeetWaitInOneQueue",
+	}, {
 		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view lets everybody in",
 		old: "in share update exclusive mode", new: "in row exclusive mode",
 		tests: "TestHotTransactionsDoNotConflict",
@@ -274,7 +278,7 @@ var goMutations = []mutation{
 	}, {
 		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
-		tests: "TestCoalescerAsyncCommit",
+		tests: "TestAnAsynchronousCommitThatFailsGrantsNothing",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",

@@ -1,0 +1,25 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+// The table of mutations follows the code: what each replaces is there, and so are the tests that it names.
+func TestEveryMutationCanBeMade(t *testing.T) {
+	l, err := newLab(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.remove()
+	names := map[string]bool{}
+	for _, m := range slices.Concat(sqlMutations, goMutations) {
+		if err := l.applies(m); err != nil {
+			t.Error(err)
+		}
+		if names[m.name] {
+			t.Errorf("two mutations are called %s", m.name)
+		}
+		names[m.name] = true
+	}
+}
