@@ -29,6 +29,7 @@ package httplimit
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -98,7 +99,8 @@ type Middleware struct {
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
-	// is called by many goroutines. nil: nobody is; [ratelimit.Limiter.Observer] is told of what the limiter did in any case.
+	// is called by many goroutines. nil: what has status 5xx, and refunds that failed, are logged by [slog.Default] as errors.
+	// ([ratelimit.Limiter.Observer] is told of what the limiter did in any case.)
 	Observer func(r *http.Request, d Decision)
 
 	// Refused answers a refused request in place of the problem details (RFC 9457) that are written by default, as
@@ -263,8 +265,11 @@ func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next ht
 }
 
 func (m Middleware) observe(r *http.Request, d Decision) {
-	if m.Observer != nil {
+	switch {
+	case m.Observer != nil:
 		m.Observer(r, d)
+	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
+		slog.ErrorContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }
 

@@ -1,0 +1,43 @@
+package httplimit_test
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+// Without an Observer, that the database is down must not go unsaid. (Not parallel: the default logger is everybody's.)
+func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none") // where nothing listens
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, open := range []bool{false, true} {
+		log.Reset()
+		limit := httplimit.Middleware{Limiter: new(ratelimit.Limiter), DB: pool, FailOpen: open,
+			Requests: func(*http.Request) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{ratelimit.TokenBucket("limit", 1, time.Hour).Key("ann@example.org")}, nil
+			},
+		}
+		called := false
+		w := httptest.NewRecorder()
+		limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		if called != open || !strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "connection refused") || strings.Contains(log.String(), "ann@") {
+			t.Errorf("FailOpen %v: called %v, logged %q", open, called, log.String())
+		}
+	}
+}
