@@ -24,7 +24,8 @@ func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(c
 	until := time.Now().Add(d)
 	for g := range 16 {
 		wg.Go(func() {
-			for time.Now().Before(until) {
+			// At a pace: while one commit waits for the disk, no dead row of the others can be pruned, and a page must not fill up.
+			for ; time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
 					return work(t.Context(), tx, g)
 				})

@@ -257,7 +257,7 @@ func TestModel(t *testing.T) {
 	for i := range 4 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			playModel(t, unlessShort(2500, 600))
+			playModel(t, 2500)
 		})
 	}
 }
