@@ -43,4 +43,4 @@ if ! docker version >/dev/null 2>&1; then
 	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 fi
 
-TXLIMIT_TEST_LADDER=docker go test -count=1 -timeout 20m
+TXLIMIT_TEST_LADDER=docker go test -short -count=1 -timeout 20m
