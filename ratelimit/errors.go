@@ -29,6 +29,7 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it, and [Limiter.Consume], [Limiter.Charge] and
 // [Limiter.Refund] on a connection, a pool or a [Coalescer], but not in a transaction of the caller's, whose COMMIT decides.
 // [Limiter.Reset] does not: if it returns an error there, the limits may be full all the same, and it can be called again.
+// Nor does [Retry], which returns the error of a COMMIT that is not the package's own as it is: that may be unknown, too.
 // The package itself never runs again what ended like this. To find out, look for a business row that the transaction
 // would have stored under a key which the caller has chosen.
 //
