@@ -22,8 +22,9 @@ import (
 const (
 	floodConnections = 256
 	floodPerSecond   = 8_000
-	floodPool        = 16 // connections of the application
-	floodLimiterPool = 2  // and of the limiter, if it has its own
+	floodPool        = 16                   // connections of the application
+	floodLimiterPool = 2                    // and of the limiter, if it has its own
+	floodPace        = 5 * time.Millisecond // and so long, at the least, from one of its statements to the next
 	floodTimeout     = time.Second
 
 	probes     = 8
@@ -60,7 +61,7 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit())
+		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit(), ratelimit.Pace(floodPace))
 		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 
 		ways := []*floodWay{{name: "before"}, {name: "flood, through the application's pool", db: app}, {name: "flood, with the documented settings", db: coalescer},

@@ -70,7 +70,8 @@ func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Con
 	}
 }
 
-// flood makes n requests from so many callers at once and watches the process.
+// flood makes n requests from so many callers at once and watches the process: for tests that are not parallel, whose goroutines
+// would be others'.
 func flood(t *testing.T, callers, n int, call func(ctx context.Context, i int) error) (granted, refused int64) {
 	t.Helper()
 	var next, grants, denials atomic.Int64
@@ -270,7 +271,6 @@ func TestKeysWhoseWindowsCollideGainNothing(t *testing.T) {
 // that nobody can aim at one. It is a guess about the order of two statements, and decides nothing: whatever is in those places,
 // a key that is full is granted, and one that is empty denied.
 func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
-	t.Parallel()
 	pool := newPool(t, 8)
 	var limiter ratelimit.Limiter
 	limit := ratelimit.TokenBucket("limit", 1, 1000*time.Hour)
@@ -299,7 +299,6 @@ func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
 // Which shard a call looks at first is random, not a hash of the key: over many keys no shard is favoured, so that nobody can
 // choose keys, or calls, that all meet on one.
 func TestNobodyCanChooseAShard(t *testing.T) {
-	t.Parallel()
 	pool := newPool(t, 4)
 	var limiter ratelimit.Limiter
 	limit := ratelimit.TokenBucket("wide", 1e6, 1000*time.Hour, ratelimit.Shards(4))
