@@ -138,7 +138,7 @@ func TestCoalescerChaos(t *testing.T) {
 		blocks.Add(1)
 	})
 	every(300*time.Millisecond, func(r *rand.Rand) { // close
-		old := current.Swap(ratelimit.NewCoalescer(pool, oneOf(r, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}, nil)...))
+		old := current.Swap(ratelimit.NewCoalescer(pool, oneOf(r, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}, []ratelimit.CoalescerOption{ratelimit.Pace(5 * time.Millisecond)}, nil)...))
 		old.Close()
 	})
 	wg.Wait()

@@ -73,9 +73,9 @@ type CoalescerOption func(*Coalescer)
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
 
 // Pace has a statement begin no sooner than d after the one before it has begun. The default is 0: nothing is delayed on purpose.
-// With 5 ms, say, there are at most 200 statements a second, however many calls: under load more of them share one, which costs
-// the database and the process less for each, and a call waits 5 ms longer at the most. A call that comes later than d after the
-// last statement goes straight through as ever.
+// With 5 ms there are at most 200 statements a second, however many calls: in a flood more of them share one, each costs less, and
+// the database has time for others. A call then waits up to 5 ms longer; one that comes later than that after the last statement
+// goes straight through as ever. Calls that are a statement of their own (see [Coalescer]) are held to the same pace.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
