@@ -198,13 +198,13 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 
 // explain says what the library did when the database failed.
 func explain(v verb, err error) error {
+	if err == nil {
+		return nil
+	}
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
 	}
-	if err != nil {
-		return fmt.Errorf("ratelimit: %s: %w", v, err)
-	}
-	return nil
+	return fmt.Errorf("ratelimit: %s: %w", v, err)
 }
 
 // consume is the short way for one demand.
