@@ -38,7 +38,7 @@ COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shar
 -- where a type has to be converted first, or is an array's (anyarray), one that somebody else has made for just these types
 -- would be preferred, wherever it lies in the search_path (CVE-2018-1058). Hence '0' and '1e16' beside a double precision, as
 -- which a quoted literal is read, and not 0, an integer, or 1e16, a numeric; the casts, which would be made anyway; and
--- pg_catalog before what takes an array or any type. (A literal beside a function's text is found by itself.)
+-- pg_catalog before what takes an array or any type. (As an argument, a quoted literal is text to a function that takes text.)
 --
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
@@ -333,7 +333,7 @@ BEGIN
                     pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
             END IF;
-            FOR i IN 1..cardinality(names) LOOP
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
                     AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
