@@ -16,7 +16,7 @@ import (
 const lookalikeSQL = `
 CREATE SCHEMA evil;
 GRANT USAGE ON SCHEMA evil TO PUBLIC;
-CREATE FUNCTION evil.hijacked() RETURNS void LANGUAGE plpgsql AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
+CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
 CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
 GRANT ALL ON evil.rate_limits TO PUBLIC;
 CREATE TYPE evil.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
@@ -43,7 +43,7 @@ END $$;
 
 // operatorsSQL adds operators, for each pair of types that some operator of Postgres takes. Where it takes them by converting them, or
 // as arrays of any type (float8 >= numeric, int4[] || int4), one for that very pair is preferred wherever it lies in the
-// search_path (CVE-2018-1058).
+// search_path (CVE-2018-1058). They are inlined, and so raise their error when an expression is planned, whether it gets to them or not.
 const operatorsSQL = `
 DO $$
 DECLARE
@@ -59,12 +59,12 @@ BEGIN
             EXCEPTION WHEN undefined_function OR ambiguous_function OR datatype_mismatch THEN
                 CONTINUE;
             END;
-            EXECUTE format('CREATE FUNCTION evil.%I(%s, %s) RETURNS %s LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); END''', op, f.l, f.r, result);
+            EXECUTE format('CREATE FUNCTION evil.%1$I(%2$s, %3$s) RETURNS %4$s LANGUAGE sql AS ''SELECT evil.hijacked()::%4$s''', op, f.l, f.r, result);
             EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.%I, LEFTARG = %s, RIGHTARG = %s)', op, op, f.l, f.r);
         END LOOP;
     END LOOP;
     FOR f IN SELECT r FROM unnest(types) AS r LOOP
-        EXECUTE format('CREATE FUNCTION evil.prefix(%1$s) RETURNS %1$s LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); END''', f.r);
+        EXECUTE format('CREATE FUNCTION evil.prefix(%1$s) RETURNS %1$s LANGUAGE sql AS ''SELECT evil.hijacked()::%1$s''', f.r);
         EXECUTE format('CREATE OPERATOR evil.- (FUNCTION = evil.prefix, RIGHTARG = %s)', f.r);
     END LOOP;
 END $$;
