@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 const lookalikeSQL = `
 CREATE SCHEMA evil;
 GRANT USAGE ON SCHEMA evil TO PUBLIC;
-CREATE FUNCTION evil.hijacked() RETURNS void LANGUAGE plpgsql AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
+CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
 CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
 GRANT ALL ON evil.rate_limits TO PUBLIC;
 CREATE TYPE evil.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
@@ -40,27 +41,88 @@ BEGIN
 END $$;
 `
 
-// operatorsSQL adds operators. Where a pair of types has none of its own in pg_catalog (float8 >= numeric), one for that very pair is
-// preferred wherever it lies in the search_path (CVE-2018-1058).
+// operatorsSQL adds operators, for each pair of types that some operator of Postgres takes. Where it takes them by converting them, or
+// as arrays of any type (float8 >= numeric, int4[] || int4), one for that very pair is preferred wherever it lies in the
+// search_path (CVE-2018-1058). They are inlined, and so raise their error when an expression is planned, whether it gets to them or not.
 const operatorsSQL = `
 DO $$
 DECLARE
-    types constant regtype[] := '{text,float8,numeric,int2,int4,timestamptz,interval}';
-    f     record;
-    op    text;
+    types constant regtype[] := '{boolean,"\"char\"",name,text,varchar,int2,int4,int8,float8,numeric,date,timestamp,timestamptz,interval,xid,tid,regclass,bit,bytea,text[],int2[],int4[],float8[],timestamptz[]}';
+    f      record;
+    op     text;
+    result regtype;
 BEGIN
     FOR f IN SELECT l, r FROM unnest(types) AS l, unnest(types) AS r LOOP
-        EXECUTE format('CREATE FUNCTION evil.compare(%1$s, %2$s) RETURNS boolean LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); RETURN true; END''', f.l, f.r);
-        EXECUTE format('CREATE FUNCTION evil.compute(%1$s, %2$s) RETURNS %1$s LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); RETURN $1; END''', f.l, f.r);
-        FOREACH op IN ARRAY '{=,<>,<,<=,>,>=}'::text[] LOOP
-            EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.compare, LEFTARG = %s, RIGHTARG = %s)', op, f.l, f.r);
+        FOREACH op IN ARRAY '{=,<>,<,<=,>,>=,+,-,*,/,%,||,>>}'::text[] LOOP
+            BEGIN
+                EXECUTE format('SELECT pg_typeof(NULL::%s %s NULL::%s)', f.l, op, f.r) INTO result;
+            EXCEPTION WHEN undefined_function OR ambiguous_function OR datatype_mismatch THEN
+                CONTINUE;
+            END;
+            EXECUTE format('CREATE FUNCTION evil.%1$I(%2$s, %3$s) RETURNS %4$s LANGUAGE sql AS ''SELECT evil.hijacked()::%4$s''', op, f.l, f.r, result);
+            EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.%I, LEFTARG = %s, RIGHTARG = %s)', op, op, f.l, f.r);
         END LOOP;
-        FOREACH op IN ARRAY '{+,-,*,/,%,||}'::text[] LOOP
-            EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.compute, LEFTARG = %s, RIGHTARG = %s)', op, f.l, f.r);
-        END LOOP;
+    END LOOP;
+    FOR f IN SELECT r FROM unnest(types) AS r LOOP
+        EXECUTE format('CREATE FUNCTION evil.prefix(%1$s) RETURNS %1$s LANGUAGE sql AS ''SELECT evil.hijacked()::%1$s''', f.r);
+        EXECUTE format('CREATE OPERATOR evil.- (FUNCTION = evil.prefix, RIGHTARG = %s)', f.r);
     END LOOP;
 END $$;
 `
+
+// functionsSQL adds functions of the names of those that the bodies call, for other types, among them those that a function of
+// Postgres takes by converting them, as an array of any type, or as "any": they are preferred likewise.
+const functionsSQL = `
+DO $$
+DECLARE
+    f record;
+    t text;
+BEGIN
+    FOR f IN
+        SELECT DISTINCT p.proname AS name, c.args, replace(c.result, 'SETOF ', '') AS result, p.prokind AS kind
+          FROM pg_proc AS p,
+               (VALUES ('any(compatible)?array', '#[]'), ('any(compatible|element|nonarray)', '#'), ('text', 'varchar'), ('text', 'name'), ('name', 'text'),
+                   ('double precision', 'numeric'), ('integer', 'bigint'), ('bigint', 'integer'), ('numeric', 'double precision')) AS x (was, becomes),
+               LATERAL (SELECT regexp_replace(regexp_replace(pg_get_function_identity_arguments(p.oid), '\m' || was || '\M', becomes, 'g'),
+                                   'any(compatible|element|nonarray)\M', '#', 'g') AS args,
+                               regexp_replace(regexp_replace(pg_get_function_result(p.oid), '\m' || was || '\M', becomes, 'g'),
+                                   'any(compatible|element|nonarray)\M', '#', 'g') AS result) AS c
+         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proargmodes IS NULL AND (p.prokind = 'f' OR p.proname = 'array_agg')
+           AND EXISTS (SELECT FROM pg_proc AS b WHERE b.pronamespace = 'app'::regnamespace AND b.prosrc ~ ('\m' || p.proname || '\('))
+           AND c.args <> pg_get_function_identity_arguments(p.oid) AND c.args || c.result !~ 'any|internal|cstring'
+    LOOP
+        FOREACH t IN ARRAY '{text,int2,int4,int8,float8,timestamptz,interval,tid,int4[],int8[],float8[]}'::text[] LOOP
+            BEGIN
+                IF f.kind = 'a' THEN
+                    EXECUTE format('CREATE FUNCTION evil.collect(%2$s, %1$s) RETURNS %2$s LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); END''',
+                        replace(f.args, '#', t), replace(f.result, '#', t));
+                    EXECUTE format('CREATE AGGREGATE evil.%I(%s) (SFUNC = evil.collect, STYPE = %s)', f.name, replace(f.args, '#', t), replace(f.result, '#', t));
+                ELSE
+                    EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s LANGUAGE plpgsql AS ''BEGIN PERFORM evil.hijacked(); END''',
+                        f.name, replace(f.args, '#', t), replace(f.result, '#', t));
+                END IF;
+            EXCEPTION WHEN duplicate_function OR syntax_error OR invalid_function_definition THEN
+                NULL; -- there is one already; an array of arrays
+            END;
+        END LOOP;
+    END LOOP;
+END $$;
+CREATE FUNCTION evil.quote_ident(name) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
+CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
+CREATE FUNCTION evil.format(text, bigint, json, json, json) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
+CREATE FUNCTION evil.note(bigint, record) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
+CREATE AGGREGATE evil.count(record) (SFUNC = evil.note, STYPE = bigint);
+`
+
+// loose are expressions that the attack reaches from a schema behind pg_catalog. The bodies had such in them once.
+var loose = []string{
+	"1::float8 >= 0", "1::float8 < 1e16", "1::float8 / 2", "1::float8 / 2::int2", "1::float8 / 2::int8", "2::int8 / 1::float8", "1::numeric * 1000000", "1::numeric = 1",
+	"'{1}'::int[] || 1", "'{1}'::int[] || '{2}'::int[]", "'{1}'::int[] = '{1}'::int[]", "'{1}'::float8[] || 1::float8",
+	"cardinality('{1}'::int[])", "cardinality('{1}'::text[])", "array_fill(1, '{1}'::int[])", "array_positions('{1}'::int[], 1)",
+	"(SELECT array_agg(n) FILTER (WHERE true) FROM (VALUES (1)) AS v (n))", "count(DISTINCT (1, 2))", "to_json('{1}'::int[])",
+	"convert_to('x'::text, 'UTF8')", "format('%s', 'x'::text)", "quote_ident(current_schema())", "(SELECT n FROM unnest('{1}'::int[]) AS n)",
+	"(SELECT n FROM generate_subscripts('{a}'::text[], 1) AS n)", "array_to_string('{a}'::text[], ',')",
+}
 
 // byEvil calls each function on a connection, with a hostile search_path, and says how it went. The functions' names are qualified:
 // what a statement of the caller's own means there is his affair. What is tested is their bodies.
@@ -80,6 +142,24 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
 		"reset":            `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
+		"apply, check":     `SELECT granted FROM app.ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"apply, refund":    `SELECT granted FROM app.ratelimit_apply('refund', '{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01')`,
+		"apply, sharded":   `SELECT granted FROM app.ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
+		"coalesce, asks":   `SELECT early IS NOT NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
+		"by hand, window":  `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
+		"keys, window":     `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep, idle":      `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+
+		// These are to end with that SQLSTATE.
+		"22023, consume":  `SELECT granted FROM app.ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
+		"22023, apply":    `SELECT granted FROM app.ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
+		"22023, twice":    `SELECT granted FROM app.ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"22023, coalesce": `SELECT early IS NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"22023, by hand":  `SELECT ok FROM app.ratelimit('bucket', $1, 0, '1 hour')`,
+		"22023, never":    `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
+		"22023, sweep":    `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
+		"PT429, by hand":  `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
+		"PT429, raise":    `SELECT app.ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())
 		if err != nil {
@@ -93,6 +173,10 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 			err = tx.QueryRow(t.Context(), strings.ReplaceAll(sql, "app.", schema+"."), pgx.QueryExecModeExec, key).Scan(&ok)
 			if err == nil && !ok {
 				err = fmt.Errorf("%s: not granted", sql)
+			}
+			if state := sqlState(err); state != "" && strings.HasPrefix(name, state) {
+				err = nil
+				break // the transaction is over
 			}
 			if err != nil {
 				break
@@ -148,26 +232,60 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 		return all
 	}
-	beside := []string{"app, evil", "evil, app", "pg_temp, evil, app"}
-	anywhere := append(slices.Clone(beside), "evil, pg_catalog", "pg_temp, evil, pg_catalog", "evil")
+	// Where pg_catalog is not named, it comes first.
+	behind := []string{"app, evil", "evil, app", "pg_temp, evil, app", "evil"}
+	ahead := []string{"evil, pg_catalog", "pg_temp, evil, pg_catalog"}
+	anywhere := slices.Concat(behind, ahead)
 
-	// The limiter's names in the bodies are qualified, and pg_catalog comes first unless the path says otherwise.
-	for path, outcome := range outcomes(invoker, beside...) {
+	// The limiter's names in the bodies are qualified, and what is Postgres' is called with just the types that it has it for.
+	asTheyAre := func(with string) {
+		t.Helper()
+		for path, outcome := range outcomes(invoker, behind...) {
+			for name, err := range outcome {
+				if err != nil {
+					t.Errorf("as they are, %s, search_path %s, %s: %v", with, path, name, err)
+				}
+			}
+		}
+	}
+	asTheyAre("lookalikes")
+	attack(operatorsSQL)
+	asTheyAre("operators")
+	attack(functionsSQL)
+	asTheyAre("functions")
+
+	// Where types are not just so, the attack works. If this fails, it has lost its teeth, and what comes before shows nothing.
+	conn := acquire(t, reconfigured(t, invoker, func(*pgxpool.Config) {}))
+	if _, err := conn.Exec(t.Context(), "SET search_path = "+schemaOf(t, invoker)+", "+evil); err != nil {
+		t.Fatal(err)
+	}
+	for _, expression := range loose {
+		if _, err := conn.Exec(t.Context(), "SELECT "+expression); sqlState(err) != "EVIL1" {
+			t.Errorf("%s: %v, want EVIL1", expression, err)
+		}
+	}
+
+	// Ahead of pg_catalog, functions that run with the caller's rights do what any SQL of the caller's would do: what the
+	// attacker wants. If this fails, the attack has lost its teeth, and what comes next shows nothing.
+	for path, outcome := range outcomes(invoker, ahead...) {
 		for name, err := range outcome {
-			if err != nil {
-				t.Errorf("as they are, lookalikes, search_path %s, %s: %v", path, name, err)
+			if state := sqlState(err); state != "EVIL1" && state != "23514" && name != "reset" { // 23514: of a domain that looks like a type
+				t.Errorf("as they are, search_path %s, %s: %v, want EVIL1 or 23514", path, name, err)
 			}
 		}
 	}
 
-	// With operators, functions that run with the caller's rights do there what any SQL of the caller's would do: what the attacker
-	// wants. If this fails, the attack has lost its teeth, and what comes next shows nothing.
-	attack(operatorsSQL)
-	for path, outcome := range outcomes(invoker, anywhere...) {
-		for name, err := range outcome {
-			if sqlState(err) != "EVIL1" && name != "keys" && name != "reset" {
-				t.Errorf("as they are, operators, search_path %s, %s: %v, want EVIL1", path, name, err)
-			}
+	// Whoever migrates with such a path is not misled either, nor is what he has made.
+	other := connect(t, newSchema(t), 2)
+	text, err := os.ReadFile("../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+string(text)+"; RESET search_path")
+	seed(t, other)
+	for name, err := range outcomes(other, "app")["app"] {
+		if err != nil {
+			t.Errorf("migrated with a hostile search_path, %s: %v", name, err)
 		}
 	}
 

@@ -4,6 +4,12 @@
 -- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
 -- table (and a SET search_path clause would cost 5 % of every call).
 --
+-- For the same reason the operators and functions of Postgres are called with just the types that pg_catalog has them for:
+-- where a type has to be converted first, or is an array's (anyarray), one that somebody else has made for just these types
+-- would be preferred, wherever it lies in the search_path (CVE-2018-1058). Hence '0' and '1e16' beside a double precision, as
+-- which a quoted literal is read, and not 0, an integer, or 1e16, a numeric; the casts, which would be made anyway; and
+-- pg_catalog before what takes an array or any type. (As an argument, a quoted literal is text to a function that takes text.)
+--
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
 --
@@ -37,13 +43,13 @@ RETURN least(capacity, value + CASE
     ELSE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call.)
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
@@ -65,7 +71,7 @@ DECLARE
     ts      timestamptz;
     one     boolean;
     enough  boolean;
-    sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+    sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now));
 BEGIN
     LOOP
@@ -106,7 +112,7 @@ BEGIN
           FROM @extschema@.rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
-        IF sane AND one AND rate > 0 AND capacity - count >= floor THEN
+        IF sane AND one AND rate > '0' AND capacity - count >= floor THEN
             IF start IS NULL THEN
                 enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;
             ELSE
@@ -117,11 +123,11 @@ BEGIN
             END IF;
         END IF;
 
-        IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
-            AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
-            AND floor <= 0 AND capacity - count >= floor
+        IF (name <> '' AND key IS NOT NULL AND rate BETWEEN '1e-15' AND '1e15' AND period > '0'
+            AND (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')
+            AND floor <= '0' AND capacity - count >= floor
             AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
                 quote_nullable(name), count, rate, period, capacity, floor);
         END IF;
         IF one THEN
@@ -149,7 +155,7 @@ BEGIN
     END LOOP;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
@@ -205,11 +211,12 @@ BEGIN
             -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
             -- is read and not taken conflicts with whoever takes it.
             at := coalesce(now, clock_timestamp());
-            IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
                 picks := shard_a;
             ELSE
-                SELECT array_agg(CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
-                                 ORDER BY u.ord) INTO picks
+                SELECT pg_catalog.array_agg(
+                           CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
+                           ORDER BY u.ord) INTO picks
                   FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
                     AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
                   LEFT JOIN LATERAL (
@@ -217,7 +224,8 @@ BEGIN
                       FROM @extschema@.rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
                      ORDER BY @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                                  u.rate / u.shards, u.period, u.capacity / u.shards, u.start) DESC, r.shard
+                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
+                              r.shard
                      LIMIT 1
                   ) AS s ON true;
             END IF;
@@ -231,26 +239,28 @@ BEGIN
             -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
             -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
             SELECT count(*) INTO m
-              FROM generate_subscripts(names, 1) AS p,
+              FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
                     SELECT FROM @extschema@.rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
                        AND @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
-                               rates[p] / shards[p], periods[p], capacities[p] / shards[p], starts[p]) - counts[p]
+                               rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
+                               starts[p]) - counts[p]
                            >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE least(counts[p], rates[p], capacities[p]) >= 0 AND counts[p] + rates[p] + capacities[p] < 1e16 AND floors[p] <= 0
-               AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
-            IF m > 0 AND m = cardinality(names) AND m = cardinality(keys) THEN
+             WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
+               AND floors[p] <= '0' AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+            IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
                     FOR rec IN
-                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards, rates[p] / shards[p] AS rate,
-                               periods[p] AS period, capacities[p] / shards[p] AS capacity, starts[p] AS start, counts[p] AS count,
+                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
+                               rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
+                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
                                CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
                                CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
-                          FROM generate_subscripts(names, 1) AS p
+                          FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
@@ -271,7 +281,9 @@ BEGIN
                         IF new_value IS NULL THEN
                             RAISE SQLSTATE 'RL001';
                         END IF;
-                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;
+                        ord := pg_catalog.array_append(ord, rec.p);
+                        value := pg_catalog.array_append(value, new_value);
+                        ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
                     granted := true;
                     RETURN;
@@ -283,28 +295,31 @@ BEGIN
 
         -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
+            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+                AND pg_catalog.cardinality(names) > 0
                 AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
-                AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
-                    cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
-                    cardinality(shard_b)])) IS NOT TRUE THEN
+                AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
+                    pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
+                    pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
+                    pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
             END IF;
-            FOR i IN 1..cardinality(names) LOOP
-                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
-                    AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
+                    AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
                     AND isfinite(coalesce(starts[i], 'epoch'))
-                    AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
+                    AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
                     AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
-                    RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                         quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
                 END IF;
             END LOOP;
-            SELECT array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"), count(DISTINCT (names[p], keys[p]))
+            SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
+                   pg_catalog.count(DISTINCT (names[p], keys[p]))
               INTO places, m
-              FROM generate_subscripts(names, 1) AS p;
-            IF m <> cardinality(names) THEN
+              FROM pg_catalog.generate_subscripts(names, 1) AS p;
+            IF m <> pg_catalog.cardinality(names) THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
             END IF;
         END IF;
@@ -323,10 +338,10 @@ BEGIN
                         PERFORM 1 FROM @extschema@.rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND op = 'consume' AND cardinality(names) > 1 THEN
+                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], at
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                               FROM generate_series(0, shards[i] - 1) AS s
                             ON CONFLICT DO NOTHING;
                             GET DIAGNOSTICS m = ROW_COUNT;
@@ -349,12 +364,14 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m, periods[i],
-                            capacities[i] / rec.m, starts[i]);
+                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                            capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
-                        is_full := is_full AND available = capacities[i] / rec.m;
+                        is_full := is_full AND available = capacities[i] / rec.m::double precision;
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                     IF is_full THEN -- as it is without rows; the sum of many shares may come out a little different
                         totals[i] := capacities[i];
@@ -366,7 +383,7 @@ BEGIN
                     RETURN;
                 END IF;
             END LOOP;
-            IF op = 'consume' AND NOT granted OR locked <> rows THEN
+            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
@@ -383,24 +400,28 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE @extschema@.rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, at)
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- first use, or another number of shards
                     DELETE FROM @extschema@.rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
                         INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i], latest[i]
+                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
                     LOOP
                         m := m + 1;
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                     IF m <> shards[i] THEN
                         RAISE SQLSTATE 'RL001';
@@ -412,10 +433,10 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from one limit that is sharded: from one shard, or else what ratelimit_apply does, which it answers like.
 --
@@ -441,12 +462,12 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     -- What could grant more than it should is kept out, as in ratelimit_consume.
-    IF shards BETWEEN 1 AND 100 AND least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
-        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
+    IF shards BETWEEN 1 AND 100 AND least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0'
+        AND period > '0' AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
         at := coalesce(now, clock_timestamp());
         upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        each := rate / shards;
-        room := capacity / shards;
+        each := rate / shards::double precision;
+        room := capacity / shards::double precision;
         pick := shard_a;
         IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
             SELECT r.shard INTO pick
@@ -464,14 +485,14 @@ BEGIN
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= 0
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF new_value IS NULL THEN
@@ -488,7 +509,7 @@ BEGIN
                ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now) AS r;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments and the answer are.
 -- In one pass over places that are in everybody's order already, or else, what ratelimit_apply does.
@@ -510,7 +531,8 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n         CONSTANT integer := CASE WHEN cardinality(names) = cardinality(keys) THEN cardinality(names) ELSE 0 END;
+    n         CONSTANT integer := CASE WHEN pg_catalog.cardinality(names) = pg_catalog.cardinality(keys)
+                                      THEN pg_catalog.cardinality(names) ELSE 0 END;
     name      text;
     key       text;
     rate      double precision;
@@ -551,7 +573,7 @@ BEGIN
 
             -- What could grant more than it should is kept out, as in ratelimit_consume.
             new_value := NULL;
-            IF least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+            IF least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now)) THEN
                 IF start IS NULL THEN
                     UPDATE @extschema@.rate_limits AS r
@@ -586,11 +608,11 @@ BEGIN
     END LOOP;
 
     SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
-      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, array_fill(1, ARRAY[n]),
-               counts, floors, array_fill(0, ARRAY[n]), array_fill(0, ARRAY[n]), NULL, now) AS r;
+      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+               pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now) AS r;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
 EXECUTE replace($ddl$
@@ -614,7 +636,7 @@ BEGIN
     END LOOP;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

@@ -77,32 +77,36 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
-        AND cardinality(names) = ALL (ARRAY[cardinality(rates), cardinality(periods), cardinality(capacities)])
-        AND cardinality(keys) = cardinality(defs) AND cardinality(starts) IN (0, cardinality(keys))
-        AND cardinality(repeats) = cardinality(counts) AND cardinality(repeats) = cardinality(floors) AND cardinality(repeats) <= cardinality(keys)
-        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
-        AND 1e-15 <= ALL (rates) AND 1e15 >= ALL (rates) AND '0' < ALL (periods) AND 0 <= ALL (capacities) AND 1e15 >= ALL (capacities)
-        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)) IS NOT TRUE THEN
+    IF (pg_catalog.cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
+        AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(rates), pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities)])
+        AND pg_catalog.cardinality(keys) = pg_catalog.cardinality(defs) AND pg_catalog.cardinality(starts) IN (0, pg_catalog.cardinality(keys))
+        AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(counts) AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(floors)
+        AND pg_catalog.cardinality(repeats) <= pg_catalog.cardinality(keys)
+        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND pg_catalog.cardinality(names) >= ALL (defs)
+        AND '1e-15' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' < ALL (periods)
+        AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
+        AND 1 <= ALL (repeats) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
-    IF asks <> '{}' OR asks IS NULL THEN
-        IF (cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
-            AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
-            AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
-            AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+    IF pg_catalog.cardinality(asks) <> 0 OR asks IS NULL THEN
+        IF (pg_catalog.cardinality(asks) = ALL (ARRAY[pg_catalog.cardinality(calls), pg_catalog.cardinality(ask_defs),
+                pg_catalog.cardinality(ask_starts), pg_catalog.cardinality(ask_counts), pg_catalog.cardinality(ask_floors)])
+            AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)
+            AND 1 <= ALL (ask_defs) AND pg_catalog.cardinality(names) >= ALL (ask_defs)
+            AND pg_catalog.cardinality(repeats) < ALL (asks) AND pg_catalog.cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
         END IF;
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    todo := array_positions(array_fill(1, ARRAY[cardinality(repeats)]), 1); -- 1 to so many, without a query
+    -- 1 to so many, without a query
+    todo := pg_catalog.array_positions(pg_catalog.array_fill(1, ARRAY[pg_catalog.cardinality(repeats)]), 1);
 
     -- What the keys with asks hold, by a plain read.
-    IF cardinality(asks) > 0 THEN
+    IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
             SELECT i, r.value, r.ts, r.shards
-              FROM generate_series(cardinality(repeats) + 1, cardinality(keys)) AS i
+              FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
                 SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
@@ -115,7 +119,7 @@ BEGIN
     FOR pass IN 1..2 LOOP
         -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
         first := 1;
-        WHILE first <= cardinality(asks) LOOP
+        WHILE first <= pg_catalog.cardinality(asks) LOOP
             granted := true;
             last := first;
             LOOP
@@ -133,7 +137,7 @@ BEGIN
                     IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
                         RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
-                        wanted := wanted || k;
+                        wanted := pg_catalog.array_append(wanted, k);
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
@@ -149,13 +153,13 @@ BEGIN
         -- have to be locked as well.
         WITH s AS MATERIALIZED (
             SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
-                   CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
+                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
-                            WHEN b.repeats = 1 OR b.count = 0 THEN 1
+                            WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
-                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
+                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
@@ -164,7 +168,7 @@ BEGIN
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
                                starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
-                          FROM unnest(todo) AS i -- in order
+                          FROM pg_catalog.unnest(todo) AS i -- in order
                         OFFSET 0
                       ) AS a
                       LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
@@ -176,23 +180,25 @@ BEGIN
             UPDATE @extschema@.rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
-             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
+             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
                AND CASE pass WHEN 1 THEN wanted IS NULL
                    ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
             RETURNING s.i
         )
-        SELECT array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
-               array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
+        SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
                missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
-               array_agg(s.i) FILTER (WHERE s.n > 0 OR s.shards IS NULL), (SELECT array_agg(u.i) FROM u)
+               pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
           INTO ord, value, ts, after, missing, misfit, todo, done
           FROM s;
-        IF cardinality(todo) > 0 THEN
-            IF cardinality(todo) = cardinality(done) THEN
+        IF pg_catalog.cardinality(todo) > 0 THEN
+            IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
                 todo := NULL;
             ELSIF done IS NOT NULL THEN
-                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done) ORDER BY 1);
+                todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
         IF misfit THEN
@@ -211,10 +217,10 @@ BEGIN
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
-              FROM unnest(todo || wanted) AS i
+              FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
-            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i
+            IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM @extschema@.rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
@@ -225,7 +231,7 @@ BEGIN
         missing := false;
         FOR rec IN
             SELECT i, r.value, r.ts, r.xmin = xid AS inserted
-              FROM unnest(wanted) AS i
+              FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
                 SELECT *, r.xmin FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
@@ -241,24 +247,33 @@ BEGIN
 
     early := 0;
     IF early_ord IS NOT NULL THEN
-        early := cardinality(early_ord);
-        ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
+        early := pg_catalog.cardinality(early_ord);
+        ord := pg_catalog.array_cat(early_ord, ord);
+        value := pg_catalog.array_cat(early_value, value);
+        ts := pg_catalog.array_cat(early_ts, ts);
+        after := pg_catalog.array_cat(early_after, after);
     END IF;
     IF since IS NOT NULL THEN
-        FOR k IN cardinality(repeats) + 1..cardinality(keys) LOOP
+        FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = held[k], ts = since[k]
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
-                ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, before_value[k]);
+                ts := pg_catalog.array_append(ts, before_ts[k]);
+                after := pg_catalog.array_append(after, held[k]);
             ELSIF since[k] IS NOT NULL THEN
-                ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, held[k]);
+                ts := pg_catalog.array_append(ts, since[k]);
+                after := pg_catalog.array_append(after, held[k]);
             END IF;
         END LOOP;
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

@@ -36,19 +36,19 @@ DECLARE
 BEGIN
     FOREACH n IN ARRAY names LOOP
         IF n <> ALL (limits) THEN
-            limits := limits || n;
+            limits := pg_catalog.array_append(limits, n);
         END IF;
     END LOOP;
     FOREACH t IN ARRAY ts LOOP
-        micros := micros || (extract(epoch FROM t) * 1000000)::bigint;
+        micros := pg_catalog.array_append(micros, (extract(epoch FROM t) * '1000000')::bigint);
     END LOOP;
     RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || array_to_string(limits, ', '),
-        DETAIL = format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
-            (extract(epoch FROM at) * 1000000)::bigint, to_json(ord), to_json(value), to_json(micros));
+        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(limits, ', '),
+        DETAIL = pg_catalog.format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * '1000000')::bigint, pg_catalog.to_json(ord), pg_catalog.to_json(value), pg_catalog.to_json(micros));
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

@@ -15,9 +15,9 @@ DECLARE
     turn text;
 BEGIN
     FOR n IN 0..31 LOOP
-        turn := format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
-        EXECUTE format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
-        EXECUTE format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
+        turn := pg_catalog.format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
+        EXECUTE pg_catalog.format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
+        EXECUTE pg_catalog.format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
     END LOOP;
 END
 $install$;

@@ -21,43 +21,43 @@ DECLARE
     wrong text := CASE
         WHEN name IS NULL OR name = '' THEN 'the name is empty'
         WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
-        WHEN rate IS NULL OR NOT rate BETWEEN 1e-15 AND 1e15 THEN
-            format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
+        WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
+            pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
         WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
-            AND date_part('year', period) = 0 AND date_part('month', period) = 0) THEN
-            format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+            AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
-            format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
-        WHEN NOT (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) THEN
-            format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
-        WHEN NOT (max_reserved = 0 OR max_reserved BETWEEN 1e-15 AND 1e15) THEN
-            format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
+            pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
+        WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
         WHEN start IS NOT NULL AND kind <> 'fixed window' THEN 'a token bucket has no start'
-        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * 1000000 BETWEEN -62135596800000000 AND 253402300799999999) THEN
-            format('start %s is not between the years 1 and 9999', start)
+        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
+            pg_catalog.format('start %s is not between the years 1 and 9999', start)
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
-            format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
+            pg_catalog.format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
     END;
 BEGIN
     IF wrong IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (extract(epoch FROM at) * 1000000)::bigint
-$ddl$, '@extschema@', quote_ident(current_schema()));
+RETURN (extract(epoch FROM at) * '1000000')::bigint
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000) / 1000000.0::double precision)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000')
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- The argument `start` of the functions before: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
@@ -74,12 +74,13 @@ BEGIN
         RETURN NULL;
     END IF;
     IF along IS NULL THEN
-        along := (('x' || left(encode(sha256(convert_to(name, 'UTF8') || decode('00', 'hex') || convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
+        along := (('x' || left(encode(sha256(
+            pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN @extschema@.ratelimit_instant(year1 + along % (extract(epoch FROM period) * 1000000)::bigint);
+    RETURN @extschema@.ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
 -- a full limit.
@@ -92,21 +93,21 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    m         integer := cardinality(value);
+    m         integer := pg_catalog.cardinality(value);
     upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
     total     double precision := 0;
     available double precision;
     is_full   boolean := true;
 BEGIN
     FOR i IN 1..m LOOP
-        available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m, period, capacity / m, start);
+        available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
-        is_full := is_full AND available = capacity / m;
+        is_full := is_full AND available = capacity / m::double precision;
     END LOOP;
     RETURN CASE WHEN is_full THEN capacity ELSE total END;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
 -- takes or gives anything. Beyond the year 9999 it is the end of that year.
@@ -124,7 +125,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    enough  double precision := floor - CASE WHEN greatest(cardinality(value), shards) > 1 THEN 1e-9 ELSE 0 END;
+    enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
     missing double precision := floor + count - @extschema@.ratelimit_total(value, ts, at, rate, period, capacity, start);
     too_early bigint := @extschema@.ratelimit_micros(at);
     late      bigint := 253402300799999999;
@@ -136,8 +137,8 @@ BEGIN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
-    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * 1e6;
-    IF wait < late - too_early THEN
+    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
+    IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
             + @extschema@.ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
@@ -158,7 +159,7 @@ BEGIN
     RETURN @extschema@.ratelimit_instant(late);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit(
@@ -190,11 +191,11 @@ BEGIN
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
-        WHEN count IS NULL OR NOT (count = 0 OR count BETWEEN 1e-15 AND 1e15) THEN
-            format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+        WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
         WHEN reserve IS NULL THEN 'reserve is neither true nor false'
-        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * 1000000 BETWEEN -30610224000000000 AND 253402300799999999) THEN
-            format('now, %s, is not between the years 1000 and 9999', now)
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
     IF wrong IS NULL AND reserve THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -203,11 +204,11 @@ BEGIN
         IF count + floor <= capacity THEN -- it is enough but for rounding
             floor := capacity - count;
         ELSE
-            wrong := coalesce(wrong, format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: %s', name, wrong);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
 
     key := coalesce(key, '');
@@ -216,13 +217,13 @@ BEGIN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
           FROM @extschema@.ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
     ELSE
-        a := trunc(random() * shards);
-        b := (a + 1 + trunc(random() * (shards - 1))::integer) % shards; -- another
+        a := trunc(random() * shards::double precision);
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM @extschema@.ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
-        IF ok AND cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
-            value := array_fill(value[1], ARRAY[shards]);
-            ts := array_fill(ts[1], ARRAY[shards]);
+        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
         END IF;
     END IF;
 
@@ -234,11 +235,11 @@ BEGIN
         reset_at := @extschema@.ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
         reset_at := @extschema@.ratelimit_instant(least(253402300799999999,
-            @extschema@.ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * 1000000)::bigint));
+            @extschema@.ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
@@ -270,7 +271,7 @@ Takes tokens of a rate limit, if it has enough, in the caller's transaction: a r
 What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
 calls it once for each column.
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
 EXECUTE replace($ddl$
@@ -291,13 +292,13 @@ BEGIN
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
-            DETAIL = json_build_object('limit', name, 'remaining', remaining,
+            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
                 'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
+            HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
@@ -309,7 +310,7 @@ The same as ratelimit, but a denial is an error, for triggers and wherever a res
   MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
   DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_keys(
@@ -324,14 +325,14 @@ DECLARE
 BEGIN
     PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: now is %s', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
                nullif(@extschema@.ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
-            SELECT s.*, CASE WHEN cardinality(s.value) > 1 THEN
+            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    @extschema@.ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
                    @extschema@.ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
@@ -339,7 +340,7 @@ BEGIN
                    END AS total
               FROM (
                 SELECT r.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid,
-                       array_agg(r.value ORDER BY r.shard) AS value, array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM @extschema@.rate_limits AS r
                  WHERE r.name = name
                  GROUP BY r.key
@@ -349,7 +350,7 @@ BEGIN
           ) AS t;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
@@ -364,7 +365,7 @@ The keys of a rate limit that have been used, and what they have now. Writes and
 The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
 answer is what those would make of it.
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

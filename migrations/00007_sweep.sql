@@ -20,9 +20,9 @@ CREATE FUNCTION @extschema@.ratelimit_says_nothing(
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards, period, capacity / shards, start) = capacity / shards
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision
     ELSE false END
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
 --
@@ -53,12 +53,12 @@ BEGIN
     END IF;
     PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
 
-    SELECT array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = 1000 THEN max(k.key) END INTO keys, next
+    SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
                @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
@@ -80,12 +80,12 @@ BEGIN
     END IF;
 
     -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
-    SELECT array_agg(k.tid) INTO tids
+    SELECT pg_catalog.array_agg(k.tid) INTO tids
       FROM (
-        SELECT unnest(array_agg(l.tid)) AS tid
+        SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
             SELECT u.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, u.key, period, kind, start) END AS grid
-              FROM unnest(keys) AS u (key)
+              FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
@@ -104,7 +104,7 @@ BEGIN
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
@@ -119,7 +119,7 @@ their keys, and never waits for a lock. It holds those of what it has deleted un
 
 The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

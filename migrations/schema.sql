@@ -34,6 +34,12 @@ COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shar
 -- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
 -- table (and a SET search_path clause would cost 5 % of every call).
 --
+-- For the same reason the operators and functions of Postgres are called with just the types that pg_catalog has them for:
+-- where a type has to be converted first, or is an array's (anyarray), one that somebody else has made for just these types
+-- would be preferred, wherever it lies in the search_path (CVE-2018-1058). Hence '0' and '1e16' beside a double precision, as
+-- which a quoted literal is read, and not 0, an integer, or 1e16, a numeric; the casts, which would be made anyway; and
+-- pg_catalog before what takes an array or any type. (As an argument, a quoted literal is text to a function that takes text.)
+--
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
 --
@@ -66,13 +72,13 @@ RETURN least(capacity, value + CASE
     ELSE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call.)
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
@@ -94,7 +100,7 @@ DECLARE
     ts      timestamptz;
     one     boolean;
     enough  boolean;
-    sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+    sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now));
 BEGIN
     LOOP
@@ -135,7 +141,7 @@ BEGIN
           FROM @extschema@.rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
-        IF sane AND one AND rate > 0 AND capacity - count >= floor THEN
+        IF sane AND one AND rate > '0' AND capacity - count >= floor THEN
             IF start IS NULL THEN
                 enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;
             ELSE
@@ -146,11 +152,11 @@ BEGIN
             END IF;
         END IF;
 
-        IF (name <> '' AND key IS NOT NULL AND rate BETWEEN 1e-15 AND 1e15 AND period > '0'
-            AND (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) AND (count = 0 OR count BETWEEN 1e-15 AND 1e15)
-            AND floor <= 0 AND capacity - count >= floor
+        IF (name <> '' AND key IS NOT NULL AND rate BETWEEN '1e-15' AND '1e15' AND period > '0'
+            AND (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')
+            AND floor <= '0' AND capacity - count >= floor
             AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
                 quote_nullable(name), count, rate, period, capacity, floor);
         END IF;
         IF one THEN
@@ -178,7 +184,7 @@ BEGIN
     END LOOP;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
@@ -234,11 +240,12 @@ BEGIN
             -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
             -- is read and not taken conflicts with whoever takes it.
             at := coalesce(now, clock_timestamp());
-            IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
                 picks := shard_a;
             ELSE
-                SELECT array_agg(CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
-                                 ORDER BY u.ord) INTO picks
+                SELECT pg_catalog.array_agg(
+                           CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
+                           ORDER BY u.ord) INTO picks
                   FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
                     AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
                   LEFT JOIN LATERAL (
@@ -246,7 +253,8 @@ BEGIN
                       FROM @extschema@.rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
                      ORDER BY @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                                  u.rate / u.shards, u.period, u.capacity / u.shards, u.start) DESC, r.shard
+                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
+                              r.shard
                      LIMIT 1
                   ) AS s ON true;
             END IF;
@@ -260,26 +268,28 @@ BEGIN
             -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
             -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
             SELECT count(*) INTO m
-              FROM generate_subscripts(names, 1) AS p,
+              FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
                     SELECT FROM @extschema@.rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
                        AND @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
-                               rates[p] / shards[p], periods[p], capacities[p] / shards[p], starts[p]) - counts[p]
+                               rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
+                               starts[p]) - counts[p]
                            >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE least(counts[p], rates[p], capacities[p]) >= 0 AND counts[p] + rates[p] + capacities[p] < 1e16 AND floors[p] <= 0
-               AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
-            IF m > 0 AND m = cardinality(names) AND m = cardinality(keys) THEN
+             WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
+               AND floors[p] <= '0' AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+            IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
                     FOR rec IN
-                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards, rates[p] / shards[p] AS rate,
-                               periods[p] AS period, capacities[p] / shards[p] AS capacity, starts[p] AS start, counts[p] AS count,
+                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
+                               rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
+                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
                                CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
                                CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
-                          FROM generate_subscripts(names, 1) AS p
+                          FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
@@ -300,7 +310,9 @@ BEGIN
                         IF new_value IS NULL THEN
                             RAISE SQLSTATE 'RL001';
                         END IF;
-                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;
+                        ord := pg_catalog.array_append(ord, rec.p);
+                        value := pg_catalog.array_append(value, new_value);
+                        ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
                     granted := true;
                     RETURN;
@@ -312,28 +324,31 @@ BEGIN
 
         -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL) AND cardinality(names) > 0
+            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+                AND pg_catalog.cardinality(names) > 0
                 AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
-                AND cardinality(names) = ALL (ARRAY[cardinality(keys), cardinality(rates), cardinality(periods), cardinality(capacities),
-                    cardinality(starts), cardinality(shards), cardinality(counts), cardinality(floors), cardinality(shard_a),
-                    cardinality(shard_b)])) IS NOT TRUE THEN
+                AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
+                    pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
+                    pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
+                    pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
             END IF;
-            FOR i IN 1..cardinality(names) LOOP
-                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN 1e-15 AND 1e15 AND periods[i] > '0'
-                    AND (capacities[i] = 0 OR capacities[i] BETWEEN 1e-15 AND 1e15) AND shards[i] BETWEEN 1 AND 100
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
+                    AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
                     AND isfinite(coalesce(starts[i], 'epoch'))
-                    AND (counts[i] = 0 OR counts[i] BETWEEN 1e-15 AND 1e15) AND floors[i] <= 0
+                    AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
                     AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
-                    RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                         quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
                 END IF;
             END LOOP;
-            SELECT array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"), count(DISTINCT (names[p], keys[p]))
+            SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
+                   pg_catalog.count(DISTINCT (names[p], keys[p]))
               INTO places, m
-              FROM generate_subscripts(names, 1) AS p;
-            IF m <> cardinality(names) THEN
+              FROM pg_catalog.generate_subscripts(names, 1) AS p;
+            IF m <> pg_catalog.cardinality(names) THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
             END IF;
         END IF;
@@ -352,10 +367,10 @@ BEGIN
                         PERFORM 1 FROM @extschema@.rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND op = 'consume' AND cardinality(names) > 1 THEN
+                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i], at
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                               FROM generate_series(0, shards[i] - 1) AS s
                             ON CONFLICT DO NOTHING;
                             GET DIAGNOSTICS m = ROW_COUNT;
@@ -378,12 +393,14 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m, periods[i],
-                            capacities[i] / rec.m, starts[i]);
+                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                            capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
-                        is_full := is_full AND available = capacities[i] / rec.m;
+                        is_full := is_full AND available = capacities[i] / rec.m::double precision;
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                     IF is_full THEN -- as it is without rows; the sum of many shares may come out a little different
                         totals[i] := capacities[i];
@@ -395,7 +412,7 @@ BEGIN
                     RETURN;
                 END IF;
             END LOOP;
-            IF op = 'consume' AND NOT granted OR locked <> rows THEN
+            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
@@ -412,24 +429,28 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE @extschema@.rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i], ts = greatest(r.ts, at)
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- first use, or another number of shards
                     DELETE FROM @extschema@.rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
                         INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i], latest[i]
+                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
                     LOOP
                         m := m + 1;
-                        ord := ord || i; value := value || rec.value; ts := ts || rec.ts;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                     IF m <> shards[i] THEN
                         RAISE SQLSTATE 'RL001';
@@ -441,10 +462,10 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from one limit that is sharded: from one shard, or else what ratelimit_apply does, which it answers like.
 --
@@ -470,12 +491,12 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     -- What could grant more than it should is kept out, as in ratelimit_consume.
-    IF shards BETWEEN 1 AND 100 AND least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
-        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
+    IF shards BETWEEN 1 AND 100 AND least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0'
+        AND period > '0' AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch')) THEN
         at := coalesce(now, clock_timestamp());
         upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        each := rate / shards;
-        room := capacity / shards;
+        each := rate / shards::double precision;
+        room := capacity / shards::double precision;
         pick := shard_a;
         IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
             SELECT r.shard INTO pick
@@ -493,14 +514,14 @@ BEGIN
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= 0
+                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF new_value IS NULL THEN
@@ -517,7 +538,7 @@ BEGIN
                ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now) AS r;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments and the answer are.
 -- In one pass over places that are in everybody's order already, or else, what ratelimit_apply does.
@@ -539,7 +560,8 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n         CONSTANT integer := CASE WHEN cardinality(names) = cardinality(keys) THEN cardinality(names) ELSE 0 END;
+    n         CONSTANT integer := CASE WHEN pg_catalog.cardinality(names) = pg_catalog.cardinality(keys)
+                                      THEN pg_catalog.cardinality(names) ELSE 0 END;
     name      text;
     key       text;
     rate      double precision;
@@ -580,7 +602,7 @@ BEGIN
 
             -- What could grant more than it should is kept out, as in ratelimit_consume.
             new_value := NULL;
-            IF least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND floor <= 0 AND period > '0'
+            IF least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now)) THEN
                 IF start IS NULL THEN
                     UPDATE @extschema@.rate_limits AS r
@@ -615,11 +637,11 @@ BEGIN
     END LOOP;
 
     SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
-      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, array_fill(1, ARRAY[n]),
-               counts, floors, array_fill(0, ARRAY[n]), array_fill(0, ARRAY[n]), NULL, now) AS r;
+      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+               pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now) AS r;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
 EXECUTE replace($ddl$
@@ -643,7 +665,7 @@ BEGIN
     END LOOP;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;
@@ -727,32 +749,36 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
-        AND cardinality(names) = ALL (ARRAY[cardinality(rates), cardinality(periods), cardinality(capacities)])
-        AND cardinality(keys) = cardinality(defs) AND cardinality(starts) IN (0, cardinality(keys))
-        AND cardinality(repeats) = cardinality(counts) AND cardinality(repeats) = cardinality(floors) AND cardinality(repeats) <= cardinality(keys)
-        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND cardinality(names) >= ALL (defs)
-        AND 1e-15 <= ALL (rates) AND 1e15 >= ALL (rates) AND '0' < ALL (periods) AND 0 <= ALL (capacities) AND 1e15 >= ALL (capacities)
-        AND 1 <= ALL (repeats) AND 0 <= ALL (counts) AND 1e15 >= ALL (counts) AND 0 >= ALL (floors)) IS NOT TRUE THEN
+    IF (pg_catalog.cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
+        AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(rates), pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities)])
+        AND pg_catalog.cardinality(keys) = pg_catalog.cardinality(defs) AND pg_catalog.cardinality(starts) IN (0, pg_catalog.cardinality(keys))
+        AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(counts) AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(floors)
+        AND pg_catalog.cardinality(repeats) <= pg_catalog.cardinality(keys)
+        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND pg_catalog.cardinality(names) >= ALL (defs)
+        AND '1e-15' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' < ALL (periods)
+        AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
+        AND 1 <= ALL (repeats) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
-    IF asks <> '{}' OR asks IS NULL THEN
-        IF (cardinality(asks) = ALL (ARRAY[cardinality(calls), cardinality(ask_defs), cardinality(ask_starts), cardinality(ask_counts), cardinality(ask_floors)])
-            AND 0 <= ALL (ask_counts) AND 1e15 >= ALL (ask_counts) AND 0 >= ALL (ask_floors)
-            AND 1 <= ALL (ask_defs) AND cardinality(names) >= ALL (ask_defs)
-            AND cardinality(repeats) < ALL (asks) AND cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+    IF pg_catalog.cardinality(asks) <> 0 OR asks IS NULL THEN
+        IF (pg_catalog.cardinality(asks) = ALL (ARRAY[pg_catalog.cardinality(calls), pg_catalog.cardinality(ask_defs),
+                pg_catalog.cardinality(ask_starts), pg_catalog.cardinality(ask_counts), pg_catalog.cardinality(ask_floors)])
+            AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)
+            AND 1 <= ALL (ask_defs) AND pg_catalog.cardinality(names) >= ALL (ask_defs)
+            AND pg_catalog.cardinality(repeats) < ALL (asks) AND pg_catalog.cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
         END IF;
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    todo := array_positions(array_fill(1, ARRAY[cardinality(repeats)]), 1); -- 1 to so many, without a query
+    -- 1 to so many, without a query
+    todo := pg_catalog.array_positions(pg_catalog.array_fill(1, ARRAY[pg_catalog.cardinality(repeats)]), 1);
 
     -- What the keys with asks hold, by a plain read.
-    IF cardinality(asks) > 0 THEN
+    IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
             SELECT i, r.value, r.ts, r.shards
-              FROM generate_series(cardinality(repeats) + 1, cardinality(keys)) AS i
+              FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
                 SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
@@ -765,7 +791,7 @@ BEGIN
     FOR pass IN 1..2 LOOP
         -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
         first := 1;
-        WHILE first <= cardinality(asks) LOOP
+        WHILE first <= pg_catalog.cardinality(asks) LOOP
             granted := true;
             last := first;
             LOOP
@@ -783,7 +809,7 @@ BEGIN
                     IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
                         RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
-                        wanted := wanted || k;
+                        wanted := pg_catalog.array_append(wanted, k);
                     END IF;
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
@@ -799,13 +825,13 @@ BEGIN
         -- have to be locked as well.
         WITH s AS MATERIALIZED (
             SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
-                   CASE WHEN c.n > 0 THEN c.available - c.n * c.count ELSE c.value END AS after
+                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
-                            WHEN b.repeats = 1 OR b.count = 0 THEN 1
+                            WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
-                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - 1)
+                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
@@ -814,7 +840,7 @@ BEGIN
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
                                starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
-                          FROM unnest(todo) AS i -- in order
+                          FROM pg_catalog.unnest(todo) AS i -- in order
                         OFFSET 0
                       ) AS a
                       LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
@@ -826,23 +852,25 @@ BEGIN
             UPDATE @extschema@.rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
-             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0
+             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
                AND CASE pass WHEN 1 THEN wanted IS NULL
                    ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
             RETURNING s.i
         )
-        SELECT array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
-               array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL), array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
+        SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
                missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
-               array_agg(s.i) FILTER (WHERE s.n > 0 OR s.shards IS NULL), (SELECT array_agg(u.i) FROM u)
+               pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
           INTO ord, value, ts, after, missing, misfit, todo, done
           FROM s;
-        IF cardinality(todo) > 0 THEN
-            IF cardinality(todo) = cardinality(done) THEN
+        IF pg_catalog.cardinality(todo) > 0 THEN
+            IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
                 todo := NULL;
             ELSIF done IS NOT NULL THEN
-                todo := ARRAY(SELECT unnest(todo) EXCEPT SELECT unnest(done) ORDER BY 1);
+                todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
         IF misfit THEN
@@ -861,10 +889,10 @@ BEGIN
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
-              FROM unnest(todo || wanted) AS i
+              FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
-            IF EXISTS (SELECT FROM unnest(todo || wanted) AS i
+            IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM @extschema@.rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
@@ -875,7 +903,7 @@ BEGIN
         missing := false;
         FOR rec IN
             SELECT i, r.value, r.ts, r.xmin = xid AS inserted
-              FROM unnest(wanted) AS i
+              FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
                 SELECT *, r.xmin FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
@@ -891,24 +919,33 @@ BEGIN
 
     early := 0;
     IF early_ord IS NOT NULL THEN
-        early := cardinality(early_ord);
-        ord := early_ord || ord; value := early_value || value; ts := early_ts || ts; after := early_after || after;
+        early := pg_catalog.cardinality(early_ord);
+        ord := pg_catalog.array_cat(early_ord, ord);
+        value := pg_catalog.array_cat(early_value, value);
+        ts := pg_catalog.array_cat(early_ts, ts);
+        after := pg_catalog.array_cat(early_after, after);
     END IF;
     IF since IS NOT NULL THEN
-        FOR k IN cardinality(repeats) + 1..cardinality(keys) LOOP
+        FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = held[k], ts = since[k]
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
-                ord := ord || k; value := value || before_value[k]; ts := ts || before_ts[k]; after := after || held[k];
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, before_value[k]);
+                ts := pg_catalog.array_append(ts, before_ts[k]);
+                after := pg_catalog.array_append(after, held[k]);
             ELSIF since[k] IS NOT NULL THEN
-                ord := ord || k; value := value || held[k]; ts := ts || since[k]; after := after || held[k];
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, held[k]);
+                ts := pg_catalog.array_append(ts, since[k]);
+                after := pg_catalog.array_append(after, held[k]);
             END IF;
         END LOOP;
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;
@@ -951,19 +988,19 @@ DECLARE
 BEGIN
     FOREACH n IN ARRAY names LOOP
         IF n <> ALL (limits) THEN
-            limits := limits || n;
+            limits := pg_catalog.array_append(limits, n);
         END IF;
     END LOOP;
     FOREACH t IN ARRAY ts LOOP
-        micros := micros || (extract(epoch FROM t) * 1000000)::bigint;
+        micros := pg_catalog.array_append(micros, (extract(epoch FROM t) * '1000000')::bigint);
     END LOOP;
     RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || array_to_string(limits, ', '),
-        DETAIL = format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
-            (extract(epoch FROM at) * 1000000)::bigint, to_json(ord), to_json(value), to_json(micros));
+        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(limits, ', '),
+        DETAIL = pg_catalog.format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * '1000000')::bigint, pg_catalog.to_json(ord), pg_catalog.to_json(value), pg_catalog.to_json(micros));
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;
@@ -985,9 +1022,9 @@ DECLARE
     turn text;
 BEGIN
     FOR n IN 0..31 LOOP
-        turn := format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
-        EXECUTE format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
-        EXECUTE format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
+        turn := pg_catalog.format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
+        EXECUTE pg_catalog.format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
+        EXECUTE pg_catalog.format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
     END LOOP;
 END
 $install$;
@@ -1015,43 +1052,43 @@ DECLARE
     wrong text := CASE
         WHEN name IS NULL OR name = '' THEN 'the name is empty'
         WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
-        WHEN rate IS NULL OR NOT rate BETWEEN 1e-15 AND 1e15 THEN
-            format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
+        WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
+            pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
         WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
-            AND date_part('year', period) = 0 AND date_part('month', period) = 0) THEN
-            format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+            AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
-            format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
-        WHEN NOT (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e15) THEN
-            format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
-        WHEN NOT (max_reserved = 0 OR max_reserved BETWEEN 1e-15 AND 1e15) THEN
-            format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
+            pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
+        WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
         WHEN start IS NOT NULL AND kind <> 'fixed window' THEN 'a token bucket has no start'
-        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * 1000000 BETWEEN -62135596800000000 AND 253402300799999999) THEN
-            format('start %s is not between the years 1 and 9999', start)
+        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
+            pg_catalog.format('start %s is not between the years 1 and 9999', start)
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
-            format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
+            pg_catalog.format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
     END;
 BEGIN
     IF wrong IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (extract(epoch FROM at) * 1000000)::bigint
-$ddl$, '@extschema@', quote_ident(current_schema()));
+RETURN (extract(epoch FROM at) * '1000000')::bigint
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000) / 1000000.0::double precision)
-$ddl$, '@extschema@', quote_ident(current_schema()));
+RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000')
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- The argument `start` of the functions before: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
@@ -1068,12 +1105,13 @@ BEGIN
         RETURN NULL;
     END IF;
     IF along IS NULL THEN
-        along := (('x' || left(encode(sha256(convert_to(name, 'UTF8') || decode('00', 'hex') || convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
+        along := (('x' || left(encode(sha256(
+            pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN @extschema@.ratelimit_instant(year1 + along % (extract(epoch FROM period) * 1000000)::bigint);
+    RETURN @extschema@.ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
 -- a full limit.
@@ -1086,21 +1124,21 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    m         integer := cardinality(value);
+    m         integer := pg_catalog.cardinality(value);
     upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
     total     double precision := 0;
     available double precision;
     is_full   boolean := true;
 BEGIN
     FOR i IN 1..m LOOP
-        available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m, period, capacity / m, start);
+        available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
-        is_full := is_full AND available = capacity / m;
+        is_full := is_full AND available = capacity / m::double precision;
     END LOOP;
     RETURN CASE WHEN is_full THEN capacity ELSE total END;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
 -- takes or gives anything. Beyond the year 9999 it is the end of that year.
@@ -1118,7 +1156,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    enough  double precision := floor - CASE WHEN greatest(cardinality(value), shards) > 1 THEN 1e-9 ELSE 0 END;
+    enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
     missing double precision := floor + count - @extschema@.ratelimit_total(value, ts, at, rate, period, capacity, start);
     too_early bigint := @extschema@.ratelimit_micros(at);
     late      bigint := 253402300799999999;
@@ -1130,8 +1168,8 @@ BEGIN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
-    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * 1e6;
-    IF wait < late - too_early THEN
+    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
+    IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
             + @extschema@.ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
@@ -1152,7 +1190,7 @@ BEGIN
     RETURN @extschema@.ratelimit_instant(late);
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit(
@@ -1184,11 +1222,11 @@ BEGIN
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
-        WHEN count IS NULL OR NOT (count = 0 OR count BETWEEN 1e-15 AND 1e15) THEN
-            format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+        WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
         WHEN reserve IS NULL THEN 'reserve is neither true nor false'
-        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * 1000000 BETWEEN -30610224000000000 AND 253402300799999999) THEN
-            format('now, %s, is not between the years 1000 and 9999', now)
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
     IF wrong IS NULL AND reserve THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -1197,11 +1235,11 @@ BEGIN
         IF count + floor <= capacity THEN -- it is enough but for rounding
             floor := capacity - count;
         ELSE
-            wrong := coalesce(wrong, format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: %s', name, wrong);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
 
     key := coalesce(key, '');
@@ -1210,13 +1248,13 @@ BEGIN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
           FROM @extschema@.ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
     ELSE
-        a := trunc(random() * shards);
-        b := (a + 1 + trunc(random() * (shards - 1))::integer) % shards; -- another
+        a := trunc(random() * shards::double precision);
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM @extschema@.ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
-        IF ok AND cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
-            value := array_fill(value[1], ARRAY[shards]);
-            ts := array_fill(ts[1], ARRAY[shards]);
+        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
         END IF;
     END IF;
 
@@ -1228,11 +1266,11 @@ BEGIN
         reset_at := @extschema@.ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
         reset_at := @extschema@.ratelimit_instant(least(253402300799999999,
-            @extschema@.ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * 1000000)::bigint));
+            @extschema@.ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
@@ -1264,7 +1302,7 @@ Takes tokens of a rate limit, if it has enough, in the caller's transaction: a r
 What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
 calls it once for each column.
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
 EXECUTE replace($ddl$
@@ -1285,13 +1323,13 @@ BEGIN
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
-            DETAIL = json_build_object('limit', name, 'remaining', remaining,
+            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
                 'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
+            HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
     END IF;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
@@ -1303,7 +1341,7 @@ The same as ratelimit, but a denial is an error, for triggers and wherever a res
   MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
   DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_keys(
@@ -1318,14 +1356,14 @@ DECLARE
 BEGIN
     PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: now is %s', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
                nullif(@extschema@.ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
-            SELECT s.*, CASE WHEN cardinality(s.value) > 1 THEN
+            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    @extschema@.ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
                    @extschema@.ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
@@ -1333,7 +1371,7 @@ BEGIN
                    END AS total
               FROM (
                 SELECT r.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid,
-                       array_agg(r.value ORDER BY r.shard) AS value, array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM @extschema@.rate_limits AS r
                  WHERE r.name = name
                  GROUP BY r.key
@@ -1343,7 +1381,7 @@ BEGIN
           ) AS t;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
@@ -1358,7 +1396,7 @@ The keys of a rate limit that have been used, and what they have now. Writes and
 The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
 answer is what those would make of it.
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;
@@ -1385,9 +1423,9 @@ CREATE FUNCTION @extschema@.ratelimit_says_nothing(
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards, period, capacity / shards, start) = capacity / shards
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision
     ELSE false END
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
 --
@@ -1418,12 +1456,12 @@ BEGIN
     END IF;
     PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
 
-    SELECT array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = 1000 THEN max(k.key) END INTO keys, next
+    SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
                @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
@@ -1445,12 +1483,12 @@ BEGIN
     END IF;
 
     -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
-    SELECT array_agg(k.tid) INTO tids
+    SELECT pg_catalog.array_agg(k.tid) INTO tids
       FROM (
-        SELECT unnest(array_agg(l.tid)) AS tid
+        SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
             SELECT u.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, u.key, period, kind, start) END AS grid
-              FROM unnest(keys) AS u (key)
+              FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
@@ -1469,7 +1507,7 @@ BEGIN
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 EXECUTE replace($ddl$
 COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
@@ -1484,7 +1522,7 @@ their keys, and never waits for a lock. It holds those of what it has deleted un
 
 The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
 $text$
-$ddl$, '@extschema@', quote_ident(current_schema()));
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 END
 $install$;

@@ -82,11 +82,11 @@ var sqlMutations = []mutation{
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "consume-nan", file: functions, what: "NaN tokens are granted",
-		old: "sane    boolean := least(count, rate, capacity) >= 0 AND count + rate + capacity < 1e16 AND", new: "sane    boolean := least(count, rate, capacity) >= 0 AND",
+		old: "sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND", new: "sane    boolean := least(count, rate, capacity) >= '0' AND",
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "consume-negative", file: functions, what: "a negative count mints",
-		old: "sane    boolean := least(count, rate, capacity) >= 0 AND", new: "sane    boolean := least(rate, capacity) >= 0 AND",
+		old: "sane    boolean := least(count, rate, capacity) >= '0' AND", new: "sane    boolean := least(rate, capacity) >= '0' AND",
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "consume-seqscan", file: functions, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with those of all others",
@@ -123,7 +123,7 @@ var sqlMutations = []mutation{
 
 	{
 		name: "apply-reads-two", file: functions, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
-		old: "IF shard_a = shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN", new: "IF shard_a = shard_b THEN",
+		old: "IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN", new: "IF shard_a OPERATOR(pg_catalog.=) shard_b THEN",
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "apply-order", file: functions, what: "the single shards of several limits are locked in another order than everybody's",
@@ -131,12 +131,12 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-places-order", file: functions, what: "all rows of several limits are locked in another order than everybody's",
-		old: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
+		old: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := ord || rec.p; value := value || new_value; ts := ts || new_ts;\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: functions, what: "all shards are added up without being locked",
@@ -152,11 +152,11 @@ var sqlMutations = []mutation{
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "apply-unlocked-rows", file: functions, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
-		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
+		old: "IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
 		tests: "TestARefundWritesNoRowThatItHasNotLocked",
 	}, {
 		name: "apply-decides-once", file: functions, what: "what a plain read granted is granted although the locked rows lack it",
-		old: "IF op = 'consume' AND NOT granted OR locked <> rows THEN", new: "IF locked <> rows THEN",
+		old: "IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF locked OPERATOR(pg_catalog.<>) rows THEN",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers",
 	}, {
 		name: "apply-first-lost-race", file: functions, what: "whoever loses the race for a first use is granted it all the same",
@@ -185,7 +185,7 @@ var sqlMutations = []mutation{
 		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
 	}, {
 		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
-		old: "shards[i], ts = greatest(r.ts, at)\n", new: "shards[i], ts = at\n",
+		old: "shards[i]::double precision, ts = greatest(r.ts, at)\n", new: "shards[i]::double precision, ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
 	}, {
 		name: "apply-latest", file: functions, what: "another number of shards moves the ts back with the clock",
@@ -206,7 +206,7 @@ var sqlMutations = []mutation{
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "apply-named-twice", file: functions, what: "a limit and key named twice in one call counts once",
-		old: "            IF m <> cardinality(names) THEN\n                RAISE invalid_parameter_value", new: "            IF false THEN\n                RAISE invalid_parameter_value",
+		old: "            IF m <> pg_catalog.cardinality(names) THEN\n                RAISE invalid_parameter_value", new: "            IF false THEN\n                RAISE invalid_parameter_value",
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	},
 
@@ -214,11 +214,11 @@ var sqlMutations = []mutation{
 
 	{
 		name: "sharded-owes", file: functions, what: "each shard may owe as much as all together",
-		old: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= 0", new: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
+		old: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
 		tests: "TestReservationsAreSharedByAllShards",
 	}, {
 		name: "sharded-rate", file: functions, what: "each shard is refilled at the whole rate",
-		old: "each := rate / shards;", new: "each := rate;",
+		old: "each := rate / shards::double precision;", new: "each := rate;",
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: functions, what: "a shard of another number of shards is taken from",
@@ -276,18 +276,18 @@ var sqlMutations = []mutation{
 
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > 0",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > 0",
+		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
+		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
@@ -323,7 +323,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerShardedRows",
 	}, {
 		name: "coalesce-denial-writes", file: coalesce, what: "rows of denied calls are written",
-		old: "AND r.ts = s.ts AND s.n > 0", new: "AND r.ts = s.ts AND s.n >= 0",
+		old: "AND r.ts = s.ts AND s.n > '0'", new: "AND r.ts = s.ts AND s.n >= '0'",
 		tests: "TestCoalescerDenialsWriteNothing",
 	}, {
 		name: "coalesce-waits-out-of-order", file: coalesce, what: "in the second pass rows are waited for that are not locked",
@@ -383,7 +383,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start) = capacity / shards\n    ELSE", new: "start) >= 0.9 * capacity / shards\n    ELSE",
+		old: "start) = capacity / shards::double precision\n    ELSE", new: "start) >= 0.9 * capacity / shards::double precision\n    ELSE",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
