@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,36 +69,37 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit(), ratelimit.Pace(floodPace))
 		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 
-		ways := []*floodWay{{name: "before"}, {name: "flood, through the application's pool", db: app}, {name: "flood, with the documented settings", db: coalescer},
-			{name: "flood, refused without a limiter", bare: true}}
+		before, bare := &floodWay{name: "before"}, &floodWay{name: "flood, refused without a limiter", bare: true}
+		settings, shared := &floodWay{name: "flood, with the documented settings", db: coalescer}, &floodWay{name: "flood, through the application's pool", db: app}
 		var sent atomic.Uint32
-		for turn := range 1 + floodTurns {
-			for i := range ways {
-				way := ways[i]
-				if turn%2 == 1 {
-					way = ways[len(ways)-1-i]
+		from := func() netip.Addr { return f.from(sent.Add(1)) }
+		// The last has no turns among the others: what its thousands of commits leave for the disk to do would be counted against
+		// whoever is next.
+		for _, ways := range [][]*floodWay{{before, settings, bare}, {shared}} {
+			for turn := range 1 + floodTurns {
+				for _, way := range ways {
+					if err := way.run(ctx, app, from, turn > 0); err != nil {
+						return outcome{}, err
+					}
 				}
-				if err := way.run(ctx, app, func() netip.Addr { return f.from(sent.Add(1)) }, turn > 0); err != nil {
-					return outcome{}, err
-				}
+				slices.Reverse(ways)
 			}
 		}
 		fmt.Fprintf(e.out, "  %s\n", f.name)
-		for _, way := range ways {
+		for _, way := range []*floodWay{before, settings, bare, shared} {
 			fmt.Fprintf(e.out, "    %-38s another query p50 %8s   p99 %8s   max %8s   %7s requests/s answered: %s\n", way.name,
 				short(way.latencies.quantile(0.5)), short(way.latencies.quantile(0.99)), short(way.latencies.quantile(1-1e-9)),
 				thousands(float64(way.answered())/(floodTurns*floodSlice).Seconds()), way.statuses())
 		}
-		shared, settings, bare := ways[1].over(ways[0]), ways[2].over(ways[0]), ways[3].over(ways[0])
-		fmt.Fprintf(e.out, "    p99 / before, the median of %d turns: %.3g through the application's pool, %.3g with the documented settings, %.3g without a limiter\n",
-			floodTurns, shared, settings, bare)
+		fmt.Fprintf(e.out, "    p99 / before, the median of %d turns: %.3g with the documented settings, %.3g without a limiter, %.3g through the application's pool\n",
+			floodTurns, settings.over(before), bare.over(before), shared.over(before))
 		if worst.note != "" {
 			worst.note += "; "
 		}
-		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) through the application's pool, %s (%.3g) with the settings, %.3g if all are refused unasked", f.name,
-			short(ways[0].latencies.quantile(0.99)), short(ways[1].latencies.quantile(0.99)), shared,
-			short(ways[2].latencies.quantile(0.99)), settings, bare)
-		worst.value = max(worst.value, settings)
+		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) with the settings, %s (%.3g) through the application's pool, %.3g if all are refused unasked", f.name,
+			short(before.latencies.quantile(0.99)), short(settings.latencies.quantile(0.99)), settings.over(before),
+			short(shared.latencies.quantile(0.99)), shared.over(before), bare.over(before))
+		worst.value = max(worst.value, settings.over(before))
 	}
 	return worst, nil
 }
