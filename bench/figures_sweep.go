@@ -63,7 +63,7 @@ func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 			if err := <-swept; err != nil {
 				return outcome{}, err
 			}
-			for begin := time.Now(); time.Since(begin) < min(took, 20*time.Second); {
+			for begin := time.Now(); time.Since(begin) < min(took, 8*time.Second); {
 				t, err := load.run(ctx, slice)
 				if err != nil {
 					return outcome{}, err

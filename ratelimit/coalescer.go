@@ -74,7 +74,7 @@ func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true 
 
 // Pace has a statement begin no sooner than d after the one before it has begun. The default is 0: nothing is delayed on purpose.
 // With 5 ms there are at most 200 statements a second, however many calls: in a flood more of them share one, each costs less, and
-// the database has time for others. A call then waits up to 5 ms longer; one that comes later than that after the last statement
+// the processors have time for others. A call then waits up to 5 ms longer; one that comes later than that after the last statement
 // goes straight through as ever. Calls that are a statement of their own (see [Coalescer]) are held to the same pace.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
