@@ -280,6 +280,14 @@ var goMutations = []mutation{
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
 		tests: "TestAnAsynchronousCommitThatFailsGrantsNothing",
 	}, {
+		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
+		old: "	c.due = now.Add(c.pace)\n", new: "	c.due = now\n",
+		tests: "TestCoalescerPace",
+	}, {
+		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "who comes too early has nobody to come for him",
+		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
+		tests: "TestCoalescerPace",
+	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
