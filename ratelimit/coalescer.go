@@ -53,7 +53,10 @@ type Coalescer struct {
 	async bool
 	pace  time.Duration
 	batch func(calls int) // OnBatch, or nil
-	begin atomic.Bool     // the database's default isolation level is not READ COMMITTED
+
+	reading, writing *dbsqlc.Queries // of what is not coalesced
+
+	begin atomic.Bool // the database's default isolation level is not READ COMMITTED
 
 	mu       sync.Mutex
 	queue    []*waiter // in order of arrival; empty if flying is 0
@@ -87,6 +90,7 @@ func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.
 func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
 	c := &Coalescer{pool: pool}
 	c.idle.L = &c.mu
+	c.reading, c.writing = dbsqlc.New(wire{c, false}), dbsqlc.New(wire{c, true})
 	for _, option := range options {
 		option(c)
 	}
@@ -167,6 +171,13 @@ type flight struct {
 type coalescing struct {
 	*dbsqlc.Queries
 	coalescer *Coalescer
+}
+
+func (c *Coalescer) asking(v verb) coalescing {
+	if v == verbCheck {
+		return coalescing{c.reading, c}
+	}
+	return coalescing{c.writing, c}
 }
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}

@@ -107,13 +107,12 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
 	var q querier
-	to := wire{db, v != verbCheck && !isTx(db)}
 	switch db := db.(type) {
 	case nil:
 	case *Coalescer:
-		q = coalescing{dbsqlc.New(to), db}
+		q = db.asking(v)
 	default:
-		q = dbsqlc.New(to)
+		q = dbsqlc.New(wire{db, v != verbCheck && !isTx(db)})
 	}
 	return l.ask(ctx, q, v, consumedAt, requests)
 }
@@ -143,7 +142,10 @@ type querier interface {
 }
 
 func (l *Limiter) ask(ctx context.Context, q querier, v verb, consumedAt time.Time, requests []Request) (Result, error) {
-	begin := time.Now()
+	var begin time.Time
+	if l.Observer != nil {
+		begin = time.Now()
+	}
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
 		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}

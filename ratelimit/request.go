@@ -1,9 +1,10 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"math"
-	"sort"
+	"slices"
 	"strings"
 )
 
@@ -64,6 +65,9 @@ var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)
 
 // joinKey joins the parts with "|".
 func joinKey(parts []string) string {
+	if len(parts) == 1 {
+		return escape.Replace(parts[0])
+	}
 	escaped := make([]string, len(parts))
 	for i, part := range parts {
 		escaped[i] = escape.Replace(part)
@@ -150,9 +154,8 @@ func demands(v verb, requests []Request) ([]demand, error) {
 				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
 		}
 	}
-	sort.Slice(ds, func(i, j int) bool {
-		a, b := &ds[i], &ds[j]
-		return a.limit.name < b.limit.name || a.limit.name == b.limit.name && a.key < b.key
+	slices.SortFunc(ds, func(a, b demand) int {
+		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
 	return ds, nil
 }

@@ -45,7 +45,7 @@ var goMutations = []mutation{
 
 	{
 		name: "demands-order", file: "ratelimit/request.go", what: "several limits are asked for in another order than that of the locks",
-		old: "return a.limit.name < b.limit.name ||", new: "return a.limit.name > b.limit.name ||",
+		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",
 		tests: "TestDemandsAreInTheOrderOfLocks",
 	}, {
 		name: "demands-twice", file: "ratelimit/request.go", what: "a limit that is named twice in one call counts once",
