@@ -213,28 +213,31 @@ func openUpdate(ctx context.Context, e *env, o setting) (*opened, error) {
 	}}, nil
 }
 
-// bareUpdate is the floor: one UPDATE by primary key.
-func bareUpdate(ctx context.Context, db interface {
+// oneRow is a pool, a connection or a transaction.
+type oneRow interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, key string) error {
+}
+
+// bareUpdate is the floor: one UPDATE by primary key.
+func bareUpdate(ctx context.Context, db oneRow, key string) error {
 	var value float64
 	return db.QueryRow(ctx, `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`,
 		"limit", key).Scan(&value)
 }
 
 // updateInFunction is the floor of everything that is decided in a PL/pgSQL function.
-func updateInFunction(ctx context.Context, tx pgx.Tx, key string) error {
+func updateInFunction(ctx context.Context, db oneRow, key string) error {
 	var value float64
-	return tx.QueryRow(ctx, `SELECT update_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
+	return db.QueryRow(ctx, `SELECT update_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
 		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&value)
 }
 
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
-func decideInFunction(ctx context.Context, tx pgx.Tx, key string) error {
+func decideInFunction(ctx context.Context, db oneRow, key string) error {
 	var granted bool
 	var at, ts time.Time
 	var value float64
-	return tx.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
+	return db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
 		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&granted, &at, &value, &ts)
 }
 

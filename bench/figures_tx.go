@@ -38,7 +38,11 @@ func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key 
 }
 
 // updateOne does a bare UPDATE in the limiter's place.
-func updateOne(ctx context.Context, tx pgx.Tx, key string) error { return bareUpdate(ctx, tx, key) }
+var updateOne = inTx(bareUpdate)
+
+func inTx(take func(ctx context.Context, db oneRow, key string) error) func(ctx context.Context, tx pgx.Tx, key string) error {
+	return func(ctx context.Context, tx pgx.Tx, key string) error { return take(ctx, tx, key) }
+}
 
 // txSide is a side whose transactions run again, at once, when they could not be serialized.
 type txSide struct {
@@ -55,8 +59,8 @@ func (s *txSide) perCommit(t *tally) float64 {
 var (
 	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
 	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
-	byFloor   = txKind{"bare UPDATE in a function", "counters", updateInFunction}
-	byLeast   = txKind{"a function that only decides", "counters", decideInFunction}
+	byFloor   = txKind{"bare UPDATE in a function", "counters", inTx(updateInFunction)}
+	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction)}
 )
 
 type txKind struct {
