@@ -75,10 +75,10 @@ type CoalescerOption func(*Coalescer)
 // times wal_writer_delay, which is 200 ms by default) is forgotten, and those tokens may be granted again.
 func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
 
-// Pace has a statement begin no sooner than d after the one before it has begun. The default is 0: nothing is delayed on purpose.
-// With 5 ms there are at most 200 statements a second, however many calls: in a flood more of them share one, each costs less, and
-// the processors have time for others. A call then waits up to 5 ms longer; one that comes later than that after the last statement
-// goes straight through as ever. Calls that are a statement of their own (see [Coalescer]) are held to the same pace.
+// Pace is for floods: it has a statement begin no sooner than d after the one before it, so that more calls share each, and the
+// processors have time for others. The default is 0, no pace. With 3 ms there are at most 333 statements a second, and a call waits
+// up to 3 ms longer, unless there was none for so long. Calls that can share no statement, those for limits with [Shards], keep to
+// no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], or what is run again after a conflict.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
@@ -189,9 +189,10 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 		c.mu.Unlock()
 		return ErrClosed
 	}
+	lone := slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
 	if len(c.queue) == 0 && c.flying < c.places() {
 		c.flying++
-		if c.early() == 0 {
+		if lone || c.takeTurn() == 0 {
 			c.mu.Unlock()
 			defer c.landed()
 			return c.direct(ctx, v, ds, now, result)
@@ -199,10 +200,7 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 		go c.flush()
 	}
 	w := waiters.Get().(*waiter)
-	w.ds, w.now = ds, now
-	for i := range ds {
-		w.lone = w.lone || ds[i].limit.shards > 1
-	}
+	w.ds, w.now, w.lone = ds, now, lone
 	c.queue = append(c.queue, w)
 	c.mu.Unlock()
 
@@ -251,8 +249,8 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	return true, false
 }
 
-// early is how long it is, by the pace, until a statement may begin: 0, and it begins. c.mu is held.
-func (c *Coalescer) early() time.Duration {
+// takeTurn is how long a statement still has to wait, by the pace. 0: it may begin, and the next is due a pace later. c.mu is held.
+func (c *Coalescer) takeTurn() time.Duration {
 	if c.pace <= 0 {
 		return 0
 	}
@@ -316,8 +314,8 @@ func (c *Coalescer) flush() {
 func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.queue) > 0 {
-		wait := c.early()
+	for len(c.queue) > 0 && !c.queue[0].lone && c.flying <= c.places() {
+		wait := c.takeTurn()
 		if wait == 0 {
 			break
 		}

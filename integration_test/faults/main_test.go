@@ -93,7 +93,8 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", b.Log())
+			text, err := b.Log()
+			t.Logf("the server's log ends with:\n%s\n%v", text[max(0, len(text)-4<<10):], err)
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)

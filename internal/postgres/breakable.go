@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,7 +168,7 @@ func (b *Breakable) start(ctx context.Context) error {
 			return nil
 		}
 		b.server = nil
-		text := b.Log()
+		text := (&watchdog{log: b.log}).tail()
 		if strings.Contains(text, "Address already in use") {
 			return errPortTaken
 		}
@@ -176,8 +177,15 @@ func (b *Breakable) start(ctx context.Context) error {
 	return err
 }
 
-// Log is the end of what the server has written since it was started.
-func (b *Breakable) Log() string { return (&watchdog{log: b.log}).tail() }
+// Log is what the server has written since it was started.
+func (b *Breakable) Log() (string, error) {
+	size, err := b.log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.NewSectionReader(b.log, 0, size))
+	return string(text), err
+}
 
 // Exited is closed when the server has ended, by itself or not.
 func (b *Breakable) Exited() <-chan struct{} { return b.exited }
