@@ -75,7 +75,8 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 
 		before, bare := &floodWay{name: "before"}, &floodWay{name: "flood, refused without a limiter", bare: true}
-		settings, shared := &floodWay{name: "flood, with the documented settings", db: coalescer}, &floodWay{name: "flood, through the application's pool", db: app}
+		settings := &floodWay{name: "flood, with the documented settings", db: coalescer}
+		shared := &floodWay{name: "flood, through the application's pool", db: app}
 		var sent atomic.Uint32
 		from := func() netip.Addr { return f.from(sent.Add(1)) }
 		// The last has no turns among the others: what its thousands of commits leave for the disk to do would be counted against
@@ -96,12 +97,13 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 				short(way.latencies.quantile(0.5)), short(way.latencies.quantile(0.99)), short(way.latencies.quantile(1-1e-9)),
 				thousands(float64(way.answered())/(floodTurns*floodSlice).Seconds()), way.statuses())
 		}
-		fmt.Fprintf(e.out, "    p99 / before, the median of %d turns: %.3g with the documented settings, %.3g without a limiter, %.3g through the application's pool\n",
-			floodTurns, settings.over(before), bare.over(before), shared.over(before))
+		fmt.Fprintf(e.out, "    p99 / before, the median of %d turns: %.3g with the documented settings, %.3g without a limiter, "+
+			"%.3g through the application's pool\n", floodTurns, settings.over(before), bare.over(before), shared.over(before))
 		if worst.note != "" {
 			worst.note += "; "
 		}
-		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) with the settings, %s (%.3g) through the application's pool, %.3g if all are refused unasked", f.name,
+		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) with the settings, %s (%.3g) through the application's pool, "+
+			"%.3g if all are refused unasked", f.name,
 			short(before.latencies.quantile(0.99)), short(settings.latencies.quantile(0.99)), settings.over(before),
 			short(shared.latencies.quantile(0.99)), shared.over(before), bare.over(before))
 		worst.value = max(worst.value, settings.over(before))

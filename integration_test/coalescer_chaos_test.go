@@ -138,7 +138,8 @@ func TestCoalescerChaos(t *testing.T) {
 		blocks.Add(1)
 	})
 	every(300*time.Millisecond, func(r *rand.Rand) { // close
-		old := current.Swap(ratelimit.NewCoalescer(pool, oneOf(r, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}, []ratelimit.CoalescerOption{ratelimit.Pace(5 * time.Millisecond)}, nil)...))
+		options := oneOf(r, nil, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}, []ratelimit.CoalescerOption{ratelimit.Pace(5 * time.Millisecond)})
+		old := current.Swap(ratelimit.NewCoalescer(pool, options...))
 		old.Close()
 	})
 	wg.Wait()

@@ -4,11 +4,12 @@
 -- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
 -- table (and a SET search_path clause would cost 5 % of every call).
 --
--- For the same reason the operators and functions of Postgres are called with just the types that pg_catalog has them for:
--- where a type has to be converted first, or is an array's (anyarray), one that somebody else has made for just these types
--- would be preferred, wherever it lies in the search_path (CVE-2018-1058). Hence '0' and '1e16' beside a double precision, as
--- which a quoted literal is read, and not 0, an integer, or 1e16, a numeric; the casts, which would be made anyway; and
--- pg_catalog before what takes an array or any type. (As an argument, a quoted literal is text to a function that takes text.)
+-- For the same reason operators and functions of Postgres are called with exactly the types that pg_catalog has them for: a
+-- better match would be taken from any schema of the path (CVE-2018-1058). So a constant beside a double precision or a numeric
+-- is quoted ('0' is read as the other side's type; 0 is an integer, 1e16 a numeric), and an integer beside one is cast, as it
+-- would be anyway. What takes an array or any type is called as pg_catalog.f(...), with array_append for ||, or
+-- OPERATOR(pg_catalog.=). What looks up no operator (:=, CASE, COALESCE, GREATEST) may have a plain 0. TestAHostileSearchPath
+-- fails where this is forgotten.
 --
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.

@@ -1,6 +1,7 @@
 -- +goose Up
 
 -- What the library's Coalescer sends: many calls, each a transaction of nobody's own, decided by one statement.
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 --
 -- +goose StatementBegin
 DO $install$

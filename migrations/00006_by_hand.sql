@@ -3,6 +3,7 @@
 -- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and ratelimit_keys.
 -- They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the same limit
 -- from either side. What a caller should know is in the comments on the functions: SELECT obj_description('ratelimit'::regproc)
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 
 -- +goose StatementBegin
 DO $install$

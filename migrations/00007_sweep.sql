@@ -5,6 +5,7 @@
 --
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 
 -- +goose StatementBegin
 DO $install$
@@ -20,7 +21,8 @@ CREATE FUNCTION @extschema@.ratelimit_says_nothing(
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+        = capacity / shards::double precision
     ELSE false END
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 

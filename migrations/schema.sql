@@ -34,11 +34,12 @@ COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shar
 -- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
 -- table (and a SET search_path clause would cost 5 % of every call).
 --
--- For the same reason the operators and functions of Postgres are called with just the types that pg_catalog has them for:
--- where a type has to be converted first, or is an array's (anyarray), one that somebody else has made for just these types
--- would be preferred, wherever it lies in the search_path (CVE-2018-1058). Hence '0' and '1e16' beside a double precision, as
--- which a quoted literal is read, and not 0, an integer, or 1e16, a numeric; the casts, which would be made anyway; and
--- pg_catalog before what takes an array or any type. (As an argument, a quoted literal is text to a function that takes text.)
+-- For the same reason operators and functions of Postgres are called with exactly the types that pg_catalog has them for: a
+-- better match would be taken from any schema of the path (CVE-2018-1058). So a constant beside a double precision or a numeric
+-- is quoted ('0' is read as the other side's type; 0 is an integer, 1e16 a numeric), and an integer beside one is cast, as it
+-- would be anyway. What takes an array or any type is called as pg_catalog.f(...), with array_append for ||, or
+-- OPERATOR(pg_catalog.=). What looks up no operator (:=, CASE, COALESCE, GREATEST) may have a plain 0. TestAHostileSearchPath
+-- fails where this is forgotten.
 --
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
@@ -674,6 +675,7 @@ $install$;
 -- 00003_coalesce.sql
 
 -- What the library's Coalescer sends: many calls, each a transaction of nobody's own, decided by one statement.
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 --
 DO $install$
 BEGIN
@@ -1035,6 +1037,7 @@ $install$;
 -- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and ratelimit_keys.
 -- They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the same limit
 -- from either side. What a caller should know is in the comments on the functions: SELECT obj_description('ratelimit'::regproc)
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 
 DO $install$
 BEGIN
@@ -1409,6 +1412,7 @@ $install$;
 --
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
+-- (Quoted constants, casts and pg_catalog: see 00002.)
 
 DO $install$
 BEGIN
@@ -1423,7 +1427,8 @@ CREATE FUNCTION @extschema@.ratelimit_says_nothing(
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision
+    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+        = capacity / shards::double precision
     ELSE false END
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
