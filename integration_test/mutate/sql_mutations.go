@@ -383,7 +383,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start) = capacity / shards::double precision\n    ELSE", new: "start) >= 0.9 * capacity / shards::double precision\n    ELSE",
+		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
