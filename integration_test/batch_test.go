@@ -824,9 +824,7 @@ func TestABatchEndsWithItsContext(t *testing.T) {
 			if err := send(t.Context(), pool, &batch); err != nil || !result.OK {
 				t.Errorf("afterwards: %+v, %v", result, err)
 			}
-			if n := pool.Stat().AcquiredConns(); n != 0 {
-				t.Errorf("%d connections leaked", n)
-			}
+			eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 		})
 	}
 }

@@ -150,9 +150,7 @@ func TestCoalescerChaos(t *testing.T) {
 		t.Error("this is no chaos")
 	}
 
-	if n := pool.Stat().AcquiredConns(); n != 0 {
-		t.Errorf("%d connections leaked", n)
-	}
+	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 	buf := make([]byte, 1<<20)
 	if stacks := string(buf[:runtime.Stack(buf, true)]); strings.Contains(stacks, "ratelimit.(*Coalescer)") {
 		t.Errorf("goroutines leaked:\n%s", stacks)

@@ -100,7 +100,7 @@ func sqlState(err error) string {
 }
 
 // eventually waits until it is so.
-func eventually(t *testing.T, what string, so func() bool) {
+func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {

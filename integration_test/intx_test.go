@@ -27,9 +27,7 @@ func newJobs(t *testing.T, conns int) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if n := pool.Stat().AcquiredConns(); n != 0 {
-			t.Errorf("%d connections leaked", n)
-		}
+		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 	})
 	return pool
 }
@@ -503,7 +501,5 @@ func TestInTxSaysHowManyAttemptsItTookWhenTheContextEndsWithinOne(t *testing.T) 
 	if !ok || gaveUp.Attempts != 3 || !errors.Is(err, context.Canceled) || sqlState(err) != "40001" {
 		t.Errorf("%v, want a RetryError of 3 attempts that tells of the cancellation and of the conflict", err)
 	}
-	if n := pool.Stat().AcquiredConns(); n != 0 {
-		t.Errorf("%d connections leaked", n)
-	}
+	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 }

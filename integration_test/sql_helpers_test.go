@@ -28,9 +28,7 @@ func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if n := db.Stats().InUse; n != 0 {
-			t.Errorf("%d connections leaked", n)
-		}
+		eventually(t, "every connection is given back", func() bool { return db.Stats().InUse == 0 }) // a broken one a little later
 		db.Close()
 	})
 	db.SetMaxOpenConns(conns)
