@@ -208,7 +208,13 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 					wg.Wait()
 					return n.Load()
 				}
-				if n := run(true); n != 16*each {
+				most := int64(16 * each)
+				if level == pgx.Serializable {
+					// A COMMIT lets go of its locks just before it notes for SERIALIZABLE that it is over (ProcReleaseLocks, then
+					// ReleasePredicateLocks, in PostgreSQL's resowner.c): whoever begins in between is taken for concurrent.
+					most += 16 * each / 100
+				}
+				if n := run(true); n > most {
 					t.Errorf("%d attempts for %d commits", n, 16*each)
 				}
 				if n := jobs(t, pools[0], "count(*)"); n != 2+16*each {
@@ -217,7 +223,7 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 				if t.Failed() || level == pgx.ReadCommitted {
 					return
 				}
-				if n := run(false); n == 16*each {
+				if n := run(false); n <= most {
 					t.Error("without the queue there is no conflict either: this test cannot see one")
 				}
 			})

@@ -336,6 +336,7 @@ func (c *Coalescer) next(b *batch) bool {
 		c.queue = slices.Delete(c.queue, 0, 1)
 		w.direct = true
 		w.done <- struct{}{}
+		c.fill()
 		return false
 	}
 	b.waiters = append(b.waiters, c.queue[:n]...)
@@ -345,7 +346,16 @@ func (c *Coalescer) next(b *batch) bool {
 	for _, w := range b.waiters {
 		w.flight = b.flight
 	}
+	c.fill()
 	return true
+}
+
+// fill gives a second place to those who still wait: with a pace, all may have come while there was one. c.mu is held.
+func (c *Coalescer) fill() {
+	if c.pace > 0 && len(c.queue) > 0 && c.flying < c.places() {
+		c.flying++
+		go c.flush()
+	}
 }
 
 // decided tells the waiters of a batch. Those that have left do not look.
