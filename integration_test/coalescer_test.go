@@ -782,6 +782,48 @@ func TestCoalescerPaceUnderLoad(t *testing.T) {
 	}
 }
 
+// Who waits for a row that somebody has locked takes one place of the two, with a pace as without.
+func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := ratelimit.NewCoalescer(pool, ratelimit.Pace(100*time.Millisecond))
+	limit := slow("limit", 100)
+	var limiter ratelimit.Limiter
+	clocked := ratelimit.Limiter{Clock: time.Now} // whose calls share no statement with the others
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("locked")); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), coalescer, limit.Key("first")); err != nil { // so that the next come too early
+		t.Fatal(err)
+	}
+	locked := make(chan error)
+	arrived := newArrival(t.Context())
+	go func() {
+		_, err := clocked.Consume(arrived, coalescer, limit.Key("locked"))
+		locked <- err
+	}()
+	<-arrived.arrived
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := limiter.Consume(ctx, coalescer, limit.Key("free")); err != nil {
+		t.Errorf("a key that nobody has locked: %v", err)
+	}
+	if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if err := <-locked; err != nil {
+		t.Error(err)
+	}
+	coalescer.Close()
+}
+
 func TestCoalescerShardedRows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)

@@ -288,6 +288,10 @@ var goMutations = []mutation{
 		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
+		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
+		old: "	if c.pace > 0 && len(c.queue) > 0", new: "	if c.pace < 0 && len(c.queue) > 0",
+		tests: "TestCoalescerPaceKeepsBothPlaces",
+	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
