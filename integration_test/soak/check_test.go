@@ -169,8 +169,9 @@ func (c *checker) replay(s *soak) {
 	// A transaction without calls is looked at when its last change has come.
 	rows, err := s.admin.Query(s.Context(), `
 		SELECT n, xid::text, '' AS call, 0 AS op, app, at, name, key, shard, old_value, old_ts, value, ts,
-		       NOT EXISTS (SELECT FROM soak_calls AS l WHERE l.xid = c.xid) AND n = max(n) OVER (PARTITION BY xid) AS last
+		       l.xid IS NULL AND n = max(n) OVER (PARTITION BY c.xid) AS last
 		  FROM soak_changes AS c
+		  LEFT JOIN (SELECT DISTINCT xid FROM soak_calls) AS l USING (xid)
 		UNION ALL
 		SELECT n, xid::text, call, op, '', now(), '', '', 0, NULL, NULL, NULL, NULL, false FROM soak_calls
 		 ORDER BY n`)
