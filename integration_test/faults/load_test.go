@@ -370,6 +370,11 @@ func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 func (l *load) nothingStuck(ctx context.Context, admin *pgxpool.Pool) {
 	l.Helper()
 	var stuck string
+	defer func() {
+		if stuck != "" {
+			l.Logf("left:\n%s", stuck)
+		}
+	}()
 	eventually(l.T, "no transaction and no lock is left", func() bool {
 		err := admin.QueryRow(ctx, `
 			SELECT concat_ws(E'\n',

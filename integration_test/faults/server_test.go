@@ -95,13 +95,14 @@ func failover(t *testing.T, synchronous bool) {
 	}
 	time.Sleep(lasting(300*time.Millisecond, 3*time.Second))
 	primary.Kill()
-	atRisk := len(l.acknowledged()) - len(safe) // some of them before the link was cut, and not on their way yet
 
 	replica := connect(t, standby.URL(), 2)
 	if _, err := replica.Exec(t.Context(), "SELECT pg_promote()"); err != nil {
 		t.Fatal(err)
 	}
 	link.gate.Unlock() // what was under way comes too late
+	// Some of them before the link was cut, and not on their way yet. By now, whoever was answered has noted it down.
+	atRisk := len(l.acknowledged()) - len(safe)
 	lost := l.forgive(replica, safe)
 	front.lead(hostOf(t, standby.URL()))
 	l.flows(5)
