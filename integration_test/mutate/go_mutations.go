@@ -260,19 +260,19 @@ var goMutations = []mutation{
 		old: "!c.queue[n].lone && c.queue[n].now == c.queue[0].now {", new: "!c.queue[n].lone {",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
-		name: "coalescer-counts-mixed", file: "ratelimit/coalescer.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
+		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
 		old: "(d.count != g.first.count || d.count != math.Trunc(d.count) ||", new: "(d.count != math.Trunc(d.count) ||",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalescer-fractions", file: "ratelimit/coalescer.go", what: "so many times a fraction is subtracted at once, which rounds otherwise",
+		name: "coalescer-fractions", file: "ratelimit/coalescer_batch.go", what: "so many times a fraction is subtracted at once, which rounds otherwise",
 		old: "d.count != math.Trunc(d.count) || ", new: "",
 		tests: "TestCoalescerIsExact|TestEveryQueryExecModeCoalesces",
 	}, {
-		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer.go", what: "one limit of two versions is decided by the definition of the first call",
+		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer_batch.go", what: "one limit of two versions is decided by the definition of the first call",
 		old: " || d.limit != g.first.limit)", new: ")",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalescer-lock-order", file: "ratelimit/coalescer.go", what: "keys are sent in another order than that of the locks",
+		name: "coalescer-lock-order", file: "ratelimit/coalescer_batch.go", what: "keys are sent in another order than that of the locks",
 		old: "return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))", new: "return cmp.Or(cmp.Compare(y.limit.name, x.limit.name), cmp.Compare(y.key, x.key))",
 		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
 	}, {

@@ -1,0 +1,248 @@
+package ratelimit
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// batch is what one statement decides.
+type batch struct {
+	waiters []*waiter
+	flight  *flight
+	of      []int // the groups of the waiters' demands, one after another
+	groups  []group
+	order   []int32 // the places of the groups, sorted
+	index   map[groupID]int
+	args    dbsqlc.CoalesceParams
+	byOrd   []int32 // the group of each of args.Keys
+	limits  []Limit // the definitions, by args' defs - 1
+}
+
+var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
+
+type groupID struct{ name, key string }
+
+// group is what a batch asks of one limit and key.
+type group struct {
+	first   *demand // its limit is the others' unless mixed
+	numbers algebra.Limit
+	repeats int
+	// mixed says that the requests are not all the same: the database and settle decide them one by one.
+	mixed bool
+
+	ord   int32 // the place among args.Keys, from 1: those that are not mixed come first
+	at    algebra.Micros
+	after float64
+	known bool // the database answered a row
+	rows  []algebra.Row
+	row   [1]algebra.Row
+}
+
+// clear forgets what the batch held, but not the memory.
+func (b *batch) clear() {
+	clear(b.waiters)
+	clear(b.groups)
+	clear(b.limits)
+	clear(b.index)
+	clear(b.args.Names)
+	clear(b.args.Keys)
+	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.limits[:0]
+}
+
+// group sorts the demands by limit and key and makes the statement's arguments.
+func (b *batch) group() {
+	for _, w := range b.waiters {
+		for i := range w.ds {
+			d := &w.ds[i]
+			id := groupID{d.limit.name, d.key}
+			at, found := b.index[id]
+			if !found {
+				at = len(b.groups)
+				b.index[id] = at
+				b.groups = append(b.groups, group{first: d, numbers: d.limit.forKey(d.key)})
+			}
+			b.of = append(b.of, at)
+			g := &b.groups[at]
+			g.repeats++
+			g.mixed = g.mixed || len(w.ds) > 1 || g.repeats > 1 &&
+				(d.count != g.first.count || d.count != math.Trunc(d.count) || d.floor != 0 || g.first.floor != 0 || d.limit != g.first.limit)
+		}
+	}
+
+	// Arrays that are empty, not nil: those are NULL.
+	a := &b.args
+	*a = dbsqlc.CoalesceParams{
+		Names: empty(a.Names), Rates: empty(a.Rates), Periods: empty(a.Periods), Capacities: empty(a.Capacities),
+		Keys: empty(a.Keys), Defs: empty(a.Defs), Starts: empty(a.Starts),
+		Repeats: empty(a.Repeats), Counts: empty(a.Counts), Floors: empty(a.Floors),
+		Calls: empty(a.Calls), Asks: empty(a.Asks), AskDefs: empty(a.AskDefs), AskStarts: empty(a.AskStarts),
+		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
+		Now: b.waiters[0].now,
+	}
+	for i := range b.groups {
+		b.order = append(b.order, int32(i))
+	}
+	slices.SortFunc(b.order, func(i, j int32) int { // in which the database locks
+		x, y := b.groups[i].first, b.groups[j].first
+		return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))
+	})
+	for _, mixed := range []bool{false, true} {
+		for _, i := range b.order {
+			g := &b.groups[i]
+			if g.mixed != mixed {
+				continue
+			}
+			g.ord = int32(len(a.Keys) + 1)
+			a.Keys = append(a.Keys, g.first.key)
+			a.Defs = append(a.Defs, b.def(&g.first.limit))
+			if g.numbers.Window {
+				for len(a.Starts) < len(a.Keys) {
+					a.Starts = append(a.Starts, pgtype.Timestamptz{})
+				}
+				a.Starts[g.ord-1] = start(g.numbers)
+			}
+			if !mixed {
+				a.Repeats = append(a.Repeats, int32(g.repeats))
+				a.Counts = append(a.Counts, g.first.count)
+				a.Floors = append(a.Floors, g.first.floor)
+			}
+			b.byOrd = append(b.byOrd, i)
+		}
+	}
+	for len(a.Starts) > 0 && len(a.Starts) < len(a.Keys) {
+		a.Starts = append(a.Starts, pgtype.Timestamptz{})
+	}
+	if len(a.Repeats) == len(a.Keys) {
+		return
+	}
+	of := b.of
+	for call, w := range b.waiters {
+		for i := range w.ds {
+			d := &w.ds[i]
+			at := of[i]
+			if !b.groups[at].mixed {
+				continue
+			}
+			a.Calls = append(a.Calls, int32(call))
+			a.Asks = append(a.Asks, b.groups[at].ord)
+			a.AskDefs = append(a.AskDefs, b.def(&d.limit))
+			a.AskStarts = append(a.AskStarts, start(d.limit.forKey(d.key)))
+			a.AskCounts = append(a.AskCounts, d.count)
+			a.AskFloors = append(a.AskFloors, d.floor)
+		}
+		of = of[len(w.ds):]
+	}
+}
+
+func empty[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s[:0]
+}
+
+// def is the number of a limit among the statement's definitions. The same one may be there more than once.
+func (b *batch) def(limit *Limit) int32 {
+	for i := max(0, len(b.limits)-8); i < len(b.limits); i++ {
+		if b.limits[i] == *limit {
+			return int32(i + 1)
+		}
+	}
+	a := &b.args
+	a.Names = append(a.Names, limit.name)
+	a.Rates = append(a.Rates, limit.numbers.Rate)
+	a.Periods = append(a.Periods, limit.numbers.Period)
+	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
+	b.limits = append(b.limits, *limit)
+	return int32(len(b.limits))
+}
+
+// errDisagree is returned to a batch whose decisions by the database are not those that its state calls for: a defect.
+// What was consumed is gone, nobody is granted it.
+var errDisagree = errors.New("the database and the library disagree about a decision")
+
+// settle works out each call's answer from the states that the database's decisions began with.
+func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
+	at, seen := algebra.At(row.At.Time), algebra.At(row.Seen.Time)
+	for i := range b.groups {
+		b.groups[i].at = at
+	}
+	for i, ord := range row.Ord {
+		g := &b.groups[b.byOrd[ord-1]]
+		g.known, g.after = true, row.After[i]
+		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
+		g.rows = g.row[:]
+		if math.IsNaN(row.Value[i]) { // inserted
+			g.rows = nil
+		}
+		g.at = at
+		if i < int(row.Early.Int32) {
+			g.at = seen
+		}
+	}
+	of := b.of
+	for _, w := range b.waiters {
+		b.decide(w, of)
+		of = of[len(w.ds):]
+	}
+	for i := range b.groups {
+		if g := &b.groups[i]; len(g.rows) > 0 && (!g.known || g.row[0].Value != g.after) {
+			return errDisagree
+		}
+	}
+	return nil
+}
+
+// decide does for one call what the database did. of says what its demands' groups are.
+func (b *batch) decide(w *waiter, of []int) {
+	w.granted = true
+	for i := range w.ds {
+		d := &w.ds[i]
+		g := &b.groups[of[i]]
+		w.at = g.at
+		w.granted = w.granted && b.numbers(g, d).Enough(g.rows, 1, d.count, d.floor, g.at)
+	}
+	if len(w.ds) == 1 {
+		w.states = w.state[:]
+	} else {
+		w.states = make([]state, len(w.ds))
+	}
+	for i := range w.ds {
+		d := &w.ds[i]
+		g := &b.groups[of[i]]
+		if w.granted {
+			numbers := b.numbers(g, d)
+			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
+			if len(g.rows) > 0 {
+				after.TS = max(after.TS, g.row[0].TS)
+			}
+			g.row[0] = after
+			g.rows = g.row[:]
+		}
+		s := &w.states[i]
+		s.taken = w.granted
+		switch {
+		case len(w.ds) == 1 && len(g.rows) > 0:
+			w.row[0] = g.row[0]
+			s.rows = w.row[:]
+		default:
+			s.rows = slices.Clone(g.rows)
+		}
+	}
+}
+
+// numbers are those of a demand's limit.
+func (b *batch) numbers(g *group, d *demand) algebra.Limit {
+	if !g.mixed {
+		return g.numbers
+	}
+	return d.limit.forKey(d.key)
+}
