@@ -279,27 +279,30 @@ func (w *worker) turnsAreFree() error {
 	return nil
 }
 
-// close lets go of everything and looks whether it is gone.
+// close lets go of everything and looks whether it is gone: what is broken, soon after.
 func (w *worker) close(r *report) {
+	soon := func(gone func() bool) bool {
+		for deadline := time.Now().Add(10 * time.Second); !gone(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				return false
+			}
+		}
+		return true
+	}
 	w.coalescer.Close()
 	for name, pool := range map[string]*pgxpool.Pool{"pool": w.pool, coalesced: w.shared} {
-		if n := pool.Stat().AcquiredConns(); n > 0 {
-			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of the %s are in use", n, name))
+		if !soon(func() bool { return pool.Stat().AcquiredConns() == 0 }) {
+			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of the %s are in use", pool.Stat().AcquiredConns(), name))
 		}
 		pool.Close()
 	}
 	for driver, db := range w.db {
-		if n := db.Stats().InUse; n > 0 {
-			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of %s are in use", n, driver))
+		if !soon(func() bool { return db.Stats().InUse == 0 }) {
+			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of %s are in use", db.Stats().InUse, driver))
 		}
 		db.Close()
 	}
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if r.Goroutines[1] = runtime.NumGoroutine(); r.Goroutines[1] <= r.Goroutines[0] {
-			break
-		}
-	}
-	if r.Goroutines[1] > r.Goroutines[0] {
+	if !soon(func() bool { r.Goroutines[1] = runtime.NumGoroutine(); return r.Goroutines[1] <= r.Goroutines[0] }) {
 		stacks := make([]byte, 1<<16)
 		r.Leaks = append(r.Leaks, fmt.Sprintf("%d goroutines, %d before:\n%s", r.Goroutines[1], r.Goroutines[0], stacks[:runtime.Stack(stacks, true)]))
 	}
