@@ -724,7 +724,7 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 	}
 }
 
-// With sweeps, the table is as large as what is in use, not as what ever was; and updates stay heap-only.
+// With sweeps, the table is as large as what is in use, not as what ever was.
 func TestTheTableStaysSmall(t *testing.T) { // not parallel: VACUUM keeps what a transaction of another test might still see
 	pool := newPool(t, 1)
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
