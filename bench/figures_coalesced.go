@@ -26,7 +26,7 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			}
 			sides[i] = it.side(way.name, goroutines, pick)
 		}
-		c, err := compare(ctx, e.out, pairs, slice, sides[0], sides[1], sides[2])
+		c, err := compare(ctx, e.out, 2*pairs, slice, sides[0], sides[1], sides[2])
 		if err != nil {
 			return outcome{}, err
 		}

@@ -99,7 +99,7 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, fmt.Errorf("granted: %v, %w", granted, err)
 		}
 	}
-	c, err := compare(ctx, e.out, pairs, slice, denials("txlimit, direct", direct), denials("FOR UPDATE", forUpdate))
+	c, err := compare(ctx, e.out, 2*pairs, slice, denials("txlimit, direct", direct), denials("FOR UPDATE", forUpdate))
 	if err != nil {
 		return outcome{}, err
 	}

@@ -167,7 +167,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		batch.Queue(insertOrderSQL, key)
 		return limits.SendTx(ctx, pool, &batch, ratelimit.Isolation(pgx.ReadCommitted))
 	}}
-	c, err := compare(ctx, e.out, pairs, slice, batched, &byStatement.side)
+	c, err := compare(ctx, e.out, 2*pairs, slice, batched, &byStatement.side)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -245,7 +245,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, pairs, slice, one, calls, together)
+	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together)
 	if err != nil {
 		return outcome{}, err
 	}

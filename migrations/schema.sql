@@ -100,13 +100,10 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
-    enough  boolean;
     sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now));
 BEGIN
     LOOP
-        at := coalesce(now, clock_timestamp());
-
         -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
         -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
         -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
@@ -115,6 +112,7 @@ BEGIN
         -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation can
         -- wait until a row has to be inserted.
         IF sane AND NOT expect_denial THEN
+            at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
                 UPDATE @extschema@.rate_limits AS r
                    SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
@@ -144,11 +142,10 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF sane AND one AND rate > '0' AND capacity - count >= floor THEN
             IF start IS NULL THEN
-                enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;
-            ELSE
-                enough := @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor;
-            END IF;
-            IF NOT enough THEN
+                IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor THEN
+                    RETURN ROW(false, at, value, ts);
+                END IF;
+            ELSIF @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor THEN
                 RETURN ROW(false, at, value, ts);
             END IF;
         END IF;

@@ -243,17 +243,17 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 
 // consumeSeveral is the short way for several demands without shards.
 func consumeSeveral(ctx context.Context, q querier, ds []demand, now pgtype.Timestamptz, result *Result) error {
-	args := dbsqlc.ConsumeSeveralParams{Now: now}
-	for _, d := range ds { // in lock order, as demands puts them
+	n := len(ds)
+	args := dbsqlc.ConsumeSeveralParams{
+		Names: make([]string, n), Keys: make([]string, n),
+		Rates: make([]float64, n), Periods: make([]time.Duration, n), Capacities: make([]float64, n), Starts: make([]pgtype.Timestamptz, n),
+		Counts: make([]float64, n), Floors: make([]float64, n), Now: now,
+	}
+	for i, d := range ds { // in lock order, as demands puts them
 		numbers := d.limit.forKey(d.key)
-		args.Names = append(args.Names, d.limit.name)
-		args.Keys = append(args.Keys, d.key)
-		args.Rates = append(args.Rates, numbers.Rate)
-		args.Periods = append(args.Periods, numbers.Period)
-		args.Capacities = append(args.Capacities, numbers.Capacity)
-		args.Starts = append(args.Starts, start(numbers))
-		args.Counts = append(args.Counts, d.count)
-		args.Floors = append(args.Floors, d.floor)
+		args.Names[i], args.Keys[i] = d.limit.name, d.key
+		args.Rates[i], args.Periods[i], args.Capacities[i], args.Starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
+		args.Counts[i], args.Floors[i] = d.count, d.floor
 	}
 	row, err := q.ConsumeSeveral(ctx, args)
 	if err != nil {

@@ -102,10 +102,10 @@ func demands(v verb, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: no request", ErrInvalid)
 	}
-	ds := make([]demand, 0, 1)
+	ds := make([]demand, 0, len(requests))
 	var index map[[2]string]int // of several
 	if len(requests) > 1 {
-		index = map[[2]string]int{}
+		index = make(map[[2]string]int, len(requests))
 	}
 	for i, r := range requests {
 		if r.err == nil {

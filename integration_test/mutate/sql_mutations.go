@@ -73,8 +73,8 @@ var sqlMutations = []mutation{
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-now", file: functions, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
-		old:   "        at := coalesce(now, clock_timestamp());\n\n        -- Locks the row if it has enough.",
-		new:   "        at := coalesce(now, now());\n\n        -- Locks the row if it has enough.",
+		old:   "            at := coalesce(now, clock_timestamp());\n            IF start IS NULL THEN\n                UPDATE",
+		new:   "            at := coalesce(now, now());\n            IF start IS NULL THEN\n                UPDATE",
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
 	}, {
 		name: "consume-clock-read-once", file: functions, what: "the clock is not read again after the UPDATE has waited",
@@ -105,9 +105,9 @@ var sqlMutations = []mutation{
 		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts);", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
-		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (>= to >)",
-		old:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor;",
-		new:   "enough := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor;",
+		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (< to <=)",
+		old:   "IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor THEN",
+		new:   "IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor THEN",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: functions, what: "who expects a denial wrongly never gets to the UPDATE",
