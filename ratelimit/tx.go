@@ -269,8 +269,14 @@ type RetryError struct {
 	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
 }
 
+// Error has Postgres' reason code, too, where pgx passes it on.
 func (e *RetryError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
+	text := fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
+	var pgErr *pgconn.PgError
+	if errors.As(e.Err, &pgErr) && pgErr.Detail != "" {
+		text += ": " + pgErr.Detail
+	}
+	return text
 }
 
 // Unwrap returns the error of the last attempt.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -371,7 +372,7 @@ func TestDaylightSaving(t *testing.T) {
 // began.
 func TestATransactionIsOpenForLong(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newSchema(t), 8)
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 8) // TestASerializableTransactionStaysOpen says why
 	var limiter ratelimit.Limiter
 	open := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(level pgx.TxIsoLevel) error {
@@ -421,7 +422,7 @@ func TestATransactionIsOpenForLong(t *testing.T) {
 // there is, and nobody has to wait longer for that.
 func TestAStatementWaitsLongForALock(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newSchema(t), 100)
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 100) // as above
 	var limiter ratelimit.Limiter
 	held := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(c *consumer, commit bool) error {
@@ -492,4 +493,83 @@ func TestAStatementWaitsLongForALock(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestASerializableTransactionStaysOpen that has written, be it somewhere else. Until it ends, Postgres can neither forget what the
+// serializable transactions beside it have done, nor remove the old versions of their rows; it sums the former up, and then takes
+// old versions for conflicts: rows that are in use cannot be updated any more in SERIALIZABLE, however often one tries. Callers
+// are told the reason, READ COMMITTED goes on, and so does everything once that transaction has ended.
+func TestASerializableTransactionStaysOpen(t *testing.T) {
+	t.Parallel()
+	const keys = 4
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), keys+2)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("limit", 1e-9, time.Hour, ratelimit.Capacity(1e6))
+	var granted atomic.Int64
+	consume := func(key int, options ...ratelimit.TxOption) error {
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limiter.Consume(ctx, tx, limit.Key(fmt.Sprint(key)))
+			return err
+		}, options...)
+		if err == nil {
+			granted.Add(1)
+		}
+		return err
+	}
+
+	holder, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := holder.Exec(t.Context(), "INSERT INTO orders VALUES ('an order', 'the one that stays open')"); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var wg sync.WaitGroup
+	for key := range keys {
+		wg.Go(func() {
+			for time.Since(began) < 30*time.Second {
+				err := consume(key, ratelimit.Attempts(10))
+				var gaveUp *ratelimit.RetryError
+				switch {
+				case errors.As(err, &gaveUp) && strings.Contains(err.Error(), "old pivot"):
+					return
+				case err != nil && gaveUp == nil:
+					t.Errorf("key %d: %v", key, err)
+					return
+				}
+			}
+			t.Errorf("key %d: 30 s, and nobody was refused because of old conflicts: does Postgres do better by now?", key)
+		})
+	}
+	wg.Wait()
+	t.Logf("after %d transactions, %v, nobody can consume in SERIALIZABLE", granted.Load(), time.Since(began).Round(time.Millisecond))
+
+	for key := range keys {
+		if err := consume(key, ratelimit.Isolation(pgx.ReadCommitted)); err != nil {
+			t.Errorf("key %d, READ COMMITTED: %v", key, err)
+		}
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for key := range keys {
+		for range 10 {
+			if err := consume(key); err != nil {
+				t.Errorf("key %d, when it has ended: %v", key, err)
+			}
+		}
+	}
+	var taken float64
+	for key := range keys {
+		result, err := limiter.Check(t.Context(), pool, limit.Key(fmt.Sprint(key)).Count(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken += limit.Capacity() - result.Requests[0].Remaining
+	}
+	if math.Round(taken) != float64(granted.Load()) {
+		t.Errorf("%v tokens are gone, %d were granted", taken, granted.Load())
+	}
 }
