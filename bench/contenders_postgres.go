@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,6 +49,34 @@ const othersTables = `
 		   AND ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
 		RETURNING c.value, c.ts INTO value, ts;
 		RETURN ROW(value IS NOT NULL, at, value, ts);
+	END $$;
+	-- The same for several: all or nothing without looking at the rows first, which takes a subtransaction.
+	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
+		capacities double precision[], counts double precision[], floors double precision[],
+		OUT granted boolean, OUT at timestamptz, OUT value double precision[], OUT ts timestamptz[])
+	LANGUAGE plpgsql SET enable_seqscan = off AS $$
+	#variable_conflict use_variable
+	DECLARE
+		name text; key text; rate double precision; period interval; capacity double precision; count double precision;
+		floor double precision; new_value double precision; new_ts timestamptz;
+	BEGIN
+		at := clock_timestamp();
+		FOR p IN 1..pg_catalog.cardinality(names) LOOP
+			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
+			count := counts[p]; floor := floors[p];
+			UPDATE rate_limits AS r
+			   SET value = ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
+			 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+			   AND ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+			RETURNING r.value, r.ts INTO new_value, new_ts;
+			IF new_value IS NULL THEN
+				RAISE SQLSTATE 'RL001';
+			END IF;
+			value[p] := new_value; ts[p] := new_ts;
+		END LOOP;
+		granted := true;
+	EXCEPTION WHEN SQLSTATE 'RL001' THEN
+		granted := false;
 	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
@@ -239,6 +268,19 @@ func decideInFunction(ctx context.Context, db oneRow, key string) error {
 	var value float64
 	return db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
 		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&granted, &at, &value, &ts)
+}
+
+// decideSeveralInFunction is the floor of everything that decides several limits together in a PL/pgSQL function.
+func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string) error {
+	n := len(names)
+	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
+	var granted bool
+	var at time.Time
+	var values []float64
+	var ts []time.Time
+	return db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7)`,
+		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9), same(1), same(0)).
+		Scan(&granted, &at, &values, &ts)
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.

@@ -184,7 +184,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 		three[i] = ratelimit.TokenBucket(fmt.Sprintf("limit%d", i), 1e9, time.Second)
 	}
 	pick := ownKeys(n, txGoroutines)
-	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error) (*side, error) {
+	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, key string) error) (*side, error) {
 		pool, err := e.newPool(ctx, o.conns, nil)
 		if err != nil {
 			return nil, err
@@ -195,31 +195,30 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 			}
 		}
 		return &side{name: name, goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
-			key := pick(worker)
-			return work(ctx, pool, three[0].Key(key), three[1].Key(key), three[2].Key(key))
+			return work(ctx, pool, pick(worker))
 		}}, nil
 	}
 	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-	one, err := open("one call", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+	one, err := open("one call", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-			_, err := limits.Consume(ctx, tx, a, b, c)
+			_, err := limits.Consume(ctx, tx, three[0].Key(key), three[1].Key(key), three[2].Key(key))
 			return err
 		})
 	})
 	if err != nil {
 		return outcome{}, err
 	}
-	alone, err := open("one call on the pool", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
-		_, err := limits.Consume(ctx, pool, a, b, c)
+	alone, err := open("one call on the pool", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+		_, err := limits.Consume(ctx, pool, three[0].Key(key), three[1].Key(key), three[2].Key(key))
 		return err
 	})
 	if err != nil {
 		return outcome{}, err
 	}
-	calls, err := open("three calls", func(ctx context.Context, pool *pgxpool.Pool, a, b, c ratelimit.Request) error {
+	calls, err := open("three calls", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-			for _, r := range []ratelimit.Request{a, b, c} {
-				if _, err := limits.Consume(ctx, tx, r); err != nil {
+			for _, limit := range three {
+				if _, err := limits.Consume(ctx, tx, limit.Key(key)); err != nil {
 					return err
 				}
 			}
@@ -229,13 +228,21 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, _, _, _ ratelimit.Request) error {
+	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT FROM
 				ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
 				ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
-				ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, pick(0))
+				ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, key)
 			return err
+		})
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	least, err := open("the least that decides three", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			return decideSeveralInFunction(ctx, tx, []string{"limit0", "limit1", "limit2"}, key)
 		})
 	})
 	if err != nil {
@@ -245,12 +252,12 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together)
+	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together, least)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g",
-		onPool.ratio(), c.beside[0].perSecond()/c.b.perSecond())
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least that decides three, in a subtransaction: %.3g",
+		onPool.ratio(), c.beside[0].perSecond()/c.b.perSecond(), c.beside[1].perSecond()/c.b.perSecond())
 	return result, nil
 }
