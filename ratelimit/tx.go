@@ -269,11 +269,11 @@ type RetryError struct {
 	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
 }
 
-// Error has Postgres' reason code, too, where pgx passes it on.
+// Error has the reason that the server gave for a 40001, too, if the error is pgx's.
 func (e *RetryError) Error() string {
 	text := fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
 	var pgErr *pgconn.PgError
-	if errors.As(e.Err, &pgErr) && pgErr.Detail != "" {
+	if errors.As(e.Err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
 		text += ": " + pgErr.Detail
 	}
 	return text

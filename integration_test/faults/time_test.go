@@ -372,7 +372,7 @@ func TestDaylightSaving(t *testing.T) {
 // began.
 func TestATransactionIsOpenForLong(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 8) // TestASerializableTransactionStaysOpen says why
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 8) // where it is in the way of no other test: see the last one here
 	var limiter ratelimit.Limiter
 	open := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(level pgx.TxIsoLevel) error {
@@ -422,7 +422,7 @@ func TestATransactionIsOpenForLong(t *testing.T) {
 // there is, and nobody has to wait longer for that.
 func TestAStatementWaitsLongForALock(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 100) // as above
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 100) // where it is in the way of no other test
 	var limiter ratelimit.Limiter
 	held := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(c *consumer, commit bool) error {
@@ -495,14 +495,14 @@ func TestAStatementWaitsLongForALock(t *testing.T) {
 	wg.Wait()
 }
 
-// TestASerializableTransactionStaysOpen that has written, be it somewhere else. Until it ends, Postgres can neither forget what the
-// serializable transactions beside it have done, nor remove the old versions of their rows; it sums the former up, and then takes
-// old versions for conflicts: rows that are in use cannot be updated any more in SERIALIZABLE, however often one tries. Callers
-// are told the reason, READ COMMITTED goes on, and so does everything once that transaction has ended.
+// TestASerializableTransactionStaysOpen that has written, be it somewhere else. Until it ends, Postgres can neither forget the
+// serializable transactions beside it nor remove the old versions of their rows. When it has no room left to remember the former,
+// it takes the latter for conflicts (CONCURRENCY.md), and rows that are in use cannot be updated any more in SERIALIZABLE, however
+// often one tries. Callers are told the reason, READ COMMITTED goes on, and so does everything once that transaction has ended.
 func TestASerializableTransactionStaysOpen(t *testing.T) {
 	t.Parallel()
 	const keys = 4
-	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), keys+2)
+	pool := connect(t, newServer(t, postgres.BreakableConfig{Settings: []string{"max_connections=20"}}).URL(), keys+2)
 	var limiter ratelimit.Limiter
 	limit := ratelimit.TokenBucket("limit", 1e-9, time.Hour, ratelimit.Capacity(1e6))
 	var granted atomic.Int64
