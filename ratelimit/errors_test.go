@@ -50,3 +50,15 @@ func TestAnUnknownOutcome(t *testing.T) {
 		}
 	}
 }
+
+func TestGivingUpTellsTheReasonThatTheServerGave(t *testing.T) {
+	for code, want := range map[string]string{
+		"40001": "ratelimit: gave up after 30 attempts: wrapped: ERROR: no (SQLSTATE 40001): Reason code: an old pivot",
+		"40P01": "ratelimit: gave up after 30 attempts: wrapped: ERROR: no (SQLSTATE 40P01)",
+	} {
+		err := &pgconn.PgError{Severity: "ERROR", Code: code, Message: "no", Detail: "Reason code: an old pivot"}
+		if got := (&RetryError{Attempts: 30, Err: fmt.Errorf("wrapped: %w", err)}).Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
