@@ -136,7 +136,36 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				n.Errorf("the limits are %q", got)
 			}
 		},
-		"pg_blocking_pids": func(n *night, sql string) {
+		"backend_xid": func(n *night, sql string) {
+			n.consume(n.pool, nightMessages.Key("ann")) // whoever waits to insert a row has not written yet
+			tx, err := n.pool.Begin(n.Context())
+			if err != nil {
+				n.Fatal(err)
+			}
+			defer tx.Rollback(n.Context())
+			n.consume(tx, nightMessages.Key("ann"))
+			culprit := serverPID(n.T, tx)
+			done := make(chan error, 1)
+			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
+			// Once the transactions of other tests that are older have ended.
+			eventually(n.T, "the query shows who is open, before who waits for him", func() bool {
+				var found bool
+				err := n.pool.QueryRow(n.Context(), `WITH q AS (`+strings.TrimSuffix(sql, ";")+`)
+					SELECT EXISTS (SELECT FROM q AS culprit JOIN q AS victim ON victim.blocked_by = ARRAY[culprit.pid] AND victim.xact_start > culprit.xact_start
+						WHERE culprit.pid = $1 AND culprit.blocked_by = '{}')`, culprit).Scan(&found)
+				if err != nil {
+					n.Error(err)
+				}
+				return found
+			})
+			if err := tx.Rollback(n.Context()); err != nil {
+				n.Error(err)
+			}
+			if err := <-done; err != nil {
+				n.Errorf("nobody stands in the way any more: %v", err)
+			}
+		},
+		"cardinality(pg_blocking_pids": func(n *night, sql string) {
 			tx, err := n.pool.Begin(n.Context())
 			if err != nil {
 				n.Fatal(err)
