@@ -80,6 +80,37 @@ func (n *night) exec(sql string) int64 {
 	return tag.RowsAffected()
 }
 
+// is asks a query that answers yes or no.
+func (n *night) is(sql string, args ...any) (yes bool) {
+	n.Helper()
+	if err := n.pool.QueryRow(n.Context(), sql, args...).Scan(&yes); err != nil {
+		n.Fatal(err)
+	}
+	return yes
+}
+
+// whileOneWaits has one transaction consume and another call wait for it, while do looks at that, and then ends it.
+func (n *night) whileOneWaits(do func(blocker int)) {
+	n.Helper()
+	key := nightMessages.Key("ann")
+	n.consume(n.pool, key) // so that there is a row: whoever waits to insert one has not written yet
+	tx, err := n.pool.Begin(n.Context())
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(n.Context()))
+	n.consume(tx, key)
+	done := make(chan error, 1)
+	go func() { _, err := n.limiter.Consume(n.Context(), n.pool, key); done <- err }()
+	do(serverPID(n.T, tx))
+	if err := tx.Rollback(n.Context()); err != nil {
+		n.Error(err)
+	}
+	if err := <-done; err != nil {
+		n.Errorf("when nobody stands in the way: %v", err)
+	}
+}
+
 // first is the first column of what a query answers.
 func (n *night) first(sql string) (column []string) {
 	n.Helper()
@@ -137,59 +168,25 @@ func TestTheReadmeAt3AM(t *testing.T) {
 			}
 		},
 		"backend_xid": func(n *night, sql string) {
-			n.consume(n.pool, nightMessages.Key("ann")) // whoever waits to insert a row has not written yet
-			tx, err := n.pool.Begin(n.Context())
-			if err != nil {
-				n.Fatal(err)
-			}
-			defer tx.Rollback(n.Context())
-			n.consume(tx, nightMessages.Key("ann"))
-			culprit := serverPID(n.T, tx)
-			done := make(chan error, 1)
-			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
-			// Once the transactions of other tests that are older have ended.
-			eventually(n.T, "the query shows who is open, before who waits for him", func() bool {
-				var found bool
-				err := n.pool.QueryRow(n.Context(), `WITH q AS (`+strings.TrimSuffix(sql, ";")+`)
-					SELECT EXISTS (SELECT FROM q AS culprit JOIN q AS victim ON victim.blocked_by = ARRAY[culprit.pid] AND victim.xact_start > culprit.xact_start
-						WHERE culprit.pid = $1 AND culprit.blocked_by = '{}')`, culprit).Scan(&found)
-				if err != nil {
-					n.Error(err)
-				}
-				return found
+			n.whileOneWaits(func(blocker int) {
+				// Once the transactions of other tests that are older have ended.
+				eventually(n.T, "the query shows who is open, before who waits for him", func() bool {
+					return n.is(`WITH q AS (`+strings.TrimSuffix(sql, ";")+`)
+						SELECT EXISTS (SELECT FROM q AS culprit JOIN q AS victim ON victim.blocked_by = ARRAY[culprit.pid] AND victim.xact_start > culprit.xact_start
+							WHERE culprit.pid = $1 AND culprit.blocked_by = '{}')`, blocker)
+				})
 			})
-			if err := tx.Rollback(n.Context()); err != nil {
-				n.Error(err)
-			}
-			if err := <-done; err != nil {
-				n.Errorf("nobody stands in the way any more: %v", err)
-			}
 		},
 		"cardinality(pg_blocking_pids": func(n *night, sql string) {
-			tx, err := n.pool.Begin(n.Context())
-			if err != nil {
-				n.Fatal(err)
-			}
-			defer tx.Rollback(n.Context())
-			n.consume(tx, nightMessages.Key("ann"))
-			blocker := serverPID(n.T, tx)
-			done := make(chan error, 1)
-			go func() { _, err := n.limiter.Consume(n.Context(), n.pool, nightMessages.Key("ann")); done <- err }()
-			blocked := func() bool {
-				var found bool
-				err := n.pool.QueryRow(n.Context(), `SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`,
-					blocker).Scan(&found)
-				if err != nil {
-					n.Error(err)
+			var blocked func() bool
+			n.whileOneWaits(func(blocker int) {
+				blocked = func() bool {
+					return n.is(`SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`, blocker)
 				}
-				return found
-			}
-			eventually(n.T, "the query shows who waits for whom", blocked)
-			if err := tx.Rollback(n.Context()); err != nil {
-				n.Error(err)
-			}
-			if err := <-done; err != nil || blocked() {
-				n.Errorf("nobody stands in the way any more: %v", err)
+				eventually(n.T, "the query shows who waits for whom", blocked)
+			})
+			if blocked() {
+				n.Error("nobody stands in the way any more")
 			}
 		},
 		"DELETE FROM rate_limits WHERE name = 'sendMessage' AND key = 'user-17'": func(n *night, sql string) {
