@@ -186,7 +186,7 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				eventually(n.T, "the query shows who waits for whom", blocked)
 			})
 			if blocked() {
-				n.Error("nobody stands in the way any more")
+				n.Error("the query shows somebody who waits, when nobody does any more")
 			}
 		},
 		"DELETE FROM rate_limits WHERE name = 'sendMessage' AND key = 'user-17'": func(n *night, sql string) {

@@ -78,7 +78,8 @@ var sqlMutations = []mutation{
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
 	}, {
 		name: "consume-clock-read-once", file: functions, what: "the clock is not read again after the UPDATE has waited",
-		old: "        at := coalesce(now, clock_timestamp());\n        IF sane AND one", new: "        IF sane AND one",
+		old:   "        at := coalesce(now, clock_timestamp());\n        IF sane AND one",
+		new:   "        at := coalesce(at, now, clock_timestamp());\n        IF sane AND one",
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "consume-nan", file: functions, what: "NaN tokens are granted",
