@@ -304,12 +304,12 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		other := openSQL(t, "pgx", pool.Config().ConnString(), 8)
 		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
-		const each = 10
-		run := func(options ...ratelimit.TxOption) (attempts int64) {
+		const each = 25
+		run := func(onRetry func(context.Context, int, error), options ...ratelimit.TxOption) (attempts int64) {
 			var n atomic.Int64
 			var wg sync.WaitGroup
 			for _, db := range []*sql.DB{db, other} {
-				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: onRetry}
 				for range 8 {
 					wg.Go(func() {
 						for range each {
@@ -332,13 +332,14 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 			wg.Wait()
 			return n.Load()
 		}
-		if n := run(ratelimit.Hot(limit.Key("k"))); n != 16*each {
+		most := 16*each + inTheGap(16*each)
+		if n := run(logRetry(t), ratelimit.Hot(limit.Key("k"))); n > most {
 			t.Errorf("%d attempts for %d commits", n, 16*each)
 		}
 		if n := jobs(t, pool, "count(*)"); n != 2+16*each {
 			t.Errorf("%d rows", n)
 		}
-		if n := run(); n == 16*each {
+		if n := run(nil); n <= most {
 			t.Error("without the queue there is no conflict either: this test cannot see one")
 		}
 	})
