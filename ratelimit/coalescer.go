@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -301,8 +300,7 @@ func (c *Coalescer) flush() {
 			c.separate(b)
 		} else {
 			c.observe(len(b.waiters), err)
-			c.decided(b, err)
-			runtime.Gosched() // those that have been waiting may have more to ask
+			<-c.decided(b, err)
 		}
 		b.clear()
 	}
@@ -358,17 +356,24 @@ func (c *Coalescer) fill() {
 	}
 }
 
-// decided tells the waiters of a batch. Those that have left do not look.
-func (c *Coalescer) decided(b *batch, err error) {
+// decided tells the waiters of a batch. Those that have left do not look. The channel is closed when most of the others, if they
+// have more to ask at once, have asked it: by a goroutine that is made just before the last of them is told, so that Go's
+// scheduler runs it after them. (After runtime.Gosched we would be back too soon: an idle processor takes us first.)
+func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
 	c.mu.Lock()
 	c.sameKeys = 2*len(b.groups) <= len(b.waiters)
 	b.flight.decided = true
 	c.mu.Unlock()
 	b.flight.cancel()
-	for _, w := range b.waiters {
+	all := make(chan struct{})
+	for i, w := range b.waiters {
+		if i == len(b.waiters)-1 {
+			go close(all)
+		}
 		w.err = err
 		w.done <- struct{}{}
 	}
+	return all
 }
 
 // separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone.
