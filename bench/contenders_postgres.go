@@ -50,9 +50,10 @@ const othersTables = `
 		RETURNING c.value, c.ts INTO value, ts;
 		RETURN ROW(value IS NOT NULL, at, value, ts);
 	END $$;
-	-- The same for several: all or nothing without looking at the rows first, which takes a subtransaction.
+	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it looks first, a denial
+	-- writes nothing.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
-		capacities double precision[], counts double precision[], floors double precision[],
+		capacities double precision[], counts double precision[], floors double precision[], look_first boolean,
 		OUT granted boolean, OUT at timestamptz, OUT value double precision[], OUT ts timestamptz[])
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
@@ -61,6 +62,16 @@ const othersTables = `
 		floor double precision; new_value double precision; new_ts timestamptz;
 	BEGIN
 		at := clock_timestamp();
+		granted := false;
+		IF look_first THEN
+			FOR p IN 2..pg_catalog.cardinality(names) LOOP
+				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
+				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
+					RETURN; -- or the refill would have to be looked at
+				END IF;
+			END LOOP;
+		END IF;
 		FOR p IN 1..pg_catalog.cardinality(names) LOOP
 			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
 			count := counts[p]; floor := floors[p];
@@ -70,13 +81,15 @@ const othersTables = `
 			   AND ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
 			RETURNING r.value, r.ts INTO new_value, new_ts;
 			IF new_value IS NULL THEN
-				RAISE SQLSTATE 'RL001';
+				FOR taken IN 1..p - 1 LOOP
+					UPDATE rate_limits AS r SET value = r.value + counts[taken]
+					 WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
+				END LOOP;
+				RETURN;
 			END IF;
 			value[p] := new_value; ts[p] := new_ts;
 		END LOOP;
 		granted := true;
-	EXCEPTION WHEN SQLSTATE 'RL001' THEN
-		granted := false;
 	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
@@ -271,16 +284,20 @@ func decideInFunction(ctx context.Context, db oneRow, key string) error {
 }
 
 // decideSeveralInFunction is the floor of everything that decides several limits together in a PL/pgSQL function.
-func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string) error {
+func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, lookFirst bool) error {
 	n := len(names)
 	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
 	var granted bool
 	var at time.Time
 	var values []float64
 	var ts []time.Time
-	return db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7)`,
-		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9), same(1), same(0)).
+	err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8)`,
+		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9), same(1), same(0), lookFirst).
 		Scan(&granted, &at, &values, &ts)
+	if err == nil && !granted {
+		return errors.New("the floor was denied")
+	}
+	return err
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.
