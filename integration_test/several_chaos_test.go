@@ -31,9 +31,16 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
 
 	var granted, refused, timedOut, lost atomic.Int64
+	// late says that a timeout which went off in the last instant of a statement has ended the next one of its connection, as it
+	// does in PostgreSQL, whatever that is. Nothing is done by it.
+	late := func(err error) bool { return sqlState(err) == "57014" }
 	// take runs a transaction, and says what it has taken if that was committed.
 	take := func(r *rand.Rand) (taken tokens) {
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: oneOf(r, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)})
+		if late(err) {
+			timedOut.Add(1)
+			return tokens{}
+		}
 		if err != nil {
 			t.Error(err)
 			return tokens{}
@@ -115,6 +122,9 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 						_, err := limiter.Refund(ctx, pool, noon, back...)
 						return err
 					})
+					if late(err) {
+						continue
+					}
 					if err != nil {
 						t.Error(err)
 						return
@@ -124,7 +134,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 					}
 				}
 				if r.IntN(10) == 0 {
-					if _, err := pool.Exec(t.Context(), deleteFull); err != nil {
+					if _, err := pool.Exec(t.Context(), deleteFull); err != nil && !late(err) {
 						t.Error(err)
 					}
 				}

@@ -27,7 +27,8 @@ import (
 // How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it is
 // given. Of a limit with shards, InTx chooses one when it queues, of two at random that with the shorter queue in this
 // process, and Consume with fn's context takes from that one. So one transaction of a process runs for each shard. If the
-// shard lacks tokens, Consume takes from all of them, and can conflict with the other turns.
+// shard lacks tokens, Consume takes from all of them, and can conflict with the other turns; and so can a key's first use,
+// which makes all rows.
 //
 // The turn ends with the transaction, whatever becomes of it; an attempt that has to run again queues anew. If ctx ends
 // before it is there, so does InTx, with an error that matches ctx's. Requests that are wrong in themselves, and InTx with
