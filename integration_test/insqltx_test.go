@@ -298,23 +298,22 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two pools and limiters are two processes. With the queue nobody runs in vain; without it, somebody does.
+// Two pools and limiters are two processes. With the queue nobody runs in vain, or hardly anybody (conflicts); without it, somebody does.
 func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		other := openSQL(t, "pgx", pool.Config().ConnString(), 8)
 		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
 		const each = 25
-		run := func(onRetry func(context.Context, int, error), options ...ratelimit.TxOption) (attempts int64) {
-			var n atomic.Int64
+		run := func(options ...ratelimit.TxOption) *conflicts {
+			var found conflicts
 			var wg sync.WaitGroup
 			for _, db := range []*sql.DB{db, other} {
-				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: onRetry}
+				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: found.onRetry(t)}
 				for range 8 {
 					wg.Go(func() {
 						for range each {
 							err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-								n.Add(1)
 								if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
 									return err
 								}
@@ -330,16 +329,13 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 				defer nobodyQueues(t, limiter, pool)
 			}
 			wg.Wait()
-			return n.Load()
+			return &found
 		}
-		most := 16*each + inTheGap(16*each)
-		if n := run(logRetry(t), ratelimit.Hot(limit.Key("k"))); n > most {
-			t.Errorf("%d attempts for %d commits", n, 16*each)
-		}
+		run(ratelimit.Hot(limit.Key("k"))).wantNone(t, 16*each, true)
 		if n := jobs(t, pool, "count(*)"); n != 2+16*each {
 			t.Errorf("%d rows", n)
 		}
-		if n := run(nil); n <= most {
+		if run().real.Load() == 0 {
 			t.Error("without the queue there is no conflict either: this test cannot see one")
 		}
 	})

@@ -28,7 +28,7 @@ var ErrClosed = errors.New("ratelimit: coalescer closed")
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival, and its result is the one that a call on the pool would have had. A call
 // for several limits is all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and
-// nothing is delayed on purpose. An idle Coalescer has no goroutines. At most two connections are in use.
+// nothing is delayed on purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in use.
 //
 // So a row that another transaction has locked holds up more than the calls for it: all that share its statement, and, when
 // both connections wait, every other. Do not coalesce a limit that transactions consume and then stay open, and give each
@@ -357,22 +357,22 @@ func (c *Coalescer) fill() {
 }
 
 // decided tells the waiters of a batch. Those that have left do not look. The channel is closed when most of the others, if they
-// have more to ask at once, have asked it: by a goroutine that is made just before the last of them is told, so that Go's
-// scheduler runs it after them. (After runtime.Gosched we would be back too soon: an idle processor takes us first.)
+// have more to ask at once, have asked it. Go's scheduler runs first what was made ready last, and what that replaces goes to
+// the end of the queue: so the goroutine that closes it, replaced by one that does nothing, comes behind those who were told.
+// Nothing depends on it but how many share a statement. (After runtime.Gosched an idle processor would have us back too soon.)
 func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
 	c.mu.Lock()
 	c.sameKeys = 2*len(b.groups) <= len(b.waiters)
 	b.flight.decided = true
 	c.mu.Unlock()
 	b.flight.cancel()
-	all := make(chan struct{})
-	for i, w := range b.waiters {
-		if i == len(b.waiters)-1 {
-			go close(all)
-		}
+	for _, w := range b.waiters {
 		w.err = err
 		w.done <- struct{}{}
 	}
+	all := make(chan struct{})
+	go close(all)
+	go func() {}()
 	return all
 }
 
