@@ -298,7 +298,8 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two pools and limiters are two processes. With the queue nobody runs in vain, or hardly anybody (conflicts); without it, somebody does.
+// Two pools and limiters are two processes. With the queue nobody runs in vain, or hardly anybody (conflicts); without it,
+// somebody does.
 func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {

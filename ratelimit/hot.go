@@ -22,7 +22,8 @@ import (
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
 // no more than two of a process are past the queue: one that runs, and one that has begun and waits in the database. There
 // they take turns with those of other processes. The snapshot is taken when the turn has come, after the one before has
-// committed: so transactions that queue for the same limit do not conflict over it. (now() is when the wait began.)
+// committed: so transactions that queue for the same limit do not conflict over it. (SERIALIZABLE ones of several processes
+// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.)
 //
 // How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it is
 // given. Of a limit with shards, InTx chooses one when it queues, of two at random that with the shorter queue in this
