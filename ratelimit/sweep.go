@@ -26,7 +26,7 @@ import (
 //	}
 //
 // It looks at all rows of the limits, 1000 at a time in the order of their keys, each batch in a short READ COMMITTED transaction
-// of its own, and pauses in between for twice as long as a batch has taken. It never waits for a row that somebody has locked,
+// of its own, and pauses in between for three times as long as a batch has taken. It never waits for a row that somebody has locked,
 // nor for another sweep, but leaves the row to the next. Who wants a row that is being deleted waits for the batch; in REPEATABLE
 // READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
 // of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it is then. A transaction, which would hold all locks to its end, is an
@@ -104,7 +104,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		select {
 		case <-ctx.Done():
 			return deleted, ctx.Err()
-		case <-time.After(2 * time.Since(begin)): // others want the processor and the disk, too
+		case <-time.After(3 * time.Since(begin)): // others want the processor and the disk, too
 		}
 		if !row.Next.Valid {
 			return deleted, nil
