@@ -165,7 +165,9 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if deadlocks.Load() != 1 || attempts.Load() < 3 {
+		// Mostly one deadlock; but the loser, running again, can be faster to the row that it has given up than the one who waited
+		// for it. In SERIALIZABLE an attempt may end by 40001, too.
+		if n := attempts.Load() - deadlocks.Load(); deadlocks.Load() < 1 || n < 2 || n > 2 && level == pgx.ReadCommitted {
 			t.Errorf("%s: %d deadlocks, %d attempts", level, deadlocks.Load(), attempts.Load())
 		}
 		for _, key := range []string{"a", "b"} {
