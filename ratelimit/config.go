@@ -50,7 +50,8 @@ func New(c Config) (Limit, error) {
 		l.hasStart, l.start = true, c.Start.UTC()
 	}
 
-	if l.err = checkText("name", c.Name, MaxNameLen); l.err != nil {
+	if err := checkText("name", c.Name, MaxNameLen); err != nil {
+		l.err = fmt.Errorf("%w: %w", ErrInvalid, err)
 		return l, l.err
 	}
 	wrong := func(format string, args ...any) (Limit, error) {

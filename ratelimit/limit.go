@@ -33,10 +33,11 @@ const (
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
 // its name: give every limit of a schema its own.
 //
-// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity. While two
-// versions of the numbers are in use, as during a deployment, they grant together in any time span at most the larger capacity,
-// what the larger rate refills and the larger maxReserved, however they are sharded. But if the kind differs, or period or
-// [Start] of a fixed window, each refills by its own clock, so that what both refill adds up until only one is in use.
+// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity, and nothing
+// is added to what is left. While two versions of the numbers are in use, as during a deployment, they grant together in any
+// time span at most the larger capacity, what the larger rate refills and the larger maxReserved, however they are sharded. But
+// if the kind differs, or period or [Start] of a fixed window, each refills by its own clock, so that what both refill adds up
+// until only one is in use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit
@@ -181,13 +182,13 @@ func countable(tokens float64) bool {
 func checkText(what, s string, maxLen int) error {
 	switch {
 	case s == "":
-		return fmt.Errorf("%w: empty %s", ErrInvalid, what)
+		return fmt.Errorf("empty %s", what)
 	case len(s) > maxLen:
-		return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxLen)
+		return fmt.Errorf("%s of %d bytes, at most %d are allowed", what, len(s), maxLen)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%w: %s is not valid UTF-8", ErrInvalid, what)
+		return fmt.Errorf("%s is not valid UTF-8", what)
 	case strings.IndexByte(s, 0) >= 0:
-		return fmt.Errorf("%w: %s has a NUL byte", ErrInvalid, what)
+		return fmt.Errorf("%s has a NUL byte", what)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func (l Limit) Key(parts ...string) Request {
 	r.key = joinKey(parts)
 	if r.err == nil {
 		if err := checkText("key", r.key, MaxKeyLen); err != nil {
-			r.err = fmt.Errorf("limit %q: %w", l.name, err)
+			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.name, err)
 		}
 	}
 	return r

@@ -76,7 +76,8 @@ type Middleware struct {
 	// enforced. It consumes, tells the Observer, and sets the header fields, except Retry-After.
 	ObserveOnly bool
 
-	// FailOpen lets requests pass that the database could not be asked about.
+	// FailOpen lets requests pass that the database could not be asked about, for want of a migration or a GRANT, too (SQLSTATE
+	// 42883, 42501): the log, or the Observer, is told of each.
 	FailOpen bool
 
 	// Timeout bounds how long a decision, and a refund, may take; if it is over, the database could not be asked.
@@ -99,7 +100,8 @@ type Middleware struct {
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
-	// is called by many goroutines. nil: what has status 5xx, and refunds that failed, are logged by [slog.Default] as errors.
+	// is called by many goroutines. nil: what has status 5xx, and refunds that failed, are logged by [slog.Default] as errors,
+	// and keys and counts that are not valid (400: often a user id that Requests has not found) as warnings.
 	// ([ratelimit.Limiter.Observer] is told of what the limiter did in any case.)
 	Observer func(r *http.Request, d Decision)
 
@@ -270,6 +272,8 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
 		slog.ErrorContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
+	case errors.Is(d.Err, ratelimit.ErrInvalid):
+		slog.WarnContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }
 

@@ -41,3 +41,24 @@ func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
 		}
 	}
 }
+
+// Nor that no request can be counted, since its key is empty.
+func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none") // never asked
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	limit := httplimit.Middleware{Limiter: new(ratelimit.Limiter), DB: pool, Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+		return []ratelimit.Request{ratelimit.TokenBucket("limit", 1, time.Hour).Key(r.Header.Get("X-User"))}, nil
+	}}
+	w := httptest.NewRecorder()
+	limit.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	if w.Code != http.StatusBadRequest || !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "the key is empty") {
+		t.Errorf("status %d, logged %q", w.Code, log.String())
+	}
+}
