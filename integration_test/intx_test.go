@@ -505,3 +505,32 @@ func TestInTxSaysHowManyAttemptsItTookWhenTheContextEndsWithinOne(t *testing.T) 
 	}
 	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 }
+
+// BEGIN in a transaction is only a warning, and COMMIT would end the one around it.
+func TestAConnectionInATransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 2)
+	var limiter ratelimit.Limiter
+	boom := errors.New("boom")
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "UPDATE jobs SET done = done + 1"); err != nil {
+			return err
+		}
+		err := limiter.InTx(ctx, tx.Conn(), func(context.Context, pgx.Tx) error {
+			t.Error("the function was run")
+			return nil
+		})
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("InTx: %v", err)
+		}
+		var batch pgx.Batch
+		batch.Queue("UPDATE jobs SET done = done + 1")
+		if err := limiter.SendTx(ctx, tx.Conn(), &batch); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("SendTx: %v", err)
+		}
+		return boom
+	})
+	if n := jobs(t, pool, "sum(done)"); !errors.Is(err, boom) || n != 0 {
+		t.Errorf("%v, done %d times; want boom and 0", err, n)
+	}
+}

@@ -201,7 +201,8 @@ DECLARE
     new_value double precision;
     new_ts    timestamptz;
     available double precision;
-    is_full   boolean;
+    lowest    double precision;
+    highest   double precision;
     take      double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
@@ -355,7 +356,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := at;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
@@ -365,14 +366,16 @@ BEGIN
                         available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
-                        is_full := is_full AND available = capacities[i] / rec.m::double precision;
+                        lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
                         ord := pg_catalog.array_append(ord, i);
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                    IF is_full THEN -- as it is without rows; the sum of many shares may come out a little different
+                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: the sum may be a little different
                         totals[i] := capacities[i];
+                    ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
+                        totals[i] := rows[i]::double precision * lowest;
                     END IF;
                     granted := granted AND totals[i] - counts[i] >= floors[i]
                         - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;

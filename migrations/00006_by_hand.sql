@@ -98,14 +98,17 @@ DECLARE
     upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
     total     double precision := 0;
     available double precision;
-    is_full   boolean := true;
+    lowest    double precision;
+    highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
         available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
-        is_full := is_full AND available = capacity / m::double precision;
+        lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
-    RETURN CASE WHEN is_full THEN capacity ELSE total END;
+    RETURN CASE WHEN m = 0 OR lowest = capacity / m::double precision THEN capacity
+                WHEN lowest = highest THEN m::double precision * lowest
+                ELSE total END;
 END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));

@@ -230,7 +230,8 @@ DECLARE
     new_value double precision;
     new_ts    timestamptz;
     available double precision;
-    is_full   boolean;
+    lowest    double precision;
+    highest   double precision;
     take      double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
@@ -384,7 +385,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; is_full := true; alike[i] := false; latest[i] := at;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM @extschema@.rate_limits AS r
@@ -394,14 +395,16 @@ BEGIN
                         available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
-                        is_full := is_full AND available = capacities[i] / rec.m::double precision;
+                        lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
                         ord := pg_catalog.array_append(ord, i);
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                    IF is_full THEN -- as it is without rows; the sum of many shares may come out a little different
+                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: the sum may be a little different
                         totals[i] := capacities[i];
+                    ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
+                        totals[i] := rows[i]::double precision * lowest;
                     END IF;
                     granted := granted AND totals[i] - counts[i] >= floors[i]
                         - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
@@ -1128,14 +1131,17 @@ DECLARE
     upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
     total     double precision := 0;
     available double precision;
-    is_full   boolean := true;
+    lowest    double precision;
+    highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
         available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
-        is_full := is_full AND available = capacity / m::double precision;
+        lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
-    RETURN CASE WHEN is_full THEN capacity ELSE total END;
+    RETURN CASE WHEN m = 0 OR lowest = capacity / m::double precision THEN capacity
+                WHEN lowest = highest THEN m::double precision * lowest
+                ELSE total END;
 END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));

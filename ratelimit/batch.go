@@ -57,7 +57,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	reading := Limiter{Observer: l.Observer}
 	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results, row})}, verbConsume, time.Time{}, requests)
+		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results: results, row: row})}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -82,6 +82,7 @@ func (n *note) Scan(...any) error { return errNoted }
 
 // answers is a database that has been asked already, for one row.
 type answers struct {
+	DB      // none
 	results pgx.BatchResults
 	row     *wireRow // which knows in what form
 }
@@ -89,12 +90,6 @@ type answers struct {
 func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
 	a.row.Row = a.results.QueryRow()
 	return a.row
-}
-
-func (a answers) Query(context.Context, string, ...any) (pgx.Rows, error) { return a.results.Query() }
-
-func (a answers) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
-	return a.results.Exec()
 }
 
 // raising asks in the form in which a denial is a SQL error, and turns that back into the answer.
@@ -193,6 +188,9 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 	o := newTxOptions(options)
 	if db == nil || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
+	}
+	if inTransaction(db) {
+		return errInTransaction
 	}
 	if len(o.hot) > 0 {
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)

@@ -19,15 +19,15 @@ import (
 )
 
 // ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
-var ErrClosed = errors.New("ratelimit: coalescer closed")
+var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
 // the database are decided together, by one statement and one commit (group commit for limits). It is made for one hot key
 // as much as for many. Its methods are safe for concurrent use, also by different limiters.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
-// before it left, in the order of their arrival, and its result is the one that a call on the pool would have had. A call
-// for several limits is all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and
+// before it left, in the order of their arrival (but for a statement that waits for a row, which the next one may overtake), and
+// its result is the one that a call on the pool would have had. A call for several limits is all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and
 // nothing is delayed on purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At
 // most two connections are in use.
 //
@@ -189,7 +189,7 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone := slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
+	lone := sharded(ds)
 	if len(c.queue) == 0 && c.flying < c.places() {
 		c.flying++
 		if lone || c.takeTurn() == 0 {
@@ -392,10 +392,7 @@ func (c *Coalescer) separate(b *batch) {
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
 	err := c.retry(ctx, func(q *dbsqlc.Queries) error {
-		if len(ds) == 1 {
-			return consume(ctx, q, ds[0], now, result)
-		}
-		return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)
+		return take(ctx, q, v, ds, now, result)
 	})
 	c.observe(1, err)
 	return err

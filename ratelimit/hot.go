@@ -5,12 +5,13 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
 // Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in the
@@ -157,7 +158,7 @@ func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(),
 			q.leave(n)
 		}
 	}
-	t = q.choose(hot)
+	t = q.choose(ctx, hot)
 	for i, n := range t {
 		if i > 0 && n.stripe() == t[i-1].stripe() {
 			continue
@@ -172,16 +173,15 @@ func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(),
 }
 
 // choose picks the lanes, sorted by stripe.
-func (q *queues) choose(hot []demand) turn {
+func (q *queues) choose(ctx context.Context, hot []demand) turn {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var t turn
 	for _, d := range hot {
 		n := lane{d.limit.name, d.key, 0, d.limit.shards}
 		if n.shards > 1 {
-			n.shard = rand.IntN(n.shards)
 			other := n
-			other.shard = (n.shard + 1 + rand.IntN(n.shards-1)) % n.shards
+			n.shard, other.shard = shardpick.Two(ctx, n.shards)
 			if q.length(other) < q.length(n) {
 				n = other
 			}

@@ -267,7 +267,7 @@ func TestQueuesAreEnteredInTheOrderOfTheViews(t *testing.T) {
 	for i := range 20 {
 		requests = append(requests, plain.Key(fmt.Sprint(i)))
 	}
-	turn := q.choose(demanded(t, requests...))
+	turn := q.choose(t.Context(), demanded(t, requests...))
 	if len(turn) != len(requests) || !slices.IsSortedFunc(turn, func(a, b lane) int { return a.stripe() - b.stripe() }) {
 		t.Errorf("the order is %v", turn)
 	}
@@ -283,7 +283,7 @@ func TestTheShorterOfTwoQueuesIsChosen(t *testing.T) {
 	}
 	chosen := map[int]int{}
 	for range 1000 {
-		chosen[q.choose(hot)[0].shard]++
+		chosen[q.choose(t.Context(), hot)[0].shard]++
 	}
 	if len(chosen) != 9 || chosen[3] != 0 {
 		t.Errorf("shards %v were chosen, want all but 3, whose queue is longer", chosen)

@@ -96,9 +96,9 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 //
 // A request takes from one shard: in READ COMMITTED from the better of two picked at random; above it from one picked at
 // random, since one that is read and not taken from would conflict; with [Hot] from the one that was chosen when queueing.
-// When that has not enough, all shards are locked, what they hold together is added up (to within 1e-9 tokens), and the
-// remainder is spread evenly. A shard that is full is not refilled, so a sharded limit grants no more than an unsharded one,
-// and at times a little less.
+// When that has not enough, all shards are locked, what they hold together is added up (to within 1e-9 tokens or, if that is
+// more, the rounding of double precision, some 1e-16 of the sum), and the remainder is spread evenly. A shard that is full is not
+// refilled, so a sharded limit grants no more than an unsharded one, and at times a little less.
 func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 
 // Validate says what is wrong with the definition: an error that matches [ErrInvalid], or nil.

@@ -188,10 +188,8 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 	case v == verbReset:
 		err = reset(ctx, q, ds)
 		result.OK = err == nil
-	case (v == verbConsume || v == verbCharge) && len(ds) == 1:
-		err = consume(ctx, q, ds[0], now, result)
-	case (v == verbConsume || v == verbCharge) && !slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 }):
-		err = consumeSeveral(ctx, q, ds, now, result)
+	case v == verbConsume || v == verbCharge:
+		err = take(ctx, q, v, ds, now, result)
 	default:
 		err = apply(ctx, q, v, ds, consumed, now, result)
 	}
@@ -207,6 +205,22 @@ func explain(v verb, err error) error {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
 	}
 	return fmt.Errorf("ratelimit: %s: %w", v, err)
+}
+
+// take takes all of the demands or nothing, the shortest way.
+func take(ctx context.Context, q querier, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
+	switch {
+	case len(ds) == 1:
+		return consume(ctx, q, ds[0], now, result)
+	case !sharded(ds):
+		return consumeSeveral(ctx, q, ds, now, result)
+	}
+	return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)
+}
+
+// sharded says whether any of the limits is.
+func sharded(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
 }
 
 // consume is the short way for one demand.

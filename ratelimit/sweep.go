@@ -144,13 +144,3 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 	return nil, fmt.Errorf("%w: a sweep needs a connection or a pool, to make transactions of its own; %T is none, or is in a transaction",
 		ErrInvalid, db)
 }
-
-// inTransaction says whether a connection is in a transaction, which COMMIT would end too early.
-func inTransaction(db TxBeginner) bool {
-	conn := connOf(db)
-	if conn == nil || conn.IsClosed() {
-		return false
-	}
-	status := conn.PgConn().TxStatus()
-	return status == 'T' || status == 'E'
-}

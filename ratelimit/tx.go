@@ -72,6 +72,9 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
+	if inTransaction(db) {
+		return errInTransaction
+	}
 	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		begin := pgx.TxOptions{IsoLevel: isolation}
 		if len(t) > 0 {
@@ -110,6 +113,18 @@ func connOf(db TxBeginner) *pgx.Conn {
 		return db.Conn()
 	}
 	return nil
+}
+
+var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
+
+// inTransaction says whether a connection is in a transaction, which COMMIT would end too early. (BEGIN in one is only a warning.)
+func inTransaction(db TxBeginner) bool {
+	conn := connOf(db)
+	if conn == nil || conn.IsClosed() {
+		return false
+	}
+	status := conn.PgConn().TxStatus()
+	return status == 'T' || status == 'E'
 }
 
 // Retry runs fn until its error is not one of a transaction that could not be serialized (SQLSTATE 40001) or was ended to

@@ -29,8 +29,12 @@ var goMutations = []mutation{
 		tests: "TestASumThatRoundingMakesTooLittleIsEnough",
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little less, or more, than the capacity",
-		old: "	if full {\n", new: "	if full && total < 0 {\n",
+		old: "	case lowest == l.Capacity/n:\n", new: "	case lowest == l.Capacity/n && total < 0:\n",
 		tests: "TestFullShardsHoldTheCapacity",
+	}, {
+		name: "algebra-equal-shards", file: "internal/algebra/algebra.go", what: "the library adds up equal shares one by one, each sum rounded the same way",
+		old: "	case lowest == highest:\n", new: "	case lowest == highest && total < -1e300:\n",
+		tests: "TestEqualSharesAreNotRoundedAway",
 	}, {
 		name: "algebra-retry-early", file: "internal/algebra/algebra.go", what: "RetryAt is a microsecond early",
 		old: "	return last\n", new: "	return last - 1\n",

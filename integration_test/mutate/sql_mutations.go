@@ -182,8 +182,12 @@ var sqlMutations = []mutation{
 		tests: "TestRefundToATokenBucketClampsToTheCapacity|TestModel",
 	}, {
 		name: "apply-full-shards", file: functions, what: "full shards are added up to a little less, or more, than the capacity",
-		old: "                    IF is_full THEN", new: "                    IF false THEN",
+		old: "                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN", new: "                    IF rows[i] = 0 THEN",
 		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
+	}, {
+		name: "apply-equal-shards", file: functions, what: "equal shares are added up one by one, and each sum is rounded the same way",
+		old: "                    ELSIF lowest = highest THEN", new: "                    ELSIF false THEN",
+		tests: "TestWhatEqualShardsOweIsNotRoundedAway",
 	}, {
 		name: "apply-ts-back", file: functions, what: "the ts of all shards move back with the clock",
 		old: "shards[i]::double precision, ts = greatest(r.ts, at)\n", new: "shards[i]::double precision, ts = at\n",

@@ -77,19 +77,23 @@ func (l Limit) Available(row Row, n int, now Micros) float64 {
 }
 
 // Total is what all rows of a limit hold together at now. A limit without rows is full; and one whose rows are all full holds
-// its capacity, though the sum of many shares may come out a little different.
+// its capacity, though the sum of many shares may come out a little different. Other equal shares are multiplied: to add the
+// same number again and again is to round in the same direction again and again, by more than a small count.
 func (l Limit) Total(rows []Row, now Micros) float64 {
 	if len(rows) == 0 {
 		return l.Capacity
 	}
-	total, full := 0.0, true
+	total, lowest, highest := 0.0, math.Inf(1), math.Inf(-1)
 	for _, row := range rows {
 		available := l.Available(row, len(rows), now)
 		total += available
-		full = full && available == l.Capacity/float64(len(rows))
+		lowest, highest = min(lowest, available), max(highest, available)
 	}
-	if full {
+	switch n := float64(len(rows)); {
+	case lowest == l.Capacity/n:
 		return l.Capacity
+	case lowest == highest:
+		return n * lowest
 	}
 	return total
 }

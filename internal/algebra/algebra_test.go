@@ -114,15 +114,28 @@ func TestFullShardsHoldTheCapacity(t *testing.T) {
 	}
 }
 
-// Six times 8/6, added up, is less than 8.
+// 49 times 8/49 is less than 8.
 func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
 	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 10}
-	rows := limit.Take(nil, 6, 2, noon)
+	rows := limit.Take(nil, 49, 2, noon)
 	if total := limit.Total(rows, noon); total >= 8 {
 		t.Fatalf("%v is no test", total)
 	}
-	if !limit.Enough(rows, 6, 8, 0, noon) || limit.Enough(rows, 6, 8.001, 0, noon) {
+	if !limit.Enough(rows, 49, 8, 0, noon) || limit.Enough(rows, 49, 8.001, 0, noon) {
 		t.Error("8 are there, to within rounding")
+	}
+}
+
+// Added up one by one, what all owe would not change by a little more, without end.
+func TestEqualSharesAreNotRoundedAway(t *testing.T) {
+	limit := Limit{Rate: 1e15, Period: time.Hour, Capacity: 1e15}
+	rows := limit.Take(limit.Take(nil, 100, 1e15, noon), 100, 1e15-1000, noon)
+	for range 500 {
+		before := limit.Total(rows, noon)
+		rows = limit.Take(rows, 100, 1, noon)
+		if fell := before - limit.Total(rows, noon); fell < 0.8 || fell > 1.2 {
+			t.Fatalf("1 was taken, and %v fell by %v", before, fell)
+		}
 	}
 }
 
