@@ -94,7 +94,7 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 // Shards spreads each key over n rows, each with an n-th of the rate, the capacity and the tokens, so that transactions on
 // one hot key need not wait for each other. The default is 1.
 //
-// A request takes from one shard: in READ COMMITTED from the better of two picked at random; above it from one picked at
+// A request takes from one shard: in READ COMMITTED from the better of two picked at random (the power of two choices); above it from one picked at
 // random, since one that is read and not taken from would conflict; with [Hot] from the one that was chosen when queueing.
 // When that has not enough, all shards are locked, what they hold together is added up (to within 1e-9 tokens or, if that is
 // more, the rounding of double precision, some 1e-16 of the sum), and the remainder is spread evenly. A shard that is full is not

@@ -31,7 +31,9 @@ type DB interface {
 // safe for concurrent use; once it is used it must not be copied, nor its fields be changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
-// request or several, and is one round trip.
+// request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
+// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's; a denial by Consume is an [*ExceededError].
+// But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
 type Limiter struct {
 	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's
 	// clock_timestamp(), the one clock that all processes share. It must stay between the years 1000 and 9999.
@@ -87,7 +89,8 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 
 // Refund gives tokens back: all or part of what was consumed at that instant, [Result.At] of the consumption. It never
 // fills a limit above its capacity, and it gives nothing back to a fixed window once the window of the consumption is over:
-// that would break the present window's cap. It is always OK; RetryAt is when what is still owed will have been refilled.
+// that would break the present window's cap. (The window of Result.At: for a consumption that waited for the row into the next
+// one, that is over, too.) It is always OK; RetryAt is when what is still owed will have been refilled.
 //
 // Like every statement, it does not see what was committed after the snapshot of a REPEATABLE READ or SERIALIZABLE
 // transaction: if the very first use of the key was, there is nothing to give back to, and nothing is.

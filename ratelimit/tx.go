@@ -17,7 +17,7 @@ type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] run a transaction.
+// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] run a transaction.
 type TxOption func(*txOptions)
 
 type txOptions struct {

@@ -89,10 +89,11 @@ func (l Limit) Total(rows []Row, now Micros) float64 {
 		total += available
 		lowest, highest = min(lowest, available), max(highest, available)
 	}
-	switch n := float64(len(rows)); {
-	case lowest == l.Capacity/n:
+	n := float64(len(rows))
+	switch lowest {
+	case l.Capacity / n:
 		return l.Capacity
-	case lowest == highest:
+	case highest:
 		return n * lowest
 	}
 	return total

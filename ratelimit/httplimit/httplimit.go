@@ -45,7 +45,7 @@ const DefaultTimeout = 5 * time.Second
 //
 //   - 429 if it is denied, with Retry-After;
 //   - 400 if it can never be granted ([ratelimit.ErrExceedsCapacity]), without Retry-After, since waiting does not help; and
-//     not 413, which is about the size of the content; and if its key is none that can be stored: it came from the client;
+//     not 413, which is about the size of the content; and if its key or count is none that can be: it came from the client;
 //   - 503 if the database could not be asked, unless FailOpen;
 //   - that of a [StatusError] if Requests returns one; 500 if it returns another error, or if the Middleware or a limit is
 //     wrong in itself.
