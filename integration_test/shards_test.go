@@ -120,7 +120,6 @@ func TestShardsAreCombinedBeforeADenial(t *testing.T) {
 	})
 }
 
-// Six times 8/6, added up as doubles, is less than 8.
 func TestWhatShardsHoldIsNotDeniedForARoundingError(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := sharded("hot", 49) // 49 times 8/49 is less than 8

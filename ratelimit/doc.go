@@ -8,7 +8,7 @@
 // of [SQL] on database/sql and in the transactions of GORM, sqlx, bun and ent.
 //
 // In the database, a limit and key is one row (name, key, value, ts), or one for each shard, a missing row is a full one, and a call is one
-// round trip. The schema is in package migrations.
+// statement. The schema is in package migrations.
 //
 // # Transactions
 //

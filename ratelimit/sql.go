@@ -153,7 +153,8 @@ type SQLTxBeginner interface {
 //	})
 //
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
-// then be given away before the server has heard of it. A level of [Isolation] that database/sql does not know is an error
+// then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
+// whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
 // that matches [ErrInvalid].
 func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx context.Context, tx *sql.Tx) error, options ...TxOption) error {
 	if isNil(db) || fn == nil {

@@ -10,9 +10,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TxBeginner begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
+// TxBeginner begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. A connection that is in one already, whose
+// COMMIT would end it, is an error that matches [ErrInvalid].
 type TxBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
@@ -109,7 +111,7 @@ func connOf(db TxBeginner) *pgx.Conn {
 	switch db := db.(type) {
 	case *pgx.Conn:
 		return db
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+	case *pgxpool.Conn:
 		return db.Conn()
 	}
 	return nil

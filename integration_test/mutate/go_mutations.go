@@ -13,7 +13,7 @@ var goMutations = []mutation{
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-unclamped", file: "internal/algebra/algebra.go", what: "a row may hold more than the capacity",
-		old: "return min(capacity, row.Value+refill)", new: "return row.Value + refill + 0*capacity",
+		old: "available < capacity {", new: "available < math.Inf(1) {",
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-windows-rounded-down", file: "internal/algebra/algebra.go", what: "a quotient of doubles is rounded down to whole windows",

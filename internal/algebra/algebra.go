@@ -73,7 +73,10 @@ func (l Limit) Available(row Row, n int, now Micros) float64 {
 	} else {
 		refill = float64(max(seconds(now-row.TS), 0)*rate) / period
 	}
-	return min(capacity, row.Value+refill)
+	if available := row.Value + refill; available < capacity {
+		return available
+	}
+	return capacity // if it is NaN, too, which is above all numbers in Postgres
 }
 
 // Total is what all rows of a limit hold together at now. A limit without rows is full; and one whose rows are all full holds
@@ -126,7 +129,7 @@ func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
 }
 
 // When is the first instant, not before now, at which count can be taken leaving at least floor if nobody else takes or
-// gives anything: the first that satisfies Enough, which once true stays true. Beyond [Max] it is Max.
+// gives anything: the first that satisfies Enough, which once true stays true, but for rounding. Beyond [Max] it is Max.
 func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Micros {
 	if now >= Max || l.Enough(rows, shards, count, floor, now) {
 		return now

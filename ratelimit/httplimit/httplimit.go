@@ -101,7 +101,7 @@ type Middleware struct {
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
 	// is called by many goroutines. nil: what has status 5xx, and refunds that failed, are logged by [slog.Default] as errors,
-	// and keys and counts that are not valid (400: often a user id that Requests has not found) as warnings.
+	// and keys and counts that are not valid (400: often a user id that Requests has not found) as warnings, one for each request.
 	// ([ratelimit.Limiter.Observer] is told of what the limiter did in any case.)
 	Observer func(r *http.Request, d Decision)
 
@@ -272,7 +272,7 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
 		slog.ErrorContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
-	case errors.Is(d.Err, ratelimit.ErrInvalid):
+	case d.Status == http.StatusBadRequest && (errors.Is(d.Err, ratelimit.ErrInvalid) || unstorable(d.Err)):
 		slog.WarnContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }

@@ -22,8 +22,8 @@ const DefaultEvery = 10 * time.Second
 // it must not be copied, nor its fields be changed.
 //
 //	Info   a consumption was denied (limit, count, remaining, retry_after)
-//	Warn   a count can never be granted (the same, and error)
-//	Error  a limit or request is invalid, or the database failed (verb, limit, error, took)
+//	Warn   a count can never be granted (limit, verb, error, took)
+//	Error  a limit or request is invalid, or the database failed (the same)
 //
 // Grants are not logged; nor are checks that say no, transactions that have to run again (InTx does), and calls that their
 // caller canceled.
