@@ -226,7 +226,8 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 type conflicts struct {
 	// In SERIALIZABLE, a COMMIT lets go of its locks just before it notes that it is over (ProcReleaseLocks, then
 	// ReleasePredicateLocks, in PostgreSQL's resowner.c): whoever begins in that gap is taken for concurrent. If two of one process
-	// are held up there, those of other processes fail until one of the two goes on. (A debugger that stops two there shows it.)
+	// are held up there, those of other processes fail, again and again, until one of the two goes on. (A debugger that stops two
+	// there shows it.) So it is transactions that are counted here, not their attempts.
 	gap  atomic.Int64
 	real atomic.Int64
 }
@@ -234,22 +235,25 @@ type conflicts struct {
 func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, failed int, err error) {
 	return func(_ context.Context, failed int, err error) {
 		if pgErr := pgError(t, err); strings.Contains(pgErr.Detail, "Canceled on commit attempt with conflict in from prepared pivot") {
-			c.gap.Add(1)
+			if failed == 1 {
+				c.gap.Add(1)
+			}
 		} else if c.real.Add(1) <= 3 {
 			t.Logf("attempt %d: %v: %s", failed, err, pgErr.Detail)
 		}
 	}
 }
 
-// wantNone wants no conflict, but for a twentieth of the commits in the gap, if they can meet there.
+// wantNone wants no conflict, but for those in the gap, if they can meet there: how many depends on how long the machine holds two
+// up, when all who wait meet them. A queue that does not work shows in the others.
 func (c *conflicts) wantNone(t *testing.T, commits int64, canMeet bool) {
 	t.Helper()
 	most := int64(0)
 	if canMeet {
-		most = commits / 20
+		most = commits / 4
 	}
 	if c.real.Load() > 0 || c.gap.Load() > most {
-		t.Errorf("%d conflicts and %d in the gap of a COMMIT, for %d commits", c.real.Load(), c.gap.Load(), commits)
+		t.Errorf("%d conflicts, and %d transactions met the gap of a COMMIT, for %d commits", c.real.Load(), c.gap.Load(), commits)
 	}
 }
 
