@@ -7,8 +7,8 @@
 // whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool, or a [Coalescer]; and by way
 // of [SQL] on database/sql and in the transactions of GORM, sqlx, bun and ent.
 //
-// In the database, a limit and key is one row (name, key, value, ts), or one for each shard, a missing row is a full one, and a call is one
-// statement. The schema is in package migrations.
+// In the database, a limit and key is one row (name, key, value, ts), or one for each shard, a missing row is a full
+// one, and a call is one statement. The schema is in package migrations.
 //
 // # Transactions
 //

@@ -34,8 +34,8 @@ const (
 // its name: give every limit of a schema its own.
 //
 // Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity, and nothing
-// is added to what was left at the last use. While two versions of the numbers are in use, as during a deployment, they grant together in any
-// time span at most the larger capacity, what the larger rate refills and the larger maxReserved, however they are sharded. But
+// is added to what was left at the last use. While two versions of the numbers are in use, as during a deployment, they grant
+// together in any time span at most the larger capacity, what the larger rate refills and the larger maxReserved, however they are sharded. But
 // if the kind differs, or period or [Start] of a fixed window, each refills by its own clock, so that what both refill adds up
 // until only one is in use.
 type Limit struct {
@@ -97,7 +97,7 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 // A request takes from one shard: in READ COMMITTED from the better of two picked at random (the power of two choices); above it
 // from one picked at random, since one that is read and not taken from would conflict; with [Hot] from the one that was chosen
 // when queueing. When that has not enough, all shards are locked, what they hold together is added up (to within 1e-9 tokens or,
-// if that is more, the rounding of double precision, less than 1e-14 of the sum), and the remainder is spread evenly. A shard that
+// if that is more, the rounding of double precision, less than 1e-14 of the sum each time), and the remainder is spread evenly. A shard that
 // is full is not refilled, so a sharded limit grants no more than an unsharded one, and at times a little less.
 func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 

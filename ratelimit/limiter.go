@@ -32,8 +32,8 @@ type DB interface {
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
-// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial by Consume is an [*ExceededError].
-// But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
+// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial by Consume is
+// an [*ExceededError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
 type Limiter struct {
 	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's
 	// clock_timestamp(), the one clock that all processes share. It must stay between the years 1000 and 9999.

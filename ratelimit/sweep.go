@@ -30,7 +30,7 @@ import (
 // nor for another sweep, but leaves the row to the next. Who wants a row that is being deleted waits for the batch; in REPEATABLE
 // READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
 // of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it is then. A transaction, which would hold all locks to its end, is an
-// error that matches [ErrInvalid], as are wrong limits, none, and two of one name.
+// error that matches [ErrInvalid] (but for a *sql.Conn in one, which is not found out), as are wrong limits, none, and two of one name.
 //
 // When ctx is over or the database fails, what is deleted stays deleted; it is counted, except for a batch whose commit was not
 // answered. The next Sweep begins anew.
