@@ -32,10 +32,11 @@ const othersTables = `
 		UPDATE counters AS c SET value = c.value - count WHERE c.name = name AND c.key = key AND c.shard = 0 RETURNING c.value INTO value;
 		RETURN value;
 	END $$;
-	-- The least that a function which decides can cost: a token bucket that exists and has enough, of numbers that nobody checks, in
-	-- a statement that reads no other row whatever the planner thinks of the table, and with the answer that a client needs.
+	-- The least that a function which decides can cost: a token bucket that exists and has enough, in a statement that reads no other
+	-- row whatever the planner thinks of the table, and with the answer that a client needs. If it is careful, it keeps out the
+	-- numbers that would grant more than they should, as whoever lets SQL by hand call it has to (NaN is above everything).
 	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
-		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS ratelimit_decision
+		start timestamptz, count double precision, floor double precision, now timestamptz, careful boolean) RETURNS ratelimit_decision
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
@@ -43,6 +44,12 @@ const othersTables = `
 		value double precision;
 		ts    timestamptz;
 	BEGIN
+		IF careful THEN
+			IF (least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
+				AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
+				RAISE invalid_parameter_value;
+			END IF;
+		END IF;
 		UPDATE counters AS c
 		   SET value = ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
 		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
@@ -50,10 +57,10 @@ const othersTables = `
 		RETURNING c.value, c.ts INTO value, ts;
 		RETURN ROW(value IS NOT NULL, at, value, ts);
 	END $$;
-	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it looks first, a denial
-	-- writes nothing.
+	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it is careful, it looks first,
+	-- so that a denial writes nothing, and makes sure that the rows are locked in everybody's order.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
-		capacities double precision[], counts double precision[], floors double precision[], look_first boolean,
+		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, careful boolean,
 		OUT granted boolean, OUT at timestamptz, OUT value double precision[], OUT ts timestamptz[])
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
@@ -63,9 +70,12 @@ const othersTables = `
 	BEGIN
 		at := clock_timestamp();
 		granted := false;
-		IF look_first THEN
+		IF careful THEN
 			FOR p IN 2..pg_catalog.cardinality(names) LOOP
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
+				IF ((names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE THEN
+					RAISE invalid_parameter_value; -- or they would have to be sorted
+				END IF;
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
 					RETURN; -- or the refill would have to be looked at
@@ -75,6 +85,12 @@ const othersTables = `
 		FOR p IN 1..pg_catalog.cardinality(names) LOOP
 			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
 			count := counts[p]; floor := floors[p];
+			IF careful THEN
+				IF (least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
+					AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
+					RAISE invalid_parameter_value;
+				END IF;
+			END IF;
 			UPDATE rate_limits AS r
 			   SET value = ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
 			 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
@@ -275,27 +291,33 @@ func updateInFunction(ctx context.Context, db oneRow, key string) error {
 }
 
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
-func decideInFunction(ctx context.Context, db oneRow, key string) error {
-	var granted bool
-	var at, ts time.Time
-	var value float64
-	return db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL)`,
-		"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0).Scan(&granted, &at, &value, &ts)
+func decideInFunction(careful bool) func(ctx context.Context, db oneRow, key string) error {
+	return func(ctx context.Context, db oneRow, key string) error {
+		var granted bool
+		var at, ts time.Time
+		var value float64
+		err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8)`,
+			"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful).Scan(&granted, &at, &value, &ts)
+		if err == nil && !granted {
+			return errDenied
+		}
+		return err
+	}
 }
 
 // decideSeveralInFunction is the floor of everything that decides several limits together in a PL/pgSQL function.
-func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, lookFirst bool) error {
+func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, careful bool) error {
 	n := len(names)
 	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
 	var granted bool
 	var at time.Time
 	var values []float64
 	var ts []time.Time
-	err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8)`,
-		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9), same(1), same(0), lookFirst).
-		Scan(&granted, &at, &values, &ts)
+	err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9)`,
+		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9),
+		make([]*time.Time, n), same(1), same(0), careful).Scan(&granted, &at, &values, &ts)
 	if err == nil && !granted {
-		return errors.New("the floor was denied")
+		return errDenied
 	}
 	return err
 }

@@ -123,7 +123,7 @@ func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
 	}
 	result := c.outcome()
 	result.note += fmt.Sprintf("; %s; beside 64 without it, one goroutine alone comes to %.3g, and 64 with no more than a mutex between BEGIN and the rest to %.3g",
-		note, c.beside[0].perSecond()/c.b.perSecond(), c.beside[1].perSecond()/c.b.perSecond())
+		note, c.toB(0), c.toB(1))
 	return result, nil
 }
 

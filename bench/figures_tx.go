@@ -60,7 +60,8 @@ var (
 	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
 	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
 	byFloor   = txKind{"bare UPDATE in a function", "counters", inTx(updateInFunction)}
-	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction)}
+	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction(false))}
+	byCareful = txKind{"... and checks its numbers", "counters", inTx(decideInFunction(true))}
 )
 
 type txKind struct {
@@ -110,13 +111,17 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side, &floor.side, &least.side)
+	careful, err := openOrders(ctx, e, byCareful, pgx.ReadCommitted, n, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side, &floor.side, &least.side, &careful.side)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, and the least that decides to %.3g",
-		c.beside[0].perSecond()/c.b.perSecond(), c.beside[1].perSecond()/c.b.perSecond())
+	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, the least that decides to %.3g, and the least that checks its numbers, too, to %.3g",
+		c.toB(0), c.toB(1), c.toB(2))
 	return result, nil
 }
 
@@ -240,18 +245,18 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	least := func(lookFirst bool) func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+	least := func(careful bool) func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 			return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-				return decideSeveralInFunction(ctx, tx, []string{"limit0", "limit1", "limit2"}, key, lookFirst)
+				return decideSeveralInFunction(ctx, tx, []string{"limit0", "limit1", "limit2"}, key, careful)
 			})
 		}
 	}
-	looks, err := open("the least that decides three", least(true))
+	careful, err := open("the least that decides three", least(true))
 	if err != nil {
 		return outcome{}, err
 	}
-	writes, err := open("the same, if a denial may write", least(false))
+	careless, err := open("... if a denial may write, and numbers and order are not checked", least(false))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -259,12 +264,12 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together, looks, writes)
+	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together, careful, careless)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g; if a denial may write: %.3g",
-		onPool.ratio(), c.beside[0].perSecond()/c.b.perSecond(), c.beside[1].perSecond()/c.b.perSecond(), c.beside[2].perSecond()/c.b.perSecond())
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g; if a denial may write, and numbers and order are not checked: %.3g",
+		onPool.ratio(), c.toB(0), c.toB(1), c.toB(2))
 	return result, nil
 }

@@ -138,6 +138,9 @@ func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration,
 
 func (c *comparison) ratio() float64 { return median(c.ratios) }
 
+// toB is what further side i comes to, of b.
+func (c *comparison) toB(i int) float64 { return c.beside[i].perSecond() / c.b.perSecond() }
+
 // outcome is the ratio as a figure's.
 func (c *comparison) outcome() outcome {
 	return outcome{
