@@ -139,10 +139,10 @@ func toText(v any) string {
 	return "?"
 }
 
-// TestTheReadmeAt3AM runs every query of that section as it is printed. A block without a test is a failure.
+// TestTheReadmeAt3AM runs every query of that section as it is printed.
 func TestTheReadmeAt3AM(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(n *night, sql string){
+	runReadme(t, "At 3 a.m.", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
@@ -237,6 +237,13 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				}
 			}
 		},
+	})
+}
+
+// TestTheReadmeOnSweeping runs every query of that section as it is printed.
+func TestTheReadmeOnSweeping(t *testing.T) {
+	t.Parallel()
+	runReadme(t, "Sweeping", map[string]func(n *night, sql string){
 		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {
 			n.sweeps(sql, nightMessages.Name())
 		},
@@ -247,14 +254,20 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				n.Errorf("%d rows deleted", rows)
 			}
 		},
-	}
-	blocks := readmeBlocks(t, "At 3 a.m.")
+	})
+}
+
+// runReadme runs the tests of a section's blocks, each of which is named by words that are in it. A block without a test is a
+// failure.
+func runReadme(t *testing.T, section string, tests map[string]func(n *night, sql string)) {
+	t.Helper()
 	for words, test := range tests {
 		t.Run(words, func(t *testing.T) {
 			t.Parallel()
-			test(&night{T: t, pool: newPool(t, 4)}, readmeSQL(t, "At 3 a.m.", words))
+			test(&night{T: t, pool: newPool(t, 4)}, readmeSQL(t, section, words))
 		})
 	}
+	blocks := readmeBlocks(t, section)
 	if len(blocks) != len(tests) {
 		t.Errorf("the section has %d blocks of SQL, %d are tested", len(blocks), len(tests))
 	}
