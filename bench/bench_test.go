@@ -170,3 +170,19 @@ func testEnv(t *testing.T) *env {
 	})
 	return servers
 }
+
+// TestWhatTheHostTookIsTold: by the file of a machine whose host took two sevenths.
+func TestWhatTheHostTookIsTold(t *testing.T) {
+	before := parseCPUTime("cpu  100 0 100 700 50 0 40 10 5 0\ncpu0 1 2 3\n")
+	if want := (cpuTime{all: 1000, stolen: 10}); before != want {
+		t.Errorf("read %+v, want %+v", before, want)
+	}
+	if got := before.stolenUntil(parseCPUTime("cpu  200 0 200 750 50 0 40 110 5 0\n")); got != 100.0/350 {
+		t.Errorf("%v was taken, want %v", got, 100.0/350)
+	}
+	for _, stat := range []string{"", "cpu 1 2 3\n", "cpu  1 2 3 4 5 6 7 x\n", "intr 1 2 3 4 5 6 7 8\n"} {
+		if got := parseCPUTime(stat); got != (cpuTime{}) {
+			t.Errorf("%q was read as %+v", stat, got)
+		}
+	}
+}

@@ -79,9 +79,15 @@ func list(out io.Writer) error {
 // measure runs one figure and prints its line.
 func (e *env) measure(ctx context.Context, f figure) (outcome, error) {
 	fmt.Fprintf(e.out, "%s: %s; must be %s\n", f.name, f.what, f.bounds())
+	before := readCPUTime()
 	result, err := f.run(ctx, e)
 	if err = errors.Join(err, e.undo(ctx)); err != nil {
 		return outcome{}, fmt.Errorf("%s: %w", f.name, err)
+	}
+	if stolen := before.stolenUntil(readCPUTime()); stolen >= 0.02 {
+		disturbed := fmt.Sprintf("the host gave %.0f %% of the processors' time to others", 100*stolen)
+		fmt.Fprintln(e.out, " ", disturbed)
+		result.note += "; " + disturbed
 	}
 	fmt.Fprintf(e.out, "%s %.4g\n", f.name, result.value)
 	return result, nil
