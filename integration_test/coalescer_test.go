@@ -308,6 +308,43 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	}
 }
 
+// As long as one key has enough for all that wait, or for none of them, that is what one ordinary call finds out.
+func TestCoalescerAsksForTheSum(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit, small := slow("limit", 100), slow("small", 50)
+	for i, batch := range []struct {
+		request        ratelimit.Request
+		calls, granted int
+		sums, batches  int // the statements
+	}{
+		{limit.Key("k"), 60, 60, 1, 0},
+		{limit.Key("k").Count(4), 20, 10, 1, 1}, // there are 40
+		{limit.Key("k").Count(4), 20, 0, 0, 1},  // there was enough for some
+		{limit.Key("k"), 20, 0, 1, 0},
+		{limit.Key("k").Count(0), 20, 20, 1, 0},
+		{small.Key("k"), 70, 50, 1, 0}, // there is no row
+		{small.Key("k"), 70, 0, 1, 0},
+	} {
+		release := holdFlights(t, coalescer, pool)
+		sums, batches := s.count("ratelimit_consume("), s.count("ratelimit_coalesce(")
+		f := enqueue(t, coalescer, nil, slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)...)
+		release()
+		f.wg.Wait()
+		for call, err := range f.errs {
+			if want := call < batch.granted; (err == nil) != want || err != nil && !denied(err) {
+				t.Errorf("batch %d, call %d: %v, want granted %v", i, call, err, want)
+			}
+		}
+		sums, batches = s.count("ratelimit_consume(")-sums, s.count("ratelimit_coalesce(")-batches
+		if sums != batch.sums || batches != batch.batches {
+			t.Errorf("batch %d: %d calls of ratelimit_consume and %d of ratelimit_coalesce, want %d and %d", i, sums, batches, batch.sums, batch.batches)
+		}
+	}
+}
+
 func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -341,13 +378,19 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 		return xmin, xmax
 	}
 	xmin, xmax := row()
-	for _, granted := range []ratelimit.Request{other.Key("new"), other.Key("new").Count(0)} { // without a row, and with one
+	for _, requests := range [][]ratelimit.Request{
+		{limit.Global(), limit.Global(), limit.Global()},
+		{other.Key("new"), limit.Global(), limit.Global()}, // without a row
+		{other.Key("new").Count(0), limit.Global(), limit.Global()},
+	} {
 		release := holdFlights(t, coalescer, pool)
-		f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), granted, limit.Global())
+		f := enqueue(t, coalescer, nil, requests...)
 		release()
 		f.wg.Wait()
-		if !denied(f.errs[0]) || !denied(f.errs[1]) || f.errs[2] != nil || !denied(f.errs[3]) {
-			t.Errorf("%v", f.errs)
+		for i, err := range f.errs {
+			if want := requests[i] == limit.Global(); denied(err) != want || !want && err != nil {
+				t.Errorf("call %d: %v, want denied %v", i, err, want)
+			}
 		}
 		if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
 			t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
@@ -387,7 +430,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	waitingFor(t, pool, tx)
 	cancelSent()
 	for ; f.err(1) == nil; time.Sleep(time.Millisecond) {
 	}
@@ -403,18 +446,6 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	}
 	if left := remaining(t, pool, limit.Global()); left < 95.99 || left > 96.01 {
 		t.Errorf("%v tokens are left, want 96: 2 were taken directly, 2 by what was sent", left)
-	}
-}
-
-// awaitStatement waits until so many statements with a word in them wait for a lock.
-func awaitStatement(t *testing.T, pool *pgxpool.Pool, word string, want int) {
-	t.Helper()
-	for n := -1; n != want; time.Sleep(time.Millisecond) {
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '%' AND pid IN (
-			SELECT pid FROM pg_locks WHERE relation = 'rate_limits'::regclass)`, word).Scan(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 
@@ -439,7 +470,7 @@ func TestCoalescerGivesUpAStatementThatNobodyWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	waitingFor(t, pool, tx)
 	cancel()
 	f.wg.Wait()
 	coalescer.Close() // returns, though the row is locked
@@ -544,7 +575,7 @@ func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	awaitStatement(t, pool, "ratelimit_coalesce", 1)
+	waitingFor(t, pool, tx)
 	if _, err := pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%ratelimit_coalesce%' AND wait_event_type = 'Lock'
 		AND pid IN (SELECT pid FROM pg_locks WHERE relation = 'rate_limits'::regclass)`); err != nil {
 		t.Fatal(err)
@@ -609,20 +640,22 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	t.Parallel()
 	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
 		pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
-		coalescer := ratelimit.NewCoalescer(pool, options...)
-		defer coalescer.Close()
 		limit := slow("limit", 1000)
 		var limiter ratelimit.Limiter
 		var wg sync.WaitGroup
-		for range 20 {
-			wg.Go(func() {
-				for range 50 {
-					if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil {
-						t.Error(err)
-						return
+		for range 2 { // as in two processes
+			coalescer := ratelimit.NewCoalescer(pool, options...)
+			defer coalescer.Close()
+			for range 10 {
+				wg.Go(func() {
+					for range 50 {
+						if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil {
+							t.Error(err)
+							return
+						}
 					}
-				}
-			})
+				})
+			}
 		}
 		wg.Wait()
 		if left := remaining(t, pool, limit.Global()); left > 0.01 {
@@ -672,12 +705,16 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 		f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), sharded.Global())
 		release()
 		f.wg.Wait()
+		release = holdFlights(t, coalescer, pool)
+		more := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
+		release()
+		more.wg.Wait()
 		var n, right int
 		if err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE v = $1) FROM settings`, want).Scan(&n, &right); err != nil {
 			t.Fatal(err)
 		}
-		if n < 3 || n != right || f.errs[0] != nil || f.errs[2] != nil {
-			t.Errorf("async %v: %d of %d rows were written with synchronous_commit %s; %v", async, right, n, want, f.errs)
+		if err := errors.Join(append(f.errs, more.errs...)...); n < 5 || n != right || err != nil {
+			t.Errorf("async %v: %d of %d rows were written with synchronous_commit %s; %v", async, right, n, want, err)
 		}
 		var now string
 		for range 6 {
@@ -764,14 +801,17 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 		{"nothing", bucket, 0, 0, 7},
 		{"everything", bucket, 0, 9, 0}, // both are denied
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		// With a call for another key in the same statement, and without, when the sum is asked for.
+		decide := func(t *testing.T, requests ...ratelimit.Request) {
 			t.Parallel()
 			pool := newPool(t, 6)
 			coalescer := ratelimit.NewCoalescer(pool)
 			defer coalescer.Close()
 			limiter, clock := newLimiter()
-			if _, err := limiter.Consume(t.Context(), pool, c.request); err != nil {
-				t.Fatal(err)
+			for _, request := range slices.Compact(slices.Clone(requests)) {
+				if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+					t.Fatal(err)
+				}
 			}
 			clock.Advance(time.Duration(c.minutes) * time.Minute)
 			tx, err := pool.Begin(t.Context())
@@ -783,17 +823,17 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 			}
 			release := holdFlights(t, coalescer, pool)
 			var wg sync.WaitGroup
-			for range 2 {
+			for _, request := range requests {
 				a := newArrival(t.Context())
 				wg.Go(func() {
-					if _, err := limiter.Consume(a, coalescer, c.request); err != nil && !denied(err) {
+					if _, err := limiter.Consume(a, coalescer, request); err != nil && !denied(err) {
 						t.Error(err)
 					}
 				})
 				<-a.arrived
 			}
 			release()
-			waiting(t, pool, 1) // one statement for both
+			waiting(t, pool, 1) // one statement for all
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -802,7 +842,11 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 			if err != nil || result.Requests[0].Remaining != c.left {
 				t.Errorf("%v are left, %v, want %v", result.Requests[0].Remaining, err, c.left)
 			}
+		}
+		t.Run(c.name, func(t *testing.T) {
+			decide(t, c.request, c.request, ratelimit.TokenBucket("other", 10, time.Minute).Key("k"))
 		})
+		t.Run(c.name+", sum", func(t *testing.T) { decide(t, c.request, c.request) })
 	}
 }
 
@@ -835,20 +879,26 @@ func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 // What was refilled while a statement waited counts.
 func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {
 	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 2, 200*time.Millisecond)
+	t.Run("", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k"), limit.Key("other")) })
+	t.Run("sum", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k")) })
+}
+
+func refilledWhileWaiting(t *testing.T, requests ...ratelimit.Request) {
+	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := ratelimit.NewCoalescer(pool)
 	defer coalescer.Close()
-	limit := ratelimit.TokenBucket("limit", 2, 200*time.Millisecond)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var limiter ratelimit.Limiter
 	release := holdFlights(t, coalescer, pool)
-	if _, err := limiter.Consume(t.Context(), tx, limit.Key("k").Count(2)); err != nil { // its first use
+	if _, err := limiter.Consume(t.Context(), tx, requests[0].Count(2)); err != nil { // its first use
 		t.Fatal(err)
 	}
-	f := enqueue(t, coalescer, nil, limit.Key("k"), limit.Key("k"))
+	f := enqueue(t, coalescer, nil, requests...)
 	release()
 	waiting(t, pool, 1)
 	time.Sleep(250 * time.Millisecond) // by the database's clock, too

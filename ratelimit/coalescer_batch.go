@@ -165,6 +165,42 @@ func (b *batch) def(limit *Limit) int32 {
 	return int32(len(b.limits))
 }
 
+// sum is the calls of a batch as one demand, if all ask for the same of one key and nothing is rounded: as many of them as the
+// capacity can hold.
+func (b *batch) sum() (sum demand, ok bool) {
+	g := &b.groups[0]
+	if len(b.groups) > 1 || g.mixed || g.first.floor != 0 || g.first.count != math.Trunc(g.first.count) {
+		return demand{}, false
+	}
+	sum = *g.first
+	n := float64(g.repeats)
+	if sum.count > 0 {
+		n = min(n, math.Floor(g.numbers.Capacity/sum.count))
+	}
+	sum.count *= n
+	return sum, sum.count <= g.numbers.Capacity // but for rounding, it is
+}
+
+// summed is the answer to the batch that the answer to its sum amounts to, unless there is enough for some of the calls only.
+func (b *batch) summed(sum demand, row dbsqlc.ConsumeRow) (answer dbsqlc.CoalesceRow, ok bool) {
+	g := &b.groups[0]
+	before := row.Value.Float64
+	if row.Granted.Bool {
+		before += sum.count
+	} else {
+		rows, at := []algebra.Row{{Value: before, TS: algebra.At(row.Ts.Time)}}, algebra.At(row.At.Time)
+		retryAt := g.numbers.When(rows, 1, g.first.count, 0, at)
+		if retryAt == at {
+			return dbsqlc.CoalesceRow{}, false
+		}
+		denied.remember(sum, retryAt.Time().Sub(at.Time()))
+	}
+	return dbsqlc.CoalesceRow{
+		Seen: row.At, At: row.At,
+		Ord: []int32{1}, Value: []float64{before}, Ts: []pgtype.Timestamptz{row.Ts}, After: []float64{row.Value.Float64},
+	}, true
+}
+
 // errDisagree is returned to a batch whose decisions by the database are not those that its state calls for: a defect.
 // What was consumed is gone, nobody is granted it.
 var errDisagree = errors.New("the database and the library disagree about a decision")

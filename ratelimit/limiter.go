@@ -228,13 +228,8 @@ func sharded(ds []demand) bool {
 
 // consume is the short way for one demand.
 func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, result *Result) error {
-	numbers := d.limit.forKey(d.key)
 	if d.limit.shards == 1 {
-		row, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-			Name: d.limit.name, Key: d.key,
-			Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
-			Count: d.count, Floor: d.floor, Now: now, ExpectDenial: denied.expect(d),
-		})
+		row, err := q.Consume(ctx, consuming(d, now))
 		if err != nil {
 			return err
 		}
@@ -245,6 +240,7 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 		}
 		return nil
 	}
+	numbers := d.limit.forKey(d.key)
 	a, b := pick(ctx, d)
 	row, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
 		Name: d.limit.name, Key: d.key,
@@ -256,6 +252,16 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 	}
 	applied([]demand{d}, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
 	return nil
+}
+
+// consuming is how one demand is asked, of a limit without shards.
+func consuming(d demand, now pgtype.Timestamptz) dbsqlc.ConsumeParams {
+	numbers := d.limit.forKey(d.key)
+	return dbsqlc.ConsumeParams{
+		Name: d.limit.name, Key: d.key,
+		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
+		Count: d.count, Floor: d.floor, Now: now, ExpectDenial: denied.expect(d),
+	}
 }
 
 // consumeSeveral is the short way for several demands without shards.

@@ -272,6 +272,18 @@ var goMutations = []mutation{
 		old: "d.count != math.Trunc(d.count) || ", new: "",
 		tests: "TestCoalescerIsExact|TestEveryQueryExecModeCoalesces",
 	}, {
+		name: "coalescer-sum-of-some", file: "ratelimit/coalescer_batch.go", what: "where there is enough for some of the calls, all are denied",
+		old: "		if retryAt == at {\n			return dbsqlc.CoalesceRow{}, false\n		}\n", new: "",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksForTheSum",
+	}, {
+		name: "coalescer-sum-above-capacity", file: "ratelimit/coalescer_batch.go", what: "more is asked for in one sum than the capacity can hold",
+		old: "		n = min(n, math.Floor(g.numbers.Capacity/sum.count))\n", new: "",
+		tests: "TestCoalescerAsksForTheSum",
+	}, {
+		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all",
+		old: "		} else if !retryable(err) {\n", new: "		} else {\n",
+		tests: "TestCoalescerOnASerializableDatabase",
+	}, {
 		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer_batch.go", what: "one limit of two versions is decided by the definition of the first call",
 		old: " || d.limit != g.first.limit)", new: ")",
 		tests: "TestCoalescerIsExact",
