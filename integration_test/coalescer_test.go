@@ -308,7 +308,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	}
 }
 
-// As long as one key has enough for all that wait, or for none of them, that is what one ordinary call finds out.
+// Equal calls for one key are one call of ratelimit_consume, unless there is enough for some of them only.
 func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -325,8 +325,8 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 		{limit.Key("k").Count(4), 20, 0, 0, 1},  // there was enough for some
 		{limit.Key("k"), 20, 0, 1, 0},
 		{limit.Key("k").Count(0), 20, 20, 1, 0},
-		{small.Key("k"), 70, 50, 1, 0}, // there is no row
-		{small.Key("k"), 70, 0, 1, 0},
+		{small.Key("k"), 50, 50, 1, 0},
+		{small.Key("k"), 51, 0, 0, 1}, // more than it can hold
 	} {
 		release := holdFlights(t, coalescer, pool)
 		sums, batches := s.count("ratelimit_consume("), s.count("ratelimit_coalesce(")
@@ -552,6 +552,12 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 
 func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 	t.Parallel()
+	t.Run("batch", func(t *testing.T) { failWhileWaiting(t, 5) })
+	t.Run("sum", func(t *testing.T) { failWhileWaiting(t, 1) })
+}
+
+func failWhileWaiting(t *testing.T, keys int) {
+	t.Parallel()
 	pool := newPool(t, 8)
 	coalescer := ratelimit.NewCoalescer(pool)
 	defer coalescer.Close()
@@ -562,7 +568,7 @@ func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 	}
 	var requests []ratelimit.Request
 	for i := range 50 {
-		requests = append(requests, limit.Key(fmt.Sprint(i%5)))
+		requests = append(requests, limit.Key(fmt.Sprint(i%keys)))
 	}
 	release := holdFlights(t, coalescer, pool)
 	f := enqueue(t, coalescer, nil, requests...)
@@ -576,8 +582,8 @@ func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 	}
 	release()
 	waitingFor(t, pool, tx)
-	if _, err := pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%ratelimit_coalesce%' AND wait_event_type = 'Lock'
-		AND pid IN (SELECT pid FROM pg_locks WHERE relation = 'rate_limits'::regclass)`); err != nil {
+	if _, err := pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))`,
+		serverPID(t, tx)); err != nil {
 		t.Fatal(err)
 	}
 	f.wg.Wait()
@@ -589,7 +595,7 @@ func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 5 {
+	for i := range keys {
 		want := 100.0
 		if i == 0 {
 			want = 99
@@ -763,7 +769,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	release = holdFlights(t, coalescer, pool)
-	more := enqueue(t, coalescer, nil, one.Key("d").Count(40), one.Key("d").Count(40))
+	more := enqueue(t, coalescer, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a")) // another key: it is no sum
 	release()
 	more.wg.Wait()
 	for i, err := range append(f.errs, more.errs...) {
@@ -774,7 +780,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	for _, c := range []struct {
 		request ratelimit.Request
 		want    float64
-	}{{one.Key("a"), 87}, {three.Key("b"), 88}, {one.Key("c"), 89}, {one.Key("d"), 9}} {
+	}{{one.Key("a"), 86}, {three.Key("b"), 88}, {one.Key("c"), 89}, {one.Key("d"), 9}} {
 		request, want := c.request, c.want
 		if left := remaining(t, pool, request); left < want-0.01 || left > want+0.01 {
 			t.Errorf("%v: %v tokens are left, want %v", request, left, want)
@@ -799,9 +805,9 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 		{"the time", bucket, 1, 1, 7}, // 9 and a minute is 10; 9
 		{"the value", window, 1, 3, 4},
 		{"nothing", bucket, 0, 0, 7},
-		{"everything", bucket, 0, 9, 0}, // both are denied
+		{"all but one", bucket, 0, 8, 0}, // one is granted
+		{"everything", bucket, 0, 9, 0},  // both are denied
 	} {
-		// With a call for another key in the same statement, and without, when the sum is asked for.
 		decide := func(t *testing.T, requests ...ratelimit.Request) {
 			t.Parallel()
 			pool := newPool(t, 6)
@@ -843,7 +849,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 				t.Errorf("%v are left, %v, want %v", result.Requests[0].Remaining, err, c.left)
 			}
 		}
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name+", batch", func(t *testing.T) {
 			decide(t, c.request, c.request, ratelimit.TokenBucket("other", 10, time.Minute).Key("k"))
 		})
 		t.Run(c.name+", sum", func(t *testing.T) { decide(t, c.request, c.request) })
@@ -880,7 +886,7 @@ func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 2, 200*time.Millisecond)
-	t.Run("", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k"), limit.Key("other")) })
+	t.Run("batch", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k"), limit.Key("other")) })
 	t.Run("sum", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k")) })
 }
 

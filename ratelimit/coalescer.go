@@ -55,7 +55,7 @@ type Coalescer struct {
 	reading, writing *dbsqlc.Queries // of what is not coalesced
 
 	begin  atomic.Bool // the database's default isolation level is not READ COMMITTED
-	partly atomic.Bool // in the last batch that could be summed up there was enough for some, not for all
+	partly atomic.Bool // of the last batch that had a sum, and ratelimit_coalesce decided, some calls were granted and some not
 
 	mu       sync.Mutex
 	queue    []*waiter // in order of arrival; empty if flying is 0
@@ -77,8 +77,8 @@ func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true 
 // Pace is for floods: it has a statement begin no sooner than d after the one before it, so that more calls share each, and the
 // processors have time for others. The default is 0, no pace, and so is less. With 3 ms there are at most 333 statements a second,
 // and a call, or [Coalescer.Close], waits up to 3 ms longer, unless there was none for so long. Calls that can share no statement,
-// those for limits with [Shards], keep to no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], or what is run
-// again after a conflict. Do not combine it with a [Limiter.Clock]: calls at different instants are a statement each, and do.
+// those for limits with [Shards], keep to no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], what is run
+// again after a conflict, or the second statement for calls of which there is enough for some only. Do not combine it with a [Limiter.Clock]: calls at different instants are a statement each, and do.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
@@ -424,7 +424,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries)
 	}
 }
 
-// once runs a statement in a transaction of its own, in READ COMMITTED, which has to be said if begin.
+// once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
 func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsqlc.Queries) error) error {
 	var db DB = c.pool
 	switch {
@@ -476,18 +476,19 @@ func (r asyncRow) Scan(dest ...any) error {
 	return err
 }
 
-// coalesce decides a batch by one statement. If all ask for the same, that asks for the sum of it, which is quicker, unless the
-// last time there was enough for some only: if there is now, it takes a second statement.
+// coalesce decides a batch. Calls that all ask for the same are asked for as their sum, which is quicker. If that is denied
+// though there is enough for some of them, or if it was in conflict, ratelimit_coalesce decides them; and where some were granted
+// and some not, the next batch goes there at once.
 func (c *Coalescer) coalesce(b *batch) error {
-	sum, ok := b.sum()
-	if ok && !c.partly.Load() {
+	sum, same := b.sum()
+	if same && !c.partly.Load() {
 		var row dbsqlc.ConsumeRow
 		err := c.once(b.flight.ctx, c.begin.Load(), func(q *dbsqlc.Queries) (err error) {
-			row, err = q.Consume(b.flight.ctx, consuming(sum, b.args.Now))
+			row, err = q.Consume(b.flight.ctx, consumeParams(sum, b.args.Now))
 			return err
 		})
 		if err == nil {
-			if answer, ok := b.summed(sum, row); ok {
+			if answer, decided := b.fromSum(sum, row); decided {
 				return b.settle(&answer)
 			}
 		} else if !retryable(err) {
@@ -499,9 +500,12 @@ func (c *Coalescer) coalesce(b *batch) error {
 		row, err = q.Coalesce(b.flight.ctx, b.args)
 		return err
 	})
-	if err == nil {
-		err = b.settle(&row)
-		c.partly.Store(ok && b.waiters[0].granted && !b.waiters[len(b.waiters)-1].granted)
+	if err != nil {
+		return err
+	}
+	err = b.settle(&row)
+	if same {
+		c.partly.Store(b.waiters[0].granted && !b.waiters[len(b.waiters)-1].granted)
 	}
 	return err
 }

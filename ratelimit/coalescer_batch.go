@@ -165,28 +165,25 @@ func (b *batch) def(limit *Limit) int32 {
 	return int32(len(b.limits))
 }
 
-// sum is the calls of a batch as one demand, if all ask for the same of one key and nothing is rounded: as many of them as the
-// capacity can hold.
+// sum is the calls of a batch as one demand, if all ask for the same of one key, nothing is rounded, and the capacity can hold it.
 func (b *batch) sum() (sum demand, ok bool) {
 	g := &b.groups[0]
+	// Where there are several calls, group has seen to the count and the floor.
 	if len(b.groups) > 1 || g.mixed || g.first.floor != 0 || g.first.count != math.Trunc(g.first.count) {
 		return demand{}, false
 	}
 	sum = *g.first
-	n := float64(g.repeats)
-	if sum.count > 0 {
-		n = min(n, math.Floor(g.numbers.Capacity/sum.count))
-	}
-	sum.count *= n
-	return sum, sum.count <= g.numbers.Capacity // but for rounding, it is
+	sum.count *= float64(g.repeats)
+	return sum, sum.count <= g.numbers.Capacity
 }
 
-// summed is the answer to the batch that the answer to its sum amounts to, unless there is enough for some of the calls only.
-func (b *batch) summed(sum demand, row dbsqlc.ConsumeRow) (answer dbsqlc.CoalesceRow, ok bool) {
+// fromSum is the answer to the batch that the answer to its sum amounts to. That decides nothing if there is enough for some of
+// the calls, not for all. A denial is remembered.
+func (b *batch) fromSum(sum demand, row dbsqlc.ConsumeRow) (answer dbsqlc.CoalesceRow, decided bool) {
 	g := &b.groups[0]
 	before := row.Value.Float64
 	if row.Granted.Bool {
-		before += sum.count
+		before += sum.count // exact, since they are whole
 	} else {
 		rows, at := []algebra.Row{{Value: before, TS: algebra.At(row.Ts.Time)}}, algebra.At(row.At.Time)
 		retryAt := g.numbers.When(rows, 1, g.first.count, 0, at)
@@ -196,7 +193,7 @@ func (b *batch) summed(sum demand, row dbsqlc.ConsumeRow) (answer dbsqlc.Coalesc
 		denied.remember(sum, retryAt.Time().Sub(at.Time()))
 	}
 	return dbsqlc.CoalesceRow{
-		Seen: row.At, At: row.At,
+		At:  row.At,
 		Ord: []int32{1}, Value: []float64{before}, Ts: []pgtype.Timestamptz{row.Ts}, After: []float64{row.Value.Float64},
 	}, true
 }

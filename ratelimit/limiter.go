@@ -229,7 +229,7 @@ func sharded(ds []demand) bool {
 // consume is the short way for one demand.
 func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, result *Result) error {
 	if d.limit.shards == 1 {
-		row, err := q.Consume(ctx, consuming(d, now))
+		row, err := q.Consume(ctx, consumeParams(d, now))
 		if err != nil {
 			return err
 		}
@@ -254,8 +254,8 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 	return nil
 }
 
-// consuming is how one demand is asked, of a limit without shards.
-func consuming(d demand, now pgtype.Timestamptz) dbsqlc.ConsumeParams {
+// consumeParams asks for one demand, of a limit without shards.
+func consumeParams(d demand, now pgtype.Timestamptz) dbsqlc.ConsumeParams {
 	numbers := d.limit.forKey(d.key)
 	return dbsqlc.ConsumeParams{
 		Name: d.limit.name, Key: d.key,

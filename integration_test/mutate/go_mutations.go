@@ -277,8 +277,16 @@ var goMutations = []mutation{
 		tests: "TestCoalescerIsExact|TestCoalescerAsksForTheSum",
 	}, {
 		name: "coalescer-sum-above-capacity", file: "ratelimit/coalescer_batch.go", what: "more is asked for in one sum than the capacity can hold",
-		old: "		n = min(n, math.Floor(g.numbers.Capacity/sum.count))\n", new: "",
+		old: "	return sum, sum.count <= g.numbers.Capacity\n", new: "	return sum, true\n",
 		tests: "TestCoalescerAsksForTheSum",
+	}, {
+		name: "coalescer-sum-again", file: "ratelimit/coalescer.go", what: "where there was enough for some the last time, the sum is asked for all the same",
+		old: "	if same && !c.partly.Load() {\n", new: "	if same {\n",
+		tests: "TestCoalescerAsksForTheSum",
+	}, {
+		name: "coalescer-sum-failed", file: "ratelimit/coalescer.go", what: "a sum of which it is not known whether it was consumed is asked for once more",
+		old: "		} else if !retryable(err) {\n			return err\n		}\n", new: "		}\n",
+		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all",
 		old: "		} else if !retryable(err) {\n", new: "		} else {\n",
