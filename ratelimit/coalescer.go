@@ -78,7 +78,8 @@ func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true 
 // processors have time for others. The default is 0, no pace, and so is less. With 3 ms there are at most 333 statements a second,
 // and a call, or [Coalescer.Close], waits up to 3 ms longer, unless there was none for so long. Calls that can share no statement,
 // those for limits with [Shards], keep to no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], what is run
-// again after a conflict, or the second statement for calls of which there is enough for some only. Do not combine it with a [Limiter.Clock]: calls at different instants are a statement each, and do.
+// again after a conflict, or a second statement for calls of which only some are granted. Do not combine it with a
+// [Limiter.Clock]: calls at different instants are a statement each, and do.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
 // OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
