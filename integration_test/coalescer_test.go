@@ -122,7 +122,7 @@ func playBatches(t *testing.T, rounds int) {
 		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
 		changing := r.IntN(4) == 0
 		same := randomTokens(r, limits[0].Capacity())
-		whole := r.IntN(2) == 0
+		whole, equal := r.IntN(2) == 0, r.IntN(2) == 0
 		calls := make([]asked, oneOf(r, 1, 5, 40))
 		for i := range calls {
 			c := &calls[i]
@@ -139,7 +139,7 @@ func playBatches(t *testing.T, rounds int) {
 				switch {
 				case whole:
 					a.count = 1
-				case r.IntN(3) == 0:
+				case !equal && r.IntN(3) == 0:
 					a.count = randomTokens(r, limit.Capacity())
 				}
 				c.asks, c.requests = append(c.asks, a), append(c.requests, a.request())
