@@ -486,10 +486,18 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool := newJobs(t, 8)
+			pool := newJobs(t, 12)
 			limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
 			limit := ratelimit.TokenBucket("jobs", 20, time.Hour)
 			var granted, refused, tries atomic.Int64
+			// Whoever begins before this ends has a conflict with it, unless the level knows none.
+			first, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(t.Context(), first, limit.Global().Count(0)); err != nil {
+				t.Fatal(err)
+			}
 			var wg sync.WaitGroup
 			for g := range 8 {
 				wg.Go(func() {
@@ -510,6 +518,10 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 						}
 					}
 				})
+			}
+			waiting(t, pool, 1)
+			if err := first.Commit(t.Context()); err != nil {
+				t.Error(err)
 			}
 			wg.Wait()
 			t.Logf("%d tries for 40", tries.Load())
