@@ -366,9 +366,9 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	pool := newPool(t, 4)
 	coalescer := ratelimit.NewCoalescer(pool)
 	defer coalescer.Close()
-	limit, other := slow("limit", 1), slow("other", 1)
+	limit, other := slow("limit", 3), slow("other", 1)
 	var limiter ratelimit.Limiter
-	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global().Count(3)); err != nil {
 		t.Fatal(err)
 	}
 	row := func() (xmin, xmax string) {
@@ -379,7 +379,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	}
 	xmin, xmax := row()
 	for _, requests := range [][]ratelimit.Request{
-		{limit.Global(), limit.Global(), limit.Global()},
+		{limit.Global(), limit.Global(), limit.Global()},   // a sum
 		{other.Key("new"), limit.Global(), limit.Global()}, // without a row
 		{other.Key("new").Count(0), limit.Global(), limit.Global()},
 	} {
