@@ -122,7 +122,7 @@ func playBatches(t *testing.T, rounds int) {
 		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
 		changing := r.IntN(4) == 0
 		same := randomTokens(r, limits[0].Capacity())
-		whole, equal := r.IntN(2) == 0, r.IntN(2) == 0
+		whole, equal, of := r.IntN(2) == 0, r.IntN(2) == 0, limits[:oneOf(r, 1, 1, 3)]
 		calls := make([]asked, oneOf(r, 1, 5, 40))
 		for i := range calls {
 			c := &calls[i]
@@ -131,7 +131,7 @@ func playBatches(t *testing.T, rounds int) {
 				c.verb = "charge"
 			}
 			for range 1 + r.IntN(several+1) {
-				limit := oneOf(r, limits...)
+				limit := oneOf(r, of...)
 				if changing && r.IntN(3) == 0 {
 					limit = randomLimit(r, limit.Name(), 1)
 				}
@@ -345,6 +345,59 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	}
 }
 
+// Several keys of one token bucket are asked for together; what that does not decide goes to ratelimit_coalesce, while the rest has
+// its answers.
+func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit, other := slow("limit", 20), slow("other", 20)
+	window := ratelimit.FixedWindow("window", 20, 1000*time.Hour)
+	a, b, c := limit.Key("a"), limit.Key("b"), limit.Key("c")
+	many := func(of ratelimit.Limit, keys int) (requests []ratelimit.Request) {
+		for i := range keys {
+			requests = append(requests, of.Key(fmt.Sprint(i)))
+		}
+		return requests
+	}
+	for i, batch := range []struct {
+		requests []ratelimit.Request
+		denied   []int
+		sums     int
+		batches  int
+	}{
+		{many(limit, 20), nil, 1, 1},                                                                 // there are no rows
+		{many(limit, 20), nil, 0, 1},                                                                 // there were none
+		{many(limit, 20), nil, 1, 0},                                                                 // there are
+		{append(many(limit, 19), a), nil, 1, 1},                                                      // but one
+		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // but two
+		{append(many(limit, 19), c, b, a.Count(20)), []int{19, 21}, 1, 0},                            // denials
+		{append(many(limit, 12), a.Count(15), a.Count(15)), []int{13}, 0, 1},                         // more than it can hold
+		{append(many(limit, 12), a.Count(3), a.Count(3)), []int{13}, 1, 1},                           // enough for one of them
+		{append(many(limit, 12), limit.Key("1").Count(0.5)), nil, 0, 1},                              // a fraction
+		{append(many(limit, 12), other.Key("1")), nil, 0, 1},                                         // two limits
+		{append(many(limit, 12), limit.Key("12").Reserve()), nil, 0, 1},                              // a reservation
+		{[]ratelimit.Request{window.Key("a"), window.Key("b")}, nil, 0, 1},                           // a fixed window
+		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1}, // two definitions
+	} {
+		release := holdFlights(t, coalescer, pool)
+		sums, batches := s.count("ratelimit_consume_keys("), s.count("ratelimit_coalesce(")
+		f := enqueue(t, coalescer, nil, batch.requests...)
+		release()
+		f.wg.Wait()
+		for call, err := range f.errs {
+			if want := slices.Contains(batch.denied, call); denied(err) != want || err != nil && !want {
+				t.Errorf("batch %d, call %d: %v, want denied %v", i, call, err, want)
+			}
+		}
+		sums, batches = s.count("ratelimit_consume_keys(")-sums, s.count("ratelimit_coalesce(")-batches
+		if sums != batch.sums || batches != batch.batches {
+			t.Errorf("batch %d: %d calls of ratelimit_consume_keys and %d of ratelimit_coalesce, want %d and %d", i, sums, batches, batch.sums, batch.batches)
+		}
+	}
+}
+
 func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -380,6 +433,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	xmin, xmax := row()
 	for _, requests := range [][]ratelimit.Request{
 		{limit.Global(), limit.Global(), limit.Global()},   // a sum
+		{limit.Key("new"), limit.Global(), limit.Global()}, // sums of keys, one without a row
 		{other.Key("new"), limit.Global(), limit.Global()}, // without a row
 		{other.Key("new").Count(0), limit.Global(), limit.Global()},
 	} {
@@ -645,29 +699,36 @@ func TestCoalescerCloseDrains(t *testing.T) {
 func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	t.Parallel()
 	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
-		pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
-		limit := slow("limit", 1000)
-		var limiter ratelimit.Limiter
-		var wg sync.WaitGroup
-		for range 2 { // as in two processes
-			coalescer := ratelimit.NewCoalescer(pool, options...)
-			defer coalescer.Close()
-			for range 10 {
-				wg.Go(func() {
-					for range 50 {
-						if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil {
-							t.Error(err)
-							return
+		// Of 4 keys, two are asked for 260 of their 250 tokens, and two for 240.
+		for keys, want := range map[int]float64{1: 0, 4: 20} {
+			pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
+			limit := slow("limit", float64(1000/keys))
+			var limiter ratelimit.Limiter
+			var wg sync.WaitGroup
+			for range 2 { // as in two processes
+				coalescer := ratelimit.NewCoalescer(pool, options...)
+				defer coalescer.Close()
+				for range 10 {
+					wg.Go(func() {
+						for i := range 50 {
+							if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(i%keys))); err != nil && !denied(err) {
+								t.Error(err)
+								return
+							}
 						}
-					}
-				})
+					})
+				}
 			}
+			wg.Wait()
+			left := 0.0
+			for i := range keys {
+				left += remaining(t, pool, limit.Key(fmt.Sprint(i)))
+			}
+			if left < want || left > want+0.01 {
+				t.Errorf("%d keys: %v tokens are left, want %v", keys, left, want)
+			}
+			t.Logf("%d keys: %d statements, failed: %v", keys, s.count(""), s.failed)
 		}
-		wg.Wait()
-		if left := remaining(t, pool, limit.Global()); left > 0.01 {
-			t.Errorf("%v tokens are left", left)
-		}
-		t.Logf("%d statements, failed: %v", s.count(""), s.failed)
 	}
 }
 
@@ -675,15 +736,57 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
-		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}',
-				'{}', '{}', '{}', '{}', '{}', '{}')`)
-			return err
-		})
-		if want := map[bool]string{level != pgx.ReadCommitted: "RL003"}[true]; sqlState(err) != want {
-			t.Errorf("%s: %v, want SQLSTATE %q", level, err, want)
+	for _, sql := range []string{
+		`SELECT ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
+		`SELECT ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+	} {
+		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
+			err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), sql)
+				return err
+			})
+			if want := map[bool]string{level != pgx.ReadCommitted: "RL003"}[true]; sqlState(err) != want {
+				t.Errorf("%s: %s: %v, want SQLSTATE %q", level, sql, err, want)
+			}
 		}
+	}
+}
+
+func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'k', 0, 1, 10, '2026-07-01 12:00Z')`); err != nil {
+		t.Fatal(err)
+	}
+	numbers := []string{"NULL", "'NaN'", "-1", "'-Infinity'", "'Infinity'", "1e16", "1e300", "-1e-300"}
+	valid := []string{"'limit'", "ARRAY['k']", "10", "'1 min'", "10", "ARRAY[1]::float8[]", "NULL"}
+	for i, hostile := range [][]string{
+		{"NULL", "''"}, nil, append(numbers, "0"), {"NULL", "'0'", "'-1 s'"}, numbers, {"NULL"}, {"'infinity'", "'-infinity'"},
+	} {
+		if i == 5 {
+			for _, number := range numbers {
+				hostile = append(hostile, "ARRAY["+number+"]::float8[]")
+			}
+		}
+		for _, value := range hostile {
+			args := slices.Clone(valid)
+			args[i] = value
+			sql := "SELECT ratelimit_consume_keys(" + strings.Join(args, ", ") + ")"
+			if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" {
+				t.Errorf("%s: %v, want SQLSTATE 22023", sql, err)
+			}
+		}
+	}
+	// What is missing is not decided.
+	for _, args := range []string{"NULL, 10, '1 min', 10, '{1}'", "'{NULL}', 10, '1 min', 10, '{1}'", "'{k}', 10, '1 min', 10, '{}'"} {
+		var decided int
+		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
+			t.Errorf("%s: %d decided, %v", args, decided, err)
+		}
+	}
+	var value float64
+	if err := pool.QueryRow(t.Context(), `SELECT value FROM rate_limits`).Scan(&value); err != nil || value != 10 {
+		t.Errorf("%v are left, %v", value, err)
 	}
 }
 
@@ -768,6 +871,10 @@ func TestCoalescerShardedRows(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), pool, three.Key("d")); err != nil {
 		t.Fatal(err)
 	}
+	var decided int
+	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
+		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
+	}
 	release = holdFlights(t, coalescer, pool)
 	more := enqueue(t, coalescer, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a")) // another key: it is no sum
 	release()
@@ -792,11 +899,11 @@ func TestCoalescerShardedRows(t *testing.T) {
 // alone. Each time it has to decide anew.
 func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 	t.Parallel()
-	bucket := ratelimit.TokenBucket("bucket", 10, 10*time.Minute).Key("k")
-	window := ratelimit.FixedWindow("window", 10, 10*time.Minute, ratelimit.Start(noon)).Key("k")
+	bucket := ratelimit.TokenBucket("bucket", 10, 10*time.Minute)
+	window := ratelimit.FixedWindow("window", 10, 10*time.Minute, ratelimit.Start(noon))
 	for _, c := range []struct {
 		name    string
-		request ratelimit.Request
+		limit   ratelimit.Limit
 		minutes int     // after the first call
 		taken   float64 // by the transaction that is waited for
 		left    float64
@@ -808,6 +915,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 		{"all but one", bucket, 0, 8, 0}, // one is granted
 		{"everything", bucket, 0, 9, 0},  // both are denied
 	} {
+		asked := c.limit.Key("k")
 		decide := func(t *testing.T, requests ...ratelimit.Request) {
 			t.Parallel()
 			pool := newPool(t, 6)
@@ -824,7 +932,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := limiter.Charge(t.Context(), tx, c.request.Count(c.taken)); err != nil {
+			if _, err := limiter.Charge(t.Context(), tx, asked.Count(c.taken)); err != nil {
 				t.Fatal(err)
 			}
 			release := holdFlights(t, coalescer, pool)
@@ -844,15 +952,16 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			wg.Wait()
-			result, err := limiter.Check(t.Context(), pool, c.request.Count(0))
+			result, err := limiter.Check(t.Context(), pool, asked.Count(0))
 			if err != nil || result.Requests[0].Remaining != c.left {
 				t.Errorf("%v are left, %v, want %v", result.Requests[0].Remaining, err, c.left)
 			}
 		}
 		t.Run(c.name+", batch", func(t *testing.T) {
-			decide(t, c.request, c.request, ratelimit.TokenBucket("other", 10, time.Minute).Key("k"))
+			decide(t, asked, asked, ratelimit.TokenBucket("other", 10, time.Minute).Key("k"))
 		})
-		t.Run(c.name+", sum", func(t *testing.T) { decide(t, c.request, c.request) })
+		t.Run(c.name+", keys", func(t *testing.T) { decide(t, asked, asked, c.limit.Key("other")) })
+		t.Run(c.name+", sum", func(t *testing.T) { decide(t, asked, asked) })
 	}
 }
 
@@ -886,22 +995,32 @@ func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 2, 200*time.Millisecond)
-	t.Run("batch", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k"), limit.Key("other")) })
-	t.Run("sum", func(t *testing.T) { refilledWhileWaiting(t, limit.Key("k"), limit.Key("k")) })
+	k, other := limit.Key("k"), ratelimit.TokenBucket("other", 2, time.Hour).Key("k")
+	t.Run("batch", func(t *testing.T) { refilledWhileWaiting(t, false, k, k, other) })
+	t.Run("batch, with a row", func(t *testing.T) { refilledWhileWaiting(t, true, k, k, other) })
+	t.Run("keys", func(t *testing.T) { refilledWhileWaiting(t, true, k, k, limit.Key("other")) })
+	t.Run("sum", func(t *testing.T) { refilledWhileWaiting(t, false, k, k) })
 }
 
-func refilledWhileWaiting(t *testing.T, requests ...ratelimit.Request) {
+func refilledWhileWaiting(t *testing.T, rows bool, requests ...ratelimit.Request) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := ratelimit.NewCoalescer(pool)
 	defer coalescer.Close()
+	var limiter ratelimit.Limiter
+	if rows { // else the transaction is the first use
+		for _, request := range slices.Compact(slices.Clone(requests)) {
+			if _, err := limiter.Consume(t.Context(), pool, request.Count(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var limiter ratelimit.Limiter
 	release := holdFlights(t, coalescer, pool)
-	if _, err := limiter.Consume(t.Context(), tx, requests[0].Count(2)); err != nil { // its first use
+	if _, err := limiter.Consume(t.Context(), tx, requests[0].Count(2)); err != nil {
 		t.Fatal(err)
 	}
 	f := enqueue(t, coalescer, nil, requests...)
@@ -927,13 +1046,29 @@ func TestCoalescerOverGrant(t *testing.T) {
 	coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool)}
 	var limiter ratelimit.Limiter
 	var turn atomic.Int64
-	g := hammer(t, func(ctx context.Context) (time.Time, bool, error) {
-		result, err := limiter.Consume(ctx, coalescers[turn.Add(1)%2], limit.Key("k"))
+	take := func(ctx context.Context, key string) (time.Time, bool, error) {
+		result, err := limiter.Consume(ctx, coalescers[turn.Add(1)%2], limit.Key(key))
 		if denied(err) {
 			return time.Time{}, false, nil
 		}
 		return result.At, err == nil, err
-	})
+	}
+	// Others ask for other keys, so that statements are for several as well.
+	others, enough := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for others.Err() == nil {
+				if _, _, err := take(t.Context(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	g := hammer(t, func(ctx context.Context) (time.Time, bool, error) { return take(ctx, "k") })
+	enough()
+	wg.Wait()
 	for _, coalescer := range coalescers {
 		coalescer.Close()
 	}
@@ -1030,12 +1165,17 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 // statement has locked since. It does not wait for that, out of order, but begins again.
 func TestCoalescerDoesNotWaitForARowMadeAnew(t *testing.T) {
 	t.Parallel()
+	limit := slow("limit", 100)
+	t.Run("batch", func(t *testing.T) { madeAnewWhileWaiting(t, limit.Key("a"), slow("other", 100).Key("b")) })
+	t.Run("keys", func(t *testing.T) { madeAnewWhileWaiting(t, limit.Key("a"), limit.Key("b")) })
+}
+
+func madeAnewWhileWaiting(t *testing.T, a, b ratelimit.Request) {
+	t.Parallel()
 	pool := newPool(t, 6)
 	tracedPool, s := traced(t, pool, 4, nil)
 	coalescer := ratelimit.NewCoalescer(tracedPool)
 	defer coalescer.Close()
-	limit := slow("limit", 100)
-	a, b := limit.Key("a"), limit.Key("b")
 	var limiter ratelimit.Limiter
 	consume := func(db ratelimit.DB, request ratelimit.Request) {
 		t.Helper()

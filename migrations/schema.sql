@@ -680,6 +680,72 @@ $install$;
 DO $install$
 BEGIN
 
+-- Takes from several keys of a token bucket that is not sharded: from each what is asked of it, if it has that much, whatever
+-- becomes of the others. It is the quickest way to decide what most batches are.
+--
+--   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
+--   now            NULL: clock_timestamp()
+--
+-- Answers the keys that it decided (ord), each with its row as it is then: the first `early` were granted at `seen`, the
+-- others denied at `at`. It does not decide what would have it lock out of order, or ask again: keys without a row, rows of a
+-- limit that was sharded, and what had too little and has enough at `at`. ratelimit_coalesce does.
+--
+-- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
+EXECUTE replace($ddl$
+CREATE FUNCTION @extschema@.ratelimit_consume_keys(
+    name text, keys text[],
+    rate double precision, period interval, capacity double precision,
+    counts double precision[], now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql
+-- As in ratelimit_coalesce.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF (name <> '' AND rate BETWEEN '1e-15' AND '1e15' AND period > '0' AND capacity BETWEEN '0' AND '1e15'
+        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    END IF;
+
+    -- As in ratelimit_consume. The rows are locked in the order of keys, if each is looked up for its key. That is why name and
+    -- shard are compared in such a way: no index leads to a row before i is known, and ANY sorts nothing for a merge.
+    seen := coalesce(now, clock_timestamp());
+    WITH u AS (
+        UPDATE @extschema@.rate_limits AS r
+           SET value = @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+               ts = greatest(r.ts, seen)
+          FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
+         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1
+           AND @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0'
+        RETURNING i, r.value, r.ts
+    )
+    SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
+      INTO ord, value, ts
+      FROM u;
+    early := pg_catalog.cardinality(ord);
+
+    -- The denials, by a plain read.
+    at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
+    IF early < pg_catalog.cardinality(keys) THEN
+        SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
+          INTO ord, value, ts
+          FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
+         CROSS JOIN LATERAL (
+            SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
+          ) AS r
+         WHERE @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+    END IF;
+END
+$body$
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+
 -- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
 --
 --   names, rates, periods, capacities   definitions of limits

@@ -26,7 +26,7 @@ var ErrClosed = errors.New("coalescer closed")
 // as much as for many. Its methods are safe for concurrent use, also by different limiters.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
-// before it left, in the order of their arrival (but for a statement that waits for a row, which the next one may overtake), and
+// before it left, in the order of their arrival (but for a statement that waits for a row, or needs a second, which the next one may overtake), and
 // its result is the one that a call on the pool would have had. A call for several limits is all or nothing. Unless there is a
 // [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on purpose, but to let those who were
 // just answered ask again. An idle Coalescer has no goroutines. At most two connections are in use.
@@ -55,7 +55,7 @@ type Coalescer struct {
 	reading, writing *dbsqlc.Queries // of what is not coalesced
 
 	begin  atomic.Bool // the database's default isolation level is not READ COMMITTED
-	partly atomic.Bool // of the last batch that had a sum, and ratelimit_coalesce decided, some calls were granted and some not
+	parted atomic.Bool // sums decided, or would have decided, too few of the keys of the last batch of which they could be asked
 
 	mu       sync.Mutex
 	queue    []*waiter // in order of arrival; empty if flying is 0
@@ -78,7 +78,7 @@ func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true 
 // processors have time for others. The default is 0, no pace, and so is less. With 3 ms there are at most 333 statements a second,
 // and a call, or [Coalescer.Close], waits up to 3 ms longer, unless there was none for so long. Calls that can share no statement,
 // those for limits with [Shards], keep to no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], what is run
-// again after a conflict, or a second statement for calls of which only some are granted. Do not combine it with a
+// again after a conflict, or a second statement for what the first could not decide. Do not combine it with a
 // [Limiter.Clock]: calls at different instants are a statement each, and do.
 func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
 
@@ -166,6 +166,22 @@ type flight struct {
 	cancel  context.CancelFunc
 	waiting int  // how many wait for it; guarded by Coalescer.mu
 	decided bool // the same
+}
+
+// newFlight puts waiters on a flight, those who have left too. Coalescer.mu is held.
+func newFlight(waiters []*waiter) *flight {
+	f := &flight{}
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	for _, w := range waiters {
+		w.flight = f
+		if !w.left {
+			f.waiting++
+		}
+	}
+	if f.waiting == 0 {
+		f.cancel()
+	}
+	return f
 }
 
 // coalescing asks a coalescer for what it coalesces, and its pool for the rest.
@@ -342,11 +358,7 @@ func (c *Coalescer) next(b *batch) bool {
 	}
 	b.waiters = append(b.waiters, c.queue[:n]...)
 	c.queue = slices.Delete(c.queue, 0, n)
-	b.flight = &flight{waiting: n}
-	b.flight.ctx, b.flight.cancel = context.WithCancel(context.Background())
-	for _, w := range b.waiters {
-		w.flight = b.flight
-	}
+	b.flight = newFlight(b.waiters)
 	c.fill()
 	return true
 }
@@ -377,6 +389,18 @@ func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
 	go close(all)
 	go func() {}()
 	return all
+}
+
+// tell tells the waiters of a batch, and makes another of those who were not decided with them.
+func (c *Coalescer) tell(b *batch, err error, others []*waiter) {
+	c.mu.Lock()
+	flight := newFlight(others)
+	c.mu.Unlock()
+	c.observe(len(b.waiters), err)
+	c.decided(b, err)
+	b.clear()
+	b.waiters, b.flight = append(b.waiters, others...), flight
+	b.group()
 }
 
 // separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone.
@@ -477,23 +501,30 @@ func (r asyncRow) Scan(dest ...any) error {
 	return err
 }
 
-// coalesce decides a batch. Calls that all ask for the same are asked for as their sum, which is quicker. If that is denied
-// though there is enough for some of them, or if it was in conflict, ratelimit_coalesce decides them; and where some were granted
-// and some not, the next batch goes there at once.
+// coalesce decides a batch. If it can, it asks for what each key is asked for in all, which is quicker. ratelimit_coalesce decides
+// what this does not; the others are told by then.
 func (c *Coalescer) coalesce(b *batch) error {
-	sum, same := b.sum()
-	if same && !c.partly.Load() {
-		var row dbsqlc.ConsumeRow
+	sums := b.sums()
+	if sums && !c.parted.Load() {
+		var answer dbsqlc.CoalesceRow
 		err := c.once(b.flight.ctx, c.begin.Load(), func(q *dbsqlc.Queries) (err error) {
-			row, err = q.Consume(b.flight.ctx, consumeParams(sum, b.args.Now))
+			answer, err = b.consumeSums(b.flight.ctx, q)
 			return err
 		})
-		if err == nil {
-			if answer, decided := b.fromSum(sum, row); decided {
-				return b.settle(&answer)
-			}
-		} else if !retryable(err) {
+		switch {
+		case err == nil:
+			sums = false
+			c.parted.Store(tooMany(len(b.groups)-len(answer.Ord), len(b.groups)))
+		case !retryable(err) && sqlState(err) != stateIsolation:
 			return err
+		}
+		if len(answer.Ord) > 0 {
+			others := b.keep(&answer)
+			err := b.settle(&answer)
+			if len(others) == 0 {
+				return err
+			}
+			c.tell(b, err, others)
 		}
 	}
 	var row dbsqlc.CoalesceRow
@@ -505,8 +536,12 @@ func (c *Coalescer) coalesce(b *batch) error {
 		return err
 	}
 	err = b.settle(&row)
-	if same {
-		c.partly.Store(b.waiters[0].granted && !b.waiters[len(b.waiters)-1].granted)
+	if sums {
+		c.parted.Store(tooMany(b.parted(), len(b.groups)))
 	}
 	return err
 }
+
+// tooMany says whether so many keys, for which sums decide nothing, make it quicker not to ask for sums: an estimate, from what the
+// statements cost with one key and with each more.
+func tooMany(parted, keys int) bool { return 8*parted > keys }

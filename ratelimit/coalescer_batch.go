@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"math"
 	"slices"
@@ -22,8 +23,9 @@ type batch struct {
 	order   []int32 // the places of the groups, sorted
 	index   map[groupID]int
 	args    dbsqlc.CoalesceParams
-	byOrd   []int32 // the group of each of args.Keys
-	limits  []Limit // the definitions, by args' defs - 1
+	byOrd   []int32   // the group of each of args.Keys
+	limits  []Limit   // the definitions, by args' defs - 1
+	counts  []float64 // the sums
 }
 
 var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
@@ -38,12 +40,14 @@ type group struct {
 	// mixed says that the requests are not all the same: the database and settle decide them one by one.
 	mixed bool
 
-	ord   int32 // the place among args.Keys, from 1: those that are not mixed come first
-	at    algebra.Micros
-	after float64
-	known bool // the database answered a row
-	rows  []algebra.Row
-	row   [1]algebra.Row
+	ord     int32 // the place among args.Keys, from 1: those that are not mixed come first
+	at      algebra.Micros
+	after   float64
+	known   bool // the database answered a row
+	fresh   bool // which it had to insert
+	granted int  // of the calls
+	rows    []algebra.Row
+	row     [1]algebra.Row
 }
 
 // clear forgets what the batch held, but not the memory.
@@ -165,37 +169,113 @@ func (b *batch) def(limit *Limit) int32 {
 	return int32(len(b.limits))
 }
 
-// sum is the calls of a batch as one demand, if all ask for the same of one key, nothing is rounded, and the capacity can hold it.
-func (b *batch) sum() (sum demand, ok bool) {
-	g := &b.groups[0]
-	// Where there are several calls, group has seen to the count and the floor.
-	if len(b.groups) > 1 || g.mixed || g.first.floor != 0 || g.first.count != math.Trunc(g.first.count) {
-		return demand{}, false
+// sums says whether each key can be asked for what its calls ask for in all: whole counts of one limit, a token bucket unless
+// there is but one key, nothing reserved, so that nothing is rounded, and no more than the capacity can hold.
+func (b *batch) sums() bool {
+	for i := range b.groups {
+		g := &b.groups[i]
+		// Where a key is asked of several times, group has seen to the count and the floor.
+		if g.mixed || g.first.floor != 0 || g.first.count != math.Trunc(g.first.count) || g.sum() > g.numbers.Capacity {
+			return false
+		}
 	}
-	sum = *g.first
-	sum.count *= float64(g.repeats)
-	return sum, sum.count <= g.numbers.Capacity
+	return len(b.limits) == 1 && (len(b.groups) == 1 || !b.groups[0].numbers.Window)
 }
 
-// fromSum is the answer to the batch that the answer to its sum amounts to. That decides nothing if there is enough for some of
-// the calls, not for all. A denial is remembered.
-func (b *batch) fromSum(sum demand, row dbsqlc.ConsumeRow) (answer dbsqlc.CoalesceRow, decided bool) {
-	g := &b.groups[0]
-	before := row.Value.Float64
-	if row.Granted.Bool {
-		before += sum.count // exact, since they are whole
+// sum is what the calls of a group ask for together.
+func (g *group) sum() float64 { return g.first.count * float64(g.repeats) }
+
+// consumeSums asks for the sums. The answer is about the keys for whose calls that decides: not those of which there is enough for
+// some of the calls.
+func (b *batch) consumeSums(ctx context.Context, q *dbsqlc.Queries) (answer dbsqlc.CoalesceRow, err error) {
+	a := &b.args
+	var row dbsqlc.ConsumeKeysRow
+	if len(b.groups) == 1 {
+		row, err = b.consumeSum(ctx, q)
 	} else {
-		rows, at := []algebra.Row{{Value: before, TS: algebra.At(row.Ts.Time)}}, algebra.At(row.At.Time)
-		retryAt := g.numbers.When(rows, 1, g.first.count, 0, at)
-		if retryAt == at {
-			return dbsqlc.CoalesceRow{}, false
+		b.counts = b.counts[:0]
+		for i := range a.Keys {
+			b.counts = append(b.counts, b.groups[b.byOrd[i]].sum())
 		}
-		denied.remember(sum, retryAt.Time().Sub(at.Time()))
+		row, err = q.ConsumeKeys(ctx, dbsqlc.ConsumeKeysParams{
+			Name: a.Names[0], Keys: a.Keys,
+			Rate: a.Rates[0], Period: a.Periods[0], Capacity: a.Capacities[0],
+			Counts: b.counts, Now: a.Now,
+		})
 	}
-	return dbsqlc.CoalesceRow{
-		At:  row.At,
-		Ord: []int32{1}, Value: []float64{before}, Ts: []pgtype.Timestamptz{row.Ts}, After: []float64{row.Value.Float64},
-	}, true
+	answer = dbsqlc.CoalesceRow{
+		Seen: row.Seen, At: row.At, Early: row.Early,
+		Ord: row.Ord[:0], Value: row.Value[:0], Ts: row.Ts[:0], After: make([]float64, 0, len(row.Ord)),
+	}
+	for i, ord := range row.Ord {
+		g := &b.groups[b.byOrd[ord-1]]
+		before, after := row.Value[i], row.Value[i]
+		if i < int(row.Early.Int32) {
+			before += g.sum() // exact, since they are whole
+		} else if rows := []algebra.Row{{Value: before, TS: algebra.At(row.Ts[i].Time)}}; g.numbers.Enough(rows, 1, g.first.count, 0, algebra.At(row.At.Time)) {
+			continue
+		}
+		answer.Ord = append(answer.Ord, ord)
+		answer.Value = append(answer.Value, before)
+		answer.Ts = append(answer.Ts, row.Ts[i])
+		answer.After = append(answer.After, after)
+	}
+	return answer, err
+}
+
+// consumeSum asks for the sum of a batch's only key, which ratelimit_consume does quicker, without a row, too. A denial is remembered.
+func (b *batch) consumeSum(ctx context.Context, q *dbsqlc.Queries) (dbsqlc.ConsumeKeysRow, error) {
+	g := &b.groups[0]
+	sum := *g.first
+	sum.count = g.sum()
+	row, err := q.Consume(ctx, consumeParams(sum, b.args.Now))
+	if err != nil {
+		return dbsqlc.ConsumeKeysRow{}, err
+	}
+	granted := int32(1)
+	if !row.Granted.Bool {
+		granted = 0
+		rows, at := []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}, algebra.At(row.At.Time)
+		if retryAt := g.numbers.When(rows, 1, g.first.count, 0, at); retryAt > at {
+			denied.remember(sum, retryAt.Time().Sub(at.Time()))
+		}
+	}
+	return dbsqlc.ConsumeKeysRow{
+		Seen: row.At, At: row.At, Early: pgtype.Int4{Int32: granted, Valid: true},
+		Ord: []int32{1}, Value: []float64{row.Value.Float64}, Ts: []pgtype.Timestamptz{row.Ts},
+	}, nil
+}
+
+// keep keeps the calls for keys that the database has decided, and returns the others. The calls are for one key each.
+func (b *batch) keep(answer *dbsqlc.CoalesceRow) (others []*waiter) {
+	if len(answer.Ord) == len(b.groups) {
+		return nil
+	}
+	for _, ord := range answer.Ord {
+		b.groups[b.byOrd[ord-1]].known = true
+	}
+	kept := 0
+	for i, w := range b.waiters {
+		if of := b.of[i]; b.groups[of].known {
+			b.waiters[kept], b.of[kept] = w, of
+			kept++
+		} else {
+			others = append(others, w)
+		}
+	}
+	clear(b.waiters[kept:])
+	b.waiters, b.of = b.waiters[:kept], b.of[:kept]
+	return others
+}
+
+// parted is of how many keys there was no row, or enough for some of the calls.
+func (b *batch) parted() (n int) {
+	for i := range b.groups {
+		if g := &b.groups[i]; g.fresh || g.granted > 0 && g.granted < g.repeats {
+			n++
+		}
+	}
+	return n
 }
 
 // errDisagree is returned to a batch whose decisions by the database are not those that its state calls for: a defect.
@@ -214,7 +294,7 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
 		g.rows = g.row[:]
 		if math.IsNaN(row.Value[i]) { // inserted
-			g.rows = nil
+			g.rows, g.fresh = nil, true
 		}
 		g.at = at
 		if i < int(row.Early.Int32) {
@@ -252,6 +332,7 @@ func (b *batch) decide(w *waiter, of []int) {
 		d := &w.ds[i]
 		g := &b.groups[of[i]]
 		if w.granted {
+			g.granted++
 			numbers := b.numbers(g, d)
 			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
 			if len(g.rows) > 0 {

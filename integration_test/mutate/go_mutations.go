@@ -273,24 +273,44 @@ var goMutations = []mutation{
 		tests: "TestCoalescerIsExact|TestEveryQueryExecModeCoalesces",
 	}, {
 		name: "coalescer-sum-of-some", file: "ratelimit/coalescer_batch.go", what: "where there is enough for some of the calls, all are denied",
-		old: "		if retryAt == at {\n			return dbsqlc.CoalesceRow{}, false\n		}\n", new: "",
-		tests: "TestCoalescerIsExact|TestCoalescerAsksForTheSum",
+		old: "algebra.At(row.At.Time)) {\n			continue\n", new: "algebra.At(row.At.Time)) {\n",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksForTheSum|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
 		name: "coalescer-sum-above-capacity", file: "ratelimit/coalescer_batch.go", what: "more is asked for in one sum than the capacity can hold",
-		old: "	return sum, sum.count <= g.numbers.Capacity\n", new: "	return sum, true\n",
+		old: " || g.sum() > g.numbers.Capacity {", new: " {",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
 		name: "coalescer-sum-again", file: "ratelimit/coalescer.go", what: "where there was enough for some the last time, the sum is asked for all the same",
-		old: "	if same && !c.partly.Load() {\n", new: "	if same {\n",
+		old: "	if sums && !c.parted.Load() {\n", new: "	if sums {\n",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
 		name: "coalescer-sum-failed", file: "ratelimit/coalescer.go", what: "a sum of which it is not known whether it was consumed is asked for once more",
-		old: "		} else if !retryable(err) {\n			return err\n		}\n", new: "		}\n",
+		old: "		case !retryable(err) && sqlState(err) != stateIsolation:\n			return err\n", new: "",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all",
-		old: "		} else if !retryable(err) {\n", new: "		} else {\n",
+		old: "		case !retryable(err) && sqlState(err) != stateIsolation:\n", new: "		case sqlState(err) != stateIsolation:\n",
 		tests: "TestCoalescerOnASerializableDatabase",
+	}, {
+		name: "coalescer-keys-level", file: "ratelimit/coalescer.go", what: "that the database's level is another is an error for all who ask of several keys",
+		old: "		case !retryable(err) && sqlState(err) != stateIsolation:\n", new: "		case !retryable(err):\n",
+		tests: "TestCoalescerOnASerializableDatabase",
+	}, {
+		name: "coalescer-keys-of-windows", file: "ratelimit/coalescer_batch.go", what: "keys of a fixed window are decided as those of a token bucket",
+		old: " && (len(b.groups) == 1 || !b.groups[0].numbers.Window)", new: "",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
+	}, {
+		name: "coalescer-keys-of-limits", file: "ratelimit/coalescer_batch.go", what: "keys of several limits are decided by the definition of the first",
+		old: "	return len(b.limits) == 1 && (", new: "	return (",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
+	}, {
+		name: "coalescer-keys-undecided", file: "ratelimit/coalescer_batch.go", what: "keys that were not decided are taken for full ones",
+		old: "	if len(answer.Ord) == len(b.groups) {\n", new: "	if len(answer.Ord) > 0 {\n",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
+	}, {
+		name: "coalescer-keys-counts", file: "ratelimit/coalescer_batch.go", what: "keys are asked for the counts of others",
+		old: "b.groups[b.byOrd[i]].sum())", new: "b.groups[i].sum())",
+		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
 		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer_batch.go", what: "one limit of two versions is decided by the definition of the first call",
 		old: " || d.limit != g.first.limit)", new: ")",

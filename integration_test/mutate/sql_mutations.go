@@ -277,6 +277,42 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	},
 
+	// ratelimit_consume_keys
+
+	{
+		name: "keys-plan", file: coalesce, what: "rows can be found before it is known for which key",
+		old: "r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END])", new: "r.name = name",
+		tests: "TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne",
+	}, {
+		name: "keys-clock-read-once", file: coalesce, what: "the clock is not read again after the UPDATE has waited",
+		old: "at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited", new: "at := seen;",
+		tests: "TestCoalescerReadsTheClockAfterWaiting",
+	}, {
+		name: "keys-any-level", file: coalesce, what: "keys are decided on a snapshot that does not see what was committed",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (name", new: "IF (name",
+		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
+	}, {
+		name: "keys-last-token", file: coalesce, what: "the last token is not granted at once (>= to >)",
+		old: "NULL) - counts[i] >= '0'", new: "NULL) - counts[i] > '0'",
+		tests: "TestCoalescerAsksSeveralKeysForTheirSums",
+	}, {
+		name: "keys-ts-back", file: coalesce, what: "ts moves back with the clock",
+		old: "ts = greatest(r.ts, seen)", new: "ts = seen",
+		tests: "TestCoalescerIsExact",
+	}, {
+		name: "keys-sharded", file: coalesce, what: "one shard of a limit that was sharded is taken from as if it were all of it",
+		old: "r.shard = 0 * i AND r.shards = 1", new: "r.shard = 0 * i",
+		tests: "TestCoalescerShardedRows",
+	}, {
+		name: "keys-sharded-denied", file: coalesce, what: "where one shard of a limit that was sharded lacks tokens, all are denied",
+		old: "AND r.shard = 0 AND r.shards = 1 OFFSET 0", new: "AND r.shard = 0 OFFSET 0",
+		tests: "TestCoalescerShardedRows",
+	}, {
+		name: "keys-unchecked", file: coalesce, what: "numbers that are none are granted",
+		old: "AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL", new: "AND (now IS NULL",
+		tests: "TestConsumeKeysRefusesHostileArguments",
+	},
+
 	// ratelimit_coalesce
 
 	{
@@ -308,7 +344,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (pg_catalog", new: "IF (pg_catalog",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",

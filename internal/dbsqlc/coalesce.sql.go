@@ -85,3 +85,52 @@ func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow
 	)
 	return i, err
 }
+
+const consumeKeys = `-- name: ConsumeKeys :one
+SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts
+  FROM ratelimit_consume_keys(
+      $1::text, $2::text[],
+      $3::double precision, $4::interval, $5::double precision,
+      $6::double precision[], $7::timestamptz) AS r
+`
+
+type ConsumeKeysParams struct {
+	Name     string
+	Keys     []string
+	Rate     float64
+	Period   time.Duration
+	Capacity float64
+	Counts   []float64
+	Now      pgtype.Timestamptz
+}
+
+type ConsumeKeysRow struct {
+	Seen  pgtype.Timestamptz
+	At    pgtype.Timestamptz
+	Early pgtype.Int4
+	Ord   []int32
+	Value []float64
+	Ts    []pgtype.Timestamptz
+}
+
+func (q *Queries) ConsumeKeys(ctx context.Context, arg ConsumeKeysParams) (ConsumeKeysRow, error) {
+	row := q.db.QueryRow(ctx, consumeKeys,
+		arg.Name,
+		arg.Keys,
+		arg.Rate,
+		arg.Period,
+		arg.Capacity,
+		arg.Counts,
+		arg.Now,
+	)
+	var i ConsumeKeysRow
+	err := row.Scan(
+		&i.Seen,
+		&i.At,
+		&i.Early,
+		&i.Ord,
+		&i.Value,
+		&i.Ts,
+	)
+	return i, err
+}
