@@ -752,6 +752,32 @@ func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	}
 }
 
+// ratelimit_consume_keys decides each key by itself, the last token included, and no clock that was set back makes a row older.
+func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'a', 0, 1, 2, '2026-07-01 12:00Z'), ('limit', 'b', 0, 1, 1, '2026-07-01 12:00Z'),
+		('limit', 'd', 0, 2, 9, '2026-07-01 12:00Z'), ('limit', 'd', 1, 2, 9, '2026-07-01 12:00Z'), ('limit', 'e', 0, 1, 9, '2026-07-01 09:00Z')`); err != nil {
+		t.Fatal(err)
+	}
+	var early int
+	var ord []int32
+	var value []float64
+	var ts []time.Time
+	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit_consume_keys('limit', '{a,b,c,d,e}', 1, '1 hour', 10, '{2,2,2,2,2}',
+		'2026-07-01 11:00Z')`).Scan(&early, &ord, &value, &ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ts {
+		ts[i] = ts[i].UTC()
+	}
+	eleven, noon := time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC), time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	if early != 2 || !slices.Equal(ord, []int32{1, 5, 2}) || !slices.Equal(value, []float64{0, 8, 1}) || !slices.Equal(ts, []time.Time{noon, eleven, noon}) {
+		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
+	}
+}
+
 func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)

@@ -294,11 +294,11 @@ var sqlMutations = []mutation{
 	}, {
 		name: "keys-last-token", file: coalesce, what: "the last token is not granted at once (>= to >)",
 		old: "NULL) - counts[i] >= '0'", new: "NULL) - counts[i] > '0'",
-		tests: "TestCoalescerAsksSeveralKeysForTheirSums",
+		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
 		name: "keys-ts-back", file: coalesce, what: "ts moves back with the clock",
 		old: "ts = greatest(r.ts, seen)", new: "ts = seen",
-		tests: "TestCoalescerIsExact",
+		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
 		name: "keys-sharded", file: coalesce, what: "one shard of a limit that was sharded is taken from as if it were all of it",
 		old: "r.shard = 0 * i AND r.shards = 1", new: "r.shard = 0 * i",
