@@ -355,9 +355,9 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	limit, other := slow("limit", 20), slow("other", 20)
 	window := ratelimit.FixedWindow("window", 20, 1000*time.Hour)
 	a, b, c := limit.Key("a"), limit.Key("b"), limit.Key("c")
-	many := func(of ratelimit.Limit, keys int) (requests []ratelimit.Request) {
+	many := func(of ratelimit.Limit, keys int, parts ...string) (requests []ratelimit.Request) {
 		for i := range keys {
-			requests = append(requests, of.Key(fmt.Sprint(i)))
+			requests = append(requests, of.Key(append(parts, fmt.Sprint(i))...))
 		}
 		return requests
 	}
@@ -367,8 +367,10 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 		sums     int
 		batches  int
 	}{
-		{many(limit, 20), nil, 1, 1},                                                                 // there are no rows
-		{many(limit, 20), nil, 0, 1},                                                                 // there were none
+		{many(limit, 20), nil, 1, 1},        // there are no rows
+		{many(limit, 20, "new"), nil, 0, 1}, // there were none
+		{many(limit, 20, "new too"), nil, 0, 1},
+		{many(limit, 20), nil, 0, 1},
 		{many(limit, 20), nil, 1, 0},                                                                 // there are
 		{append(many(limit, 19), a), nil, 1, 1},                                                      // but one
 		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // but two
@@ -875,6 +877,53 @@ func TestAnAsynchronousCommitThatFailsGrantsNothing(t *testing.T) {
 		var limiter ratelimit.Limiter
 		if result, err := limiter.Consume(t.Context(), coalescer, slow("limit", 10).Key("k")); sqlState(err) != "23000" || result.OK {
 			t.Errorf("%+v, %v, want the error of the commit", result, err)
+		}
+	}
+}
+
+// Postgres can refuse a COMMIT with any error, also with one after which statements are run again.
+func TestACommitThatFailsGrantsNoneOfABatch(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 10)
+	several, one := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("b")}, []ratelimit.Request{limit.Key("a"), limit.Key("a")}
+	for _, c := range []struct {
+		state, level string
+		requests     []ratelimit.Request
+		options      []ratelimit.CoalescerOption
+	}{
+		{"40001", "read committed", several, nil},
+		{"23000", "read committed", several, nil},
+		{"40001", "read committed", several, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}},
+		{"40001", "serializable", several, nil},
+		{"40001", "serializable", one, nil},
+	} {
+		state, requests := c.state, c.requests
+		pool, _ := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
+		coalescer := ratelimit.NewCoalescer(pool, c.options...)
+		defer coalescer.Close()
+		var limiter ratelimit.Limiter
+		for _, request := range slices.Compact(slices.Clone(requests)) {
+			if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+state+`'; END $$;
+			CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`); err != nil {
+			t.Fatal(err)
+		}
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, requests...)
+		release()
+		f.wg.Wait()
+		for i, err := range f.errs {
+			if sqlState(err) != state {
+				t.Errorf("call %d: %v, want SQLSTATE %s", i, err, state)
+			}
+		}
+		for _, request := range requests {
+			if left := remaining(t, pool, request); left < 9 || left > 9.01 {
+				t.Errorf("%v are left, want 9", left)
+			}
 		}
 	}
 }

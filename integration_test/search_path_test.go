@@ -136,6 +136,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"consume several":  `SELECT granted FROM app.ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
 		"apply":            `SELECT granted FROM app.ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
 		"coalesce":         `SELECT early IS NOT NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"consume keys":     `SELECT early IS NOT NULL FROM app.ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":          `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
 		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
 		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
@@ -151,15 +152,16 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"sweep, idle":      `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
 
 		// These are to end with that SQLSTATE.
-		"22023, consume":  `SELECT granted FROM app.ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
-		"22023, apply":    `SELECT granted FROM app.ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
-		"22023, twice":    `SELECT granted FROM app.ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
-		"22023, coalesce": `SELECT early IS NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"22023, by hand":  `SELECT ok FROM app.ratelimit('bucket', $1, 0, '1 hour')`,
-		"22023, never":    `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
-		"22023, sweep":    `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
-		"PT429, by hand":  `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
-		"PT429, raise":    `SELECT app.ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
+		"22023, consume":      `SELECT granted FROM app.ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
+		"22023, apply":        `SELECT granted FROM app.ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
+		"22023, twice":        `SELECT granted FROM app.ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"22023, coalesce":     `SELECT early IS NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"22023, consume keys": `SELECT early IS NULL FROM app.ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
+		"22023, by hand":      `SELECT ok FROM app.ratelimit('bucket', $1, 0, '1 hour')`,
+		"22023, never":        `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
+		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
+		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
+		"PT429, raise":        `SELECT app.ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())
 		if err != nil {
@@ -291,7 +293,7 @@ func TestAHostileSearchPath(t *testing.T) {
 
 	// Those that run with the owner's rights do not, whatever the path.
 	for path, outcome := range outcomes(definer, anywhere...) {
-		for _, name := range []string{"consume", "consume, window", "consume sharded", "consume several", "apply", "coalesce"} {
+		for _, name := range []string{"consume", "consume, window", "consume sharded", "consume several", "apply", "coalesce", "consume keys"} {
 			if err := outcome[name]; err != nil {
 				t.Errorf("with the owner's rights, search_path %s, %s: %v", path, name, err)
 			}

@@ -680,15 +680,15 @@ $install$;
 DO $install$
 BEGIN
 
--- Takes from several keys of a token bucket that is not sharded: from each what is asked of it, if it has that much, whatever
--- becomes of the others. It is the quickest way to decide what most batches are.
+-- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
+-- is all there is to do, it is done quicker than by ratelimit_coalesce.
 --
 --   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
--- Answers the keys that it decided (ord), each with its row as it is then: the first `early` were granted at `seen`, the
--- others denied at `at`. It does not decide what would have it lock out of order, or ask again: keys without a row, rows of a
--- limit that was sharded, and what had too little and has enough at `at`. ratelimit_coalesce does.
+-- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
+-- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
+-- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
 --
 -- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
 EXECUTE replace($ddl$
@@ -713,15 +713,16 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
 
-    -- As in ratelimit_consume. The rows are locked in the order of keys, if each is looked up for its key. That is why name and
-    -- shard are compared in such a way: no index leads to a row before i is known, and ANY sorts nothing for a merge.
+    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
+    -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
+    -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE @extschema@.rate_limits AS r
            SET value = @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
-         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1
+         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0'
         RETURNING i, r.value, r.ts
     )

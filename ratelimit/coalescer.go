@@ -22,11 +22,12 @@ import (
 var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
-// the database are decided together, by one statement and one commit (group commit for limits). It is made for one hot key
+// the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
 // as much as for many. Its methods are safe for concurrent use, also by different limiters.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
-// before it left, in the order of their arrival (but for a statement that waits for a row, or needs a second, which the next one may overtake), and
+// before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
+// later calls may overtake them), and
 // its result is the one that a call on the pool would have had. A call for several limits is all or nothing. Unless there is a
 // [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on purpose, but to let those who were
 // just answered ask again. An idle Coalescer has no goroutines. At most two connections are in use.
@@ -54,8 +55,8 @@ type Coalescer struct {
 
 	reading, writing *dbsqlc.Queries // of what is not coalesced
 
-	begin  atomic.Bool // the database's default isolation level is not READ COMMITTED
-	parted atomic.Bool // sums decided, or would have decided, too few of the keys of the last batch of which they could be asked
+	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
 
 	mu       sync.Mutex
 	queue    []*waiter // in order of arrival; empty if flying is 0
@@ -313,12 +314,12 @@ func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
+		b.sameKeys = 2*len(b.groups) <= len(b.waiters)
 		err := c.coalesce(b)
 		if state := sqlState(err); state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23") {
 			// Rows to be combined first, or text that the server cannot store: it concerns only some.
 			c.separate(b)
 		} else {
-			c.observe(len(b.waiters), err)
 			<-c.decided(b, err)
 		}
 		b.clear()
@@ -376,8 +377,9 @@ func (c *Coalescer) fill() {
 // the end of the queue: so the goroutine that closes it, replaced by one that does nothing, comes behind those who were told.
 // Nothing depends on it but how many share a statement. (After runtime.Gosched an idle processor would have us back too soon.)
 func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
+	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	c.sameKeys = 2*len(b.groups) <= len(b.waiters)
+	c.sameKeys = b.sameKeys
 	b.flight.decided = true
 	c.mu.Unlock()
 	b.flight.cancel()
@@ -391,12 +393,12 @@ func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
 	return all
 }
 
-// tell tells the waiters of a batch, and makes another of those who were not decided with them.
-func (c *Coalescer) tell(b *batch, err error, others []*waiter) {
+// split tells the waiters of a batch, and makes a batch of the others, who were not decided with them. These change flights
+// first: while the old one says that it is decided, none of them could leave.
+func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.mu.Lock()
 	flight := newFlight(others)
 	c.mu.Unlock()
-	c.observe(len(b.waiters), err)
 	c.decided(b, err)
 	b.clear()
 	b.waiters, b.flight = append(b.waiters, others...), flight
@@ -501,30 +503,33 @@ func (r asyncRow) Scan(dest ...any) error {
 	return err
 }
 
-// coalesce decides a batch. If it can, it asks for what each key is asked for in all, which is quicker. ratelimit_coalesce decides
-// what this does not; the others are told by then.
+// coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
+// are told at once; ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
-	if sums && !c.parted.Load() {
+	ask := sums && !c.skipSums.Load()
+	if ask {
 		var answer dbsqlc.CoalesceRow
 		err := c.once(b.flight.ctx, c.begin.Load(), func(q *dbsqlc.Queries) (err error) {
 			answer, err = b.consumeSums(b.flight.ctx, q)
 			return err
 		})
 		switch {
-		case err == nil:
-			sums = false
-			c.parted.Store(tooMany(len(b.groups)-len(answer.Ord), len(b.groups)))
-		case !retryable(err) && sqlState(err) != stateIsolation:
+		case retryable(err) || sqlState(err) == stateIsolation: // nothing was decided
+			ask = false
+		case err != nil:
 			return err
-		}
-		if len(answer.Ord) > 0 {
+		default:
+			c.skipSums.Store(tooMany(len(b.groups)-len(answer.Ord), len(b.groups)))
+			if len(answer.Ord) == 0 {
+				break
+			}
 			others := b.keep(&answer)
 			err := b.settle(&answer)
 			if len(others) == 0 {
 				return err
 			}
-			c.tell(b, err, others)
+			c.split(b, err, others)
 		}
 	}
 	var row dbsqlc.CoalesceRow
@@ -536,12 +541,12 @@ func (c *Coalescer) coalesce(b *batch) error {
 		return err
 	}
 	err = b.settle(&row)
-	if sums {
-		c.parted.Store(tooMany(b.parted(), len(b.groups)))
+	if sums && !ask {
+		c.skipSums.Store(tooMany(b.undecided(), len(b.groups)))
 	}
 	return err
 }
 
-// tooMany says whether so many keys, for which sums decide nothing, make it quicker not to ask for sums: an estimate, from what the
-// statements cost with one key and with each more.
-func tooMany(parted, keys int) bool { return 8*parted > keys }
+// tooMany says whether to ask for sums does not pay if so many of the keys are left undecided. One in eight is an estimate, from
+// what the two statements cost.
+func tooMany(undecided, keys int) bool { return 8*undecided > keys }

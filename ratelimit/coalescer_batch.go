@@ -16,16 +16,17 @@ import (
 
 // batch is what one statement decides.
 type batch struct {
-	waiters []*waiter
-	flight  *flight
-	of      []int // the groups of the waiters' demands, one after another
-	groups  []group
-	order   []int32 // the places of the groups, sorted
-	index   map[groupID]int
-	args    dbsqlc.CoalesceParams
-	byOrd   []int32   // the group of each of args.Keys
-	limits  []Limit   // the definitions, by args' defs - 1
-	counts  []float64 // the sums
+	waiters  []*waiter
+	flight   *flight
+	of       []int // the groups of the waiters' demands, one after another
+	groups   []group
+	order    []int32 // the places of the groups, sorted
+	index    map[groupID]int
+	args     dbsqlc.CoalesceParams
+	byOrd    []int32   // the group of each of args.Keys
+	limits   []Limit   // the definitions, by args' defs - 1
+	counts   []float64 // the sums
+	sameKeys bool      // most keys are asked several times
 }
 
 var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
@@ -40,14 +41,14 @@ type group struct {
 	// mixed says that the requests are not all the same: the database and settle decide them one by one.
 	mixed bool
 
-	ord     int32 // the place among args.Keys, from 1: those that are not mixed come first
-	at      algebra.Micros
-	after   float64
-	known   bool // the database answered a row
-	fresh   bool // which it had to insert
-	granted int  // of the calls
-	rows    []algebra.Row
-	row     [1]algebra.Row
+	ord      int32 // the place among args.Keys, from 1: those that are not mixed come first
+	at       algebra.Micros
+	after    float64
+	known    bool // the database answered a row
+	inserted bool // for which it had none
+	granted  int  // of the calls
+	rows     []algebra.Row
+	row      [1]algebra.Row
 }
 
 // clear forgets what the batch held, but not the memory.
@@ -169,8 +170,8 @@ func (b *batch) def(limit *Limit) int32 {
 	return int32(len(b.limits))
 }
 
-// sums says whether each key can be asked for what its calls ask for in all: whole counts of one limit, a token bucket unless
-// there is but one key, nothing reserved, so that nothing is rounded, and no more than the capacity can hold.
+// sums says whether each key can be asked for the sum of its calls. All are for one limit (a token bucket, if there are several
+// keys), for whole counts, so that nothing is rounded, reserve nothing, and the sum is at most the capacity.
 func (b *batch) sums() bool {
 	for i := range b.groups {
 		g := &b.groups[i]
@@ -203,9 +204,12 @@ func (b *batch) consumeSums(ctx context.Context, q *dbsqlc.Queries) (answer dbsq
 			Counts: b.counts, Now: a.Now,
 		})
 	}
-	answer = dbsqlc.CoalesceRow{
+	if err != nil {
+		return dbsqlc.CoalesceRow{}, err
+	}
+	answer = dbsqlc.CoalesceRow{ // none of the first Early is left out
 		Seen: row.Seen, At: row.At, Early: row.Early,
-		Ord: row.Ord[:0], Value: row.Value[:0], Ts: row.Ts[:0], After: make([]float64, 0, len(row.Ord)),
+		Ord: row.Ord[:0], Value: make([]float64, 0, len(row.Ord)), Ts: row.Ts[:0], After: row.Value[:0],
 	}
 	for i, ord := range row.Ord {
 		g := &b.groups[b.byOrd[ord-1]]
@@ -213,17 +217,18 @@ func (b *batch) consumeSums(ctx context.Context, q *dbsqlc.Queries) (answer dbsq
 		if i < int(row.Early.Int32) {
 			before += g.sum() // exact, since they are whole
 		} else if rows := []algebra.Row{{Value: before, TS: algebra.At(row.Ts[i].Time)}}; g.numbers.Enough(rows, 1, g.first.count, 0, algebra.At(row.At.Time)) {
-			continue
+			continue // enough for some of the calls
 		}
 		answer.Ord = append(answer.Ord, ord)
 		answer.Value = append(answer.Value, before)
 		answer.Ts = append(answer.Ts, row.Ts[i])
 		answer.After = append(answer.After, after)
 	}
-	return answer, err
+	return answer, nil
 }
 
-// consumeSum asks for the sum of a batch's only key, which ratelimit_consume does quicker, without a row, too. A denial is remembered.
+// consumeSum is consumeSums for a batch of one key: ratelimit_consume is quicker, and also decides fixed windows and keys without a
+// row. A denial is remembered.
 func (b *batch) consumeSum(ctx context.Context, q *dbsqlc.Queries) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]
 	sum := *g.first
@@ -268,10 +273,10 @@ func (b *batch) keep(answer *dbsqlc.CoalesceRow) (others []*waiter) {
 	return others
 }
 
-// parted is of how many keys there was no row, or enough for some of the calls.
-func (b *batch) parted() (n int) {
+// undecided is how many keys their sums would not have decided: those without a row, and those with enough for some of the calls.
+func (b *batch) undecided() (n int) {
 	for i := range b.groups {
-		if g := &b.groups[i]; g.fresh || g.granted > 0 && g.granted < g.repeats {
+		if g := &b.groups[i]; g.inserted || g.granted > 0 && g.granted < g.repeats {
 			n++
 		}
 	}
@@ -292,9 +297,10 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 		g := &b.groups[b.byOrd[ord-1]]
 		g.known, g.after = true, row.After[i]
 		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
+		g.inserted = g.row[0].TS == seen // as good as surely
 		g.rows = g.row[:]
 		if math.IsNaN(row.Value[i]) { // inserted
-			g.rows, g.fresh = nil, true
+			g.rows = nil
 		}
 		g.at = at
 		if i < int(row.Early.Int32) {

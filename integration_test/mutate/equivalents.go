@@ -11,7 +11,7 @@ var equivalents = []equivalent{
 	{coalesce, "without the `SET enable_...` but seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "plans, which bench measures"},
 	{"ratelimit/coalescer.go", "`maxInFlight`, `maxBatch` and `sameKeys`", "how many calls share a statement decides nothing: bench measures it"},
 	{"ratelimit/coalescer_batch.go", "`consumeSum` remembers no denial", "a guess that makes the next one quicker: bench measures it"},
-	{"ratelimit/coalescer.go", "`tooMany` is otherwise, for several keys", "which statement decides them: bench measures it"},
+	{"ratelimit/coalescer.go", "`tooMany` is otherwise, for several keys", "which statement decides them: bench measures it (for one key, TestCoalescerAsksForTheSum counts)"},
 	{"ratelimit/coalescer_batch.go", "`settle` returns no `errDisagree`", "the engine's check of itself: it takes a second defect to see it"},
 	{"ratelimit/hot.go", "`places` lets one or three pass", "the lock in the database makes the others wait: bench measures it"},
 	{"ratelimit/batch.go", "the result of COMMIT is not read", "`Close` reads it, and returns its error"},

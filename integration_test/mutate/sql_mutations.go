@@ -284,6 +284,10 @@ var sqlMutations = []mutation{
 		old: "r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END])", new: "r.name = name",
 		tests: "TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne",
 	}, {
+		name: "keys-plan-shard", file: coalesce, what: "the same, by the shard",
+		old: "r.shard = 0 * i", new: "r.shard = 0",
+		tests: "TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne",
+	}, {
 		name: "keys-clock-read-once", file: coalesce, what: "the clock is not read again after the UPDATE has waited",
 		old: "at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited", new: "at := seen;",
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
@@ -301,7 +305,7 @@ var sqlMutations = []mutation{
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
 		name: "keys-sharded", file: coalesce, what: "one shard of a limit that was sharded is taken from as if it were all of it",
-		old: "r.shard = 0 * i AND r.shards = 1", new: "r.shard = 0 * i",
+		old: "r.shard = 0 * i AND r.shards = 1 + 0 * i", new: "r.shard = 0 * i",
 		tests: "TestCoalescerShardedRows",
 	}, {
 		name: "keys-sharded-denied", file: coalesce, what: "where one shard of a limit that was sharded lacks tokens, all are denied",
