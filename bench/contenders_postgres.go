@@ -279,9 +279,10 @@ type oneRow interface {
 // bareUpdate is the floor: one UPDATE by primary key.
 func bareUpdate(ctx context.Context, db oneRow, key string) error {
 	var value float64
-	return db.QueryRow(ctx, `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`,
-		"limit", key).Scan(&value)
+	return db.QueryRow(ctx, bareUpdateSQL, "limit", key).Scan(&value)
 }
+
+const bareUpdateSQL = `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`
 
 // updateInFunction is the floor of everything that is decided in a PL/pgSQL function.
 func updateInFunction(ctx context.Context, db oneRow, key string) error {
