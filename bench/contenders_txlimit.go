@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -127,11 +128,15 @@ func openCoalescedWith(ctx context.Context, e *env, o setting, options ...rateli
 	if err != nil {
 		return nil, err
 	}
+	return coalescedOn(e, pool, o, options...), nil
+}
+
+func coalescedOn(e *env, pool *pgxpool.Pool, o setting, options ...ratelimit.CoalescerOption) *opened {
 	coalescer := ratelimit.NewCoalescer(pool, options...)
 	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 	limit := o.limit()
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
 		return decision(err)
-	}}, nil
+	}}
 }

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// coalescedVsRedis compares the coalescer with go-redis, and has rueidis run beside them.
+// coalescedVsRedis compares the coalescer with go-redis, and has rueidis run beside them; for more keys than one, the floor, too.
 func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
 		ways := []contender{
@@ -26,7 +26,14 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			}
 			sides[i] = it.side(way.name, goroutines, pick)
 		}
-		c, err := compare(ctx, e.out, 2*pairs, slice, sides[0], sides[1], sides[2])
+		if pick(0) != pick(1) {
+			floor, err := openCoalescedFloor(ctx, e, plenty(goroutines), max(fillKeys, goroutines))
+			if err != nil {
+				return outcome{}, err
+			}
+			sides = append(sides, floor.side("coalesced, bare UPDATE", goroutines, pick))
+		}
+		c, err := compare(ctx, e.out, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
 		if err != nil {
 			return outcome{}, err
 		}
@@ -34,8 +41,49 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 		rueidis := c.beside[0].perSecond()
 		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s, to which the ratio is %.3g", short(c.a.latencies.quantile(0.99)),
 			short(c.b.latencies.quantile(0.99)), thousands(rueidis), c.a.perSecond()/rueidis)
+		if len(c.beside) > 1 {
+			result.note += fmt.Sprintf("; with a bare UPDATE of all keys in the limiter's place: %.3g", c.toB(1))
+		}
 		return result, nil
 	}
+}
+
+// openCoalescedFloor opens a coalescer on a schema in which the function that decides several keys only updates them, by the same plan,
+// and says that all were granted.
+func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	if err := fill(ctx, pool, "rate_limits", "limit", keys); err != nil {
+		return nil, err
+	}
+	_, err = pool.Exec(ctx, `
+		CREATE OR REPLACE FUNCTION ratelimit_consume_keys(
+			name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz DEFAULT NULL,
+			OUT seen timestamptz, OUT at timestamptz, OUT early integer, OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+		)
+		LANGUAGE plpgsql
+		SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+		AS $body$
+		#variable_conflict use_variable
+		BEGIN
+			seen := clock_timestamp();
+			at := seen;
+			UPDATE rate_limits AS r
+			   SET value = r.value - counts[i]
+			  FROM generate_series(1, cardinality(keys)) AS i
+			 WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i;
+			early := cardinality(keys);
+			ord := array_positions(array_fill(1, ARRAY[early]), 1);
+			value := array_fill('1e8'::double precision, ARRAY[early]);
+			ts := array_fill(seen, ARRAY[early]);
+		END
+		$body$`)
+	if err != nil {
+		return nil, err
+	}
+	return coalescedOn(e, pool, o), nil
 }
 
 // takeEach makes the rows of so many keys, by taking from each.
