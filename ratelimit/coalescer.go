@@ -27,10 +27,10 @@ var ErrClosed = errors.New("coalescer closed")
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
-// later calls may overtake them), and
-// its result is the one that a call on the pool would have had. A call for several limits is all or nothing. Unless there is a
-// [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on purpose, but to let those who were
-// just answered ask again. An idle Coalescer has no goroutines. At most two connections are in use.
+// later calls may overtake them), and its result is the one that a call on the pool would have had. A call for several limits is
+// all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on
+// purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in
+// use.
 //
 // So a row that another transaction has locked holds up more than the calls for it: all that share its statement, and, when
 // both connections wait, every other. Do not coalesce a limit that transactions consume and then stay open, and give each
