@@ -15,8 +15,8 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			{name: "Redis, EVALSHA, go-redis", open: openGoRedis},
 			{name: "Redis, EVALSHA, rueidis", open: openRueidis},
 		}
-		sides := make([]*side, len(ways))
-		for i, way := range ways {
+		var sides []*side
+		for _, way := range ways {
 			it, err := way.open(ctx, e, plenty(goroutines))
 			if err != nil {
 				return outcome{}, err
@@ -24,7 +24,7 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			if err := takeEach(ctx, it, fillKeys); err != nil {
 				return outcome{}, err
 			}
-			sides[i] = it.side(way.name, goroutines, pick)
+			sides = append(sides, it.side(way.name, goroutines, pick))
 		}
 		if pick(0) != pick(1) {
 			floor, err := openCoalescedFloor(ctx, e, plenty(goroutines), max(fillKeys, goroutines))
