@@ -1,0 +1,217 @@
+package integration_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Equal calls for one key are one call of ratelimit_consume, unless there is enough for some of them only.
+func TestCoalescerAsksForTheSum(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit, small := slow("limit", 100), slow("small", 50)
+	for i, batch := range []struct {
+		request        ratelimit.Request
+		calls, granted int
+		sums, batches  int // the statements
+	}{
+		{limit.Key("k"), 60, 60, 1, 0},
+		{limit.Key("k").Count(4), 20, 10, 1, 1}, // there are 40
+		{limit.Key("k").Count(4), 20, 0, 0, 1},  // there was enough for some
+		{limit.Key("k"), 20, 0, 1, 0},
+		{limit.Key("k").Count(0), 20, 20, 1, 0},
+		{small.Key("k"), 50, 50, 1, 0},
+		{small.Key("k"), 51, 0, 0, 1}, // more than it can hold
+	} {
+		requests := slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)
+		expectStatements(t, i, coalescer, pool, s, requests, func(call int) bool { return call < batch.granted },
+			map[string]int{"ratelimit_consume(": batch.sums, "ratelimit_coalesce(": batch.batches})
+	}
+}
+
+// Several keys of one token bucket are asked for together; what that does not decide goes to ratelimit_coalesce, while the rest has
+// its answers.
+func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := ratelimit.NewCoalescer(pool)
+	defer coalescer.Close()
+	limit, other := slow("limit", 20), slow("other", 20)
+	window := ratelimit.FixedWindow("window", 20, 1000*time.Hour)
+	a, b, c := limit.Key("a"), limit.Key("b"), limit.Key("c")
+	many := func(of ratelimit.Limit, keys int, parts ...string) (requests []ratelimit.Request) {
+		for i := range keys {
+			requests = append(requests, of.Key(append(parts, fmt.Sprint(i))...))
+		}
+		return requests
+	}
+	for i, batch := range []struct {
+		requests []ratelimit.Request
+		denied   []int
+		sums     int
+		batches  int
+	}{
+		{many(limit, 20), nil, 1, 1},        // there are no rows
+		{many(limit, 20, "new"), nil, 0, 1}, // there were none
+		{many(limit, 20, "new too"), nil, 0, 1},
+		{many(limit, 20), nil, 0, 1},
+		{many(limit, 20), nil, 1, 0},                                                                 // there are
+		{append(many(limit, 19), a), nil, 1, 1},                                                      // but one
+		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // but two
+		{append(many(limit, 19), c, b, a.Count(20)), []int{19, 21}, 1, 0},                            // denials
+		{append(many(limit, 12), a.Count(15), a.Count(15)), []int{13}, 0, 1},                         // more than it can hold
+		{append(many(limit, 12), a.Count(3), a.Count(3)), []int{13}, 1, 1},                           // enough for one of them
+		{append(many(limit, 12), limit.Key("1").Count(0.5)), nil, 0, 1},                              // a fraction
+		{append(many(limit, 12), other.Key("1")), nil, 0, 1},                                         // two limits
+		{append(many(limit, 12), limit.Key("12").Reserve()), nil, 0, 1},                              // a reservation
+		{[]ratelimit.Request{window.Key("a"), window.Key("b")}, nil, 0, 1},                           // a fixed window
+		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1}, // two definitions
+	} {
+		expectStatements(t, i, coalescer, pool, s, batch.requests, func(call int) bool { return !slices.Contains(batch.denied, call) },
+			map[string]int{"ratelimit_consume_keys(": batch.sums, "ratelimit_coalesce(": batch.batches})
+	}
+}
+
+// expectStatements lets calls arrive together, and looks at which of them are granted, and by how many statements of each kind.
+func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool, s *statements, requests []ratelimit.Request,
+	granted func(call int) bool, want map[string]int) {
+	t.Helper()
+	release := holdFlights(t, coalescer, pool)
+	before := map[string]int{}
+	for function := range want {
+		before[function] = s.count(function)
+	}
+	f := enqueue(t, coalescer, nil, requests...)
+	release()
+	f.wg.Wait()
+	for call, err := range f.errs {
+		if want := granted(call); (err == nil) != want || err != nil && !denied(err) {
+			t.Errorf("batch %d, call %d: %v, want granted %v", batch, call, err, want)
+		}
+	}
+	for function, n := range want {
+		if got := s.count(function) - before[function]; got != n {
+			t.Errorf("batch %d: %d calls of %s…), want %d", batch, got, function, n)
+		}
+	}
+}
+
+// ratelimit_consume_keys decides each key by itself, the last token included, and no clock that was set back makes a row older.
+func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'a', 0, 1, 2, '2026-07-01 12:00Z'), ('limit', 'b', 0, 1, 1, '2026-07-01 12:00Z'),
+		('limit', 'd', 0, 2, 9, '2026-07-01 12:00Z'), ('limit', 'd', 1, 2, 9, '2026-07-01 12:00Z'), ('limit', 'e', 0, 1, 9, '2026-07-01 09:00Z')`); err != nil {
+		t.Fatal(err)
+	}
+	var early int
+	var ord []int32
+	var value []float64
+	var ts []time.Time
+	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit_consume_keys('limit', '{a,b,c,d,e}', 1, '1 hour', 10, '{2,2,2,2,2}',
+		'2026-07-01 11:00Z')`).Scan(&early, &ord, &value, &ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ts {
+		ts[i] = ts[i].UTC()
+	}
+	eleven, noon := time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC), time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	if early != 2 || !slices.Equal(ord, []int32{1, 5, 2}) || !slices.Equal(value, []float64{0, 8, 1}) || !slices.Equal(ts, []time.Time{noon, eleven, noon}) {
+		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
+	}
+}
+
+func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'k', 0, 1, 10, '2026-07-01 12:00Z')`); err != nil {
+		t.Fatal(err)
+	}
+	numbers := []string{"NULL", "'NaN'", "-1", "'-Infinity'", "'Infinity'", "1e16", "1e300", "-1e-300"}
+	valid := []string{"'limit'", "ARRAY['k']", "10", "'1 min'", "10", "ARRAY[1]::float8[]", "NULL"}
+	for i, hostile := range [][]string{
+		{"NULL", "''"}, nil, append(numbers, "0"), {"NULL", "'0'", "'-1 s'"}, numbers, {"NULL"}, {"'infinity'", "'-infinity'"},
+	} {
+		if i == 5 {
+			for _, number := range numbers {
+				hostile = append(hostile, "ARRAY["+number+"]::float8[]")
+			}
+		}
+		for _, value := range hostile {
+			args := slices.Clone(valid)
+			args[i] = value
+			sql := "SELECT ratelimit_consume_keys(" + strings.Join(args, ", ") + ")"
+			if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" {
+				t.Errorf("%s: %v, want SQLSTATE 22023", sql, err)
+			}
+		}
+	}
+	// What is missing is not decided.
+	for _, args := range []string{"NULL, 10, '1 min', 10, '{1}'", "'{NULL}', 10, '1 min', 10, '{1}'", "'{k}', 10, '1 min', 10, '{}'"} {
+		var decided int
+		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
+			t.Errorf("%s: %d decided, %v", args, decided, err)
+		}
+	}
+	var value float64
+	if err := pool.QueryRow(t.Context(), `SELECT value FROM rate_limits`).Scan(&value); err != nil || value != 10 {
+		t.Errorf("%v are left, %v", value, err)
+	}
+}
+
+// Postgres can refuse a COMMIT with any error, also with one after which statements are run again.
+func TestACommitThatFailsGrantsNoneOfABatch(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 10)
+	several, one := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("b")}, []ratelimit.Request{limit.Key("a"), limit.Key("a")}
+	for _, c := range []struct {
+		state, level string
+		requests     []ratelimit.Request
+		options      []ratelimit.CoalescerOption
+	}{
+		{"40001", "read committed", several, nil},
+		{"23000", "read committed", several, nil},
+		{"40001", "read committed", several, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}},
+		{"40001", "serializable", several, nil},
+		{"40001", "serializable", one, nil},
+	} {
+		state, requests := c.state, c.requests
+		pool, _ := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
+		coalescer := ratelimit.NewCoalescer(pool, c.options...)
+		defer coalescer.Close()
+		var limiter ratelimit.Limiter
+		for _, request := range slices.Compact(slices.Clone(requests)) {
+			if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+state+`'; END $$;
+			CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`); err != nil {
+			t.Fatal(err)
+		}
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, requests...)
+		release()
+		f.wg.Wait()
+		for i, err := range f.errs {
+			if sqlState(err) != state {
+				t.Errorf("call %d: %v, want SQLSTATE %s", i, err, state)
+			}
+		}
+		for _, request := range requests {
+			if left := remaining(t, pool, request); left < 9 || left > 9.01 {
+				t.Errorf("%v are left, want 9", left)
+			}
+		}
+	}
+}
