@@ -55,7 +55,7 @@ const othersTables = `
 		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
 		   AND ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
 		RETURNING c.value, c.ts INTO value, ts;
-		RETURN ROW(value IS NOT NULL, at, value, ts);
+		RETURN ROW(value IS NOT NULL, at, value, ts)::ratelimit_decision;
 	END $$;
 	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it is careful, it looks first,
 	-- so that a denial writes nothing, and makes sure that the rows are locked in everybody's order.
@@ -294,33 +294,31 @@ func updateInFunction(ctx context.Context, db oneRow, key string) error {
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
 func decideInFunction(careful bool) func(ctx context.Context, db oneRow, key string) error {
 	return func(ctx context.Context, db oneRow, key string) error {
-		var granted bool
-		var at, ts time.Time
-		var value float64
-		err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8)`,
-			"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful).Scan(&granted, &at, &value, &ts)
-		if err == nil && !granted {
-			return errDenied
-		}
+		return granted(db.QueryRow(ctx, `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`,
+			"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful))
+	}
+}
+
+// granted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
+// its type and its length, of four bytes each.
+func granted(row pgx.Row) error {
+	var record []byte
+	if err := row.Scan(&record); err != nil {
 		return err
 	}
+	if record[12] == 0 {
+		return errDenied
+	}
+	return nil
 }
 
 // decideSeveralInFunction is the floor of everything that decides several limits together in a PL/pgSQL function.
 func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, careful bool) error {
 	n := len(names)
 	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
-	var granted bool
-	var at time.Time
-	var values []float64
-	var ts []time.Time
-	err := db.QueryRow(ctx, `SELECT granted, at, value, ts FROM decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9)`,
+	return granted(db.QueryRow(ctx, `SELECT record_send(decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9))`,
 		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9),
-		make([]*time.Time, n), same(1), same(0), careful).Scan(&granted, &at, &values, &ts)
-	if err == nil && !granted {
-		return errDenied
-	}
-	return err
+		make([]*time.Time, n), same(1), same(0), careful))
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.

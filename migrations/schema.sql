@@ -130,7 +130,7 @@ BEGIN
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
-                RETURN ROW(true, at, value, ts);
+                RETURN ROW(true, at, value, ts)::@extschema@.ratelimit_decision;
             END IF;
         END IF;
 
@@ -143,10 +143,10 @@ BEGIN
         IF sane AND one AND rate > '0' AND capacity - count >= floor THEN
             IF start IS NULL THEN
                 IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor THEN
-                    RETURN ROW(false, at, value, ts);
+                    RETURN ROW(false, at, value, ts)::@extschema@.ratelimit_decision;
                 END IF;
             ELSIF @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor THEN
-                RETURN ROW(false, at, value, ts);
+                RETURN ROW(false, at, value, ts)::@extschema@.ratelimit_decision;
             END IF;
         END IF;
 
@@ -170,7 +170,7 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts);
+                RETURN ROW(true, at, value, ts)::@extschema@.ratelimit_decision;
             END IF;
         END IF;
         value := NULL;

@@ -1,7 +1,7 @@
--- The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
+-- The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and answers, but a denial is a SQL error.
 
 -- name: ConsumeOrRaise :one
-SELECT r.granted, r.at, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
@@ -10,7 +10,7 @@ SELECT r.granted, r.at, r.value, r.ts
        ELSE ratelimit_raise(ARRAY[@name::text], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
 
 -- name: ConsumeShardedOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume_sharded(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
@@ -20,7 +20,7 @@ SELECT r.granted, r.at, r.ord, r.value, r.ts
        ELSE ratelimit_raise(ARRAY[@name::text], r.at, r.ord, r.value, r.ts) END;
 
 -- name: ConsumeSeveralOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume_several(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
@@ -29,7 +29,7 @@ SELECT r.granted, r.at, r.ord, r.value, r.ts
        ELSE ratelimit_raise(@names::text[], r.at, r.ord, r.value, r.ts) END;
 
 -- name: ApplyOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_apply(
       @op::text, @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],

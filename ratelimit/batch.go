@@ -50,14 +50,14 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 			l.Observer(ctx, d)
 		}
 	}}
-	result, err := noting.ask(ctx, raising{dbsqlc.New(&note)}, verbConsume, time.Time{}, requests)
+	result, err := noting.ask(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, time.Time{}, requests)
 	if !errors.Is(err, errNoted) {
 		return nil, err
 	}
 	reading := Limiter{Observer: l.Observer}
 	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results: results, row: row})}, verbConsume, time.Time{}, requests)
+		result, err = reading.ask(ctx, raising{queries{dbsqlc.New(answers{results: results, row: row})}}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -93,38 +93,37 @@ func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
 }
 
 // raising asks in the form in which a denial is a SQL error, and turns that back into the answer.
-type raising struct{ *dbsqlc.Queries }
+type raising struct{ queries }
 
-func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error) {
-	row, err := q.ConsumeOrRaise(ctx, dbsqlc.ConsumeOrRaiseParams(arg))
+func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
+	answer, err := q.ConsumeOrRaise(ctx, dbsqlc.ConsumeOrRaiseParams(arg))
 	if denial, ok := denialIn(err, 1); ok && len(denial.Ord) == 1 {
-		return dbsqlc.ConsumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
+		return consumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
 	}
-	return dbsqlc.ConsumeRow(row), err
+	return oneLimit(answer, err)
 }
 
-func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (dbsqlc.ConsumeShardedRow, error) {
-	row, err := q.ConsumeShardedOrRaise(ctx, dbsqlc.ConsumeShardedOrRaiseParams(arg))
-	if denial, ok := denialIn(err, 1); ok {
-		return dbsqlc.ConsumeShardedRow(denial), nil
-	}
-	return dbsqlc.ConsumeShardedRow(row), err
+func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
+	answer, err := q.ConsumeShardedOrRaise(ctx, dbsqlc.ConsumeShardedOrRaiseParams(arg))
+	return grantOrDenial(answer, err, 1)
 }
 
-func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (dbsqlc.ConsumeSeveralRow, error) {
-	row, err := q.ConsumeSeveralOrRaise(ctx, dbsqlc.ConsumeSeveralOrRaiseParams(arg))
-	if denial, ok := denialIn(err, len(arg.Names)); ok {
-		return dbsqlc.ConsumeSeveralRow(denial), nil
-	}
-	return dbsqlc.ConsumeSeveralRow(row), err
+func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+	answer, err := q.ConsumeSeveralOrRaise(ctx, dbsqlc.ConsumeSeveralOrRaiseParams(arg))
+	return grantOrDenial(answer, err, len(arg.Names))
 }
 
-func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error) {
-	row, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
-	if denial, ok := denialIn(err, len(arg.Names)); ok {
+func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+	answer, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
+	return grantOrDenial(answer, err, len(arg.Names))
+}
+
+// grantOrDenial unpacks an answer for so many limits.
+func grantOrDenial(answer []byte, err error, limits int) (applyRow, error) {
+	if denial, ok := denialIn(err, limits); ok {
 		return denial, nil
 	}
-	return dbsqlc.ApplyRow(row), err
+	return anyLimits(answer, err)
 }
 
 // denialState is the SQLSTATE of a denial.
@@ -132,7 +131,7 @@ const denialState = "PT429"
 
 // denialIn is the answer of ratelimit_apply that ratelimit_raise put into an error, for so many limits. Anybody may raise a
 // PT429: what is not to the letter what ratelimit_raise writes is no denial of ours.
-func denialIn(err error, limits int) (row dbsqlc.ApplyRow, ok bool) {
+func denialIn(err error, limits int) (row applyRow, ok bool) {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != denialState {
 		return row, false
@@ -148,7 +147,7 @@ func denialIn(err error, limits int) (row dbsqlc.ApplyRow, ok bool) {
 	if decoder.Decode(&detail) != nil || decoder.More() || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
 		return row, false
 	}
-	row = dbsqlc.ApplyRow{At: instant(*detail.At), Ord: detail.Ord, Value: detail.Value}
+	row = applyRow{At: instant(*detail.At), Ord: detail.Ord, Value: detail.Value}
 	for i, ord := range detail.Ord {
 		if ord < 1 || int(ord) > limits {
 			return row, false

@@ -53,7 +53,7 @@ type Coalescer struct {
 	pace  time.Duration
 	batch func(calls int) // OnBatch, or nil
 
-	reading, writing *dbsqlc.Queries // of what is not coalesced
+	reading, writing queries // of what is not coalesced
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
@@ -92,7 +92,7 @@ func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.
 func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
 	c := &Coalescer{pool: pool}
 	c.idle.L = &c.mu
-	c.reading, c.writing = dbsqlc.New(wire{c, false}), dbsqlc.New(wire{c, true})
+	c.reading, c.writing = queriesOn(c, false), queriesOn(c, true)
 	for _, option := range options {
 		option(c)
 	}
@@ -187,7 +187,7 @@ func newFlight(waiters []*waiter) *flight {
 
 // coalescing asks a coalescer for what it coalesces, and its pool for the rest.
 type coalescing struct {
-	*dbsqlc.Queries
+	queries
 	coalescer *Coalescer
 }
 
@@ -419,7 +419,7 @@ func (c *Coalescer) separate(b *batch) {
 
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
-	err := c.retry(ctx, func(q *dbsqlc.Queries) error {
+	err := c.retry(ctx, func(q queries) error {
 		return take(ctx, q, v, ds, now, result)
 	})
 	c.observe(1, err)
@@ -434,7 +434,7 @@ func (c *Coalescer) observe(calls int, err error) {
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries) error) error {
+func (c *Coalescer) retry(ctx context.Context, statement func(q queries) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, statement)
@@ -452,7 +452,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *dbsqlc.Queries)
 }
 
 // once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsqlc.Queries) error) error {
+func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q queries) error) error {
 	var db DB = c.pool
 	switch {
 	case begin:
@@ -463,7 +463,7 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsq
 					return err
 				}
 			}
-			err := statement(dbsqlc.New(wire{tx, false}))
+			err := statement(queriesOn(tx, false))
 			committing = err == nil
 			return err
 		})
@@ -474,7 +474,7 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *dbsq
 	case c.async:
 		db = asyncDB{c.pool}
 	}
-	return statement(dbsqlc.New(wire{db, true}))
+	return statement(queriesOn(db, true))
 }
 
 // asyncCommit holds until the end of the transaction.
@@ -510,7 +510,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(q *dbsqlc.Queries) (err error) {
+		err := c.once(b.flight.ctx, c.begin.Load(), func(q queries) (err error) {
 			answer, err = b.consumeSums(b.flight.ctx, q)
 			return err
 		})
@@ -533,7 +533,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(q *dbsqlc.Queries) (err error) {
+	err := c.retry(b.flight.ctx, func(q queries) (err error) {
 		row, err = q.Coalesce(b.flight.ctx, b.args)
 		return err
 	})

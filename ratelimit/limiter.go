@@ -115,7 +115,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 	case *Coalescer:
 		q = db.asking(v)
 	default:
-		q = dbsqlc.New(wire{db, v != verbCheck && !isTx(db)})
+		q = queriesOn(db, v != verbCheck && !isTx(db))
 	}
 	return l.ask(ctx, q, v, consumedAt, requests)
 }
@@ -135,12 +135,12 @@ func isTx(db DB) bool {
 	return false
 }
 
-// querier is how the database is asked: sqlc's queries, those of a batch (raising), or a coalescer with its own (coalescing).
+// querier is how the database is asked: by queries, those of a batch (raising), or a coalescer with its own (coalescing).
 type querier interface {
-	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (dbsqlc.ConsumeRow, error)
-	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (dbsqlc.ConsumeShardedRow, error)
-	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (dbsqlc.ConsumeSeveralRow, error)
-	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (dbsqlc.ApplyRow, error)
+	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
+	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
+	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error)
+	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error)
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
 
@@ -250,7 +250,7 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 	if err != nil {
 		return err
 	}
-	applied([]demand{d}, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
+	applied([]demand{d}, row, row.Granted.Bool, result)
 	return nil
 }
 
@@ -282,7 +282,7 @@ func consumeSeveral(ctx context.Context, q querier, ds []demand, now pgtype.Time
 	if err != nil {
 		return err
 	}
-	applied(ds, dbsqlc.ApplyRow(row), row.Granted.Bool, result)
+	applied(ds, row, row.Granted.Bool, result)
 	return nil
 }
 
@@ -325,7 +325,7 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 }
 
 // applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
-func applied(ds []demand, row dbsqlc.ApplyRow, taken bool, result *Result) {
+func applied(ds []demand, row applyRow, taken bool, result *Result) {
 	states := make([]state, len(ds))
 	for i, ord := range row.Ord {
 		s := &states[ord-1]

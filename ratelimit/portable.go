@@ -48,6 +48,11 @@ func scanPortable(answer string, dest []any) error {
 	if err != nil {
 		return err
 	}
+	return scanRecord(record, dest...)
+}
+
+// scanRecord reads a row in the binary format.
+func scanRecord(record []byte, dest ...any) error {
 	m := types.Get().(*pgtype.Map)
 	defer types.Put(m)
 	columns := pgtype.NewCompositeBinaryScanner(m, record)

@@ -103,7 +103,7 @@ var sqlMutations = []mutation{
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-first-lost-race", file: functions, what: "whoever loses the race for a first use is granted it all the same",
-		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts);", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
+		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::@extschema@.ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (< to <=)",

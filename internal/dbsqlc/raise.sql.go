@@ -13,7 +13,7 @@ import (
 )
 
 const applyOrRaise = `-- name: ApplyOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
@@ -41,15 +41,7 @@ type ApplyOrRaiseParams struct {
 	Now        pgtype.Timestamptz
 }
 
-type ApplyOrRaiseRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Ord     []int32
-	Value   []float64
-	Ts      []pgtype.Timestamptz
-}
-
-func (q *Queries) ApplyOrRaise(ctx context.Context, arg ApplyOrRaiseParams) (ApplyOrRaiseRow, error) {
+func (q *Queries) ApplyOrRaise(ctx context.Context, arg ApplyOrRaiseParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, applyOrRaise,
 		arg.Op,
 		arg.Names,
@@ -66,20 +58,14 @@ func (q *Queries) ApplyOrRaise(ctx context.Context, arg ApplyOrRaiseParams) (App
 		arg.ConsumedAt,
 		arg.Now,
 	)
-	var i ApplyOrRaiseRow
-	err := row.Scan(
-		&i.Granted,
-		&i.At,
-		&i.Ord,
-		&i.Value,
-		&i.Ts,
-	)
-	return i, err
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
 }
 
 const consumeOrRaise = `-- name: ConsumeOrRaise :one
 
-SELECT r.granted, r.at, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
@@ -101,15 +87,8 @@ type ConsumeOrRaiseParams struct {
 	ExpectDenial bool
 }
 
-type ConsumeOrRaiseRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Value   pgtype.Float8
-	Ts      pgtype.Timestamptz
-}
-
-// The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and columns, but a denial is a SQL error.
-func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) (ConsumeOrRaiseRow, error) {
+// The queries Consume, ConsumeSharded, ConsumeSeveral and Apply in the raising form: the same arguments and answers, but a denial is a SQL error.
+func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, consumeOrRaise,
 		arg.Name,
 		arg.Key,
@@ -122,18 +101,13 @@ func (q *Queries) ConsumeOrRaise(ctx context.Context, arg ConsumeOrRaiseParams) 
 		arg.Now,
 		arg.ExpectDenial,
 	)
-	var i ConsumeOrRaiseRow
-	err := row.Scan(
-		&i.Granted,
-		&i.At,
-		&i.Value,
-		&i.Ts,
-	)
-	return i, err
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
 }
 
 const consumeSeveralOrRaise = `-- name: ConsumeSeveralOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
@@ -154,15 +128,7 @@ type ConsumeSeveralOrRaiseParams struct {
 	Now        pgtype.Timestamptz
 }
 
-type ConsumeSeveralOrRaiseRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Ord     []int32
-	Value   []float64
-	Ts      []pgtype.Timestamptz
-}
-
-func (q *Queries) ConsumeSeveralOrRaise(ctx context.Context, arg ConsumeSeveralOrRaiseParams) (ConsumeSeveralOrRaiseRow, error) {
+func (q *Queries) ConsumeSeveralOrRaise(ctx context.Context, arg ConsumeSeveralOrRaiseParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, consumeSeveralOrRaise,
 		arg.Names,
 		arg.Keys,
@@ -174,19 +140,13 @@ func (q *Queries) ConsumeSeveralOrRaise(ctx context.Context, arg ConsumeSeveralO
 		arg.Floors,
 		arg.Now,
 	)
-	var i ConsumeSeveralOrRaiseRow
-	err := row.Scan(
-		&i.Granted,
-		&i.At,
-		&i.Ord,
-		&i.Value,
-		&i.Ts,
-	)
-	return i, err
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
 }
 
 const consumeShardedOrRaise = `-- name: ConsumeShardedOrRaise :one
-SELECT r.granted, r.at, r.ord, r.value, r.ts
+SELECT pg_catalog.record_send(r)::bytea AS answer
   FROM ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
@@ -211,15 +171,7 @@ type ConsumeShardedOrRaiseParams struct {
 	Now      pgtype.Timestamptz
 }
 
-type ConsumeShardedOrRaiseRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Ord     []int32
-	Value   []float64
-	Ts      []pgtype.Timestamptz
-}
-
-func (q *Queries) ConsumeShardedOrRaise(ctx context.Context, arg ConsumeShardedOrRaiseParams) (ConsumeShardedOrRaiseRow, error) {
+func (q *Queries) ConsumeShardedOrRaise(ctx context.Context, arg ConsumeShardedOrRaiseParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, consumeShardedOrRaise,
 		arg.Name,
 		arg.Key,
@@ -234,13 +186,7 @@ func (q *Queries) ConsumeShardedOrRaise(ctx context.Context, arg ConsumeShardedO
 		arg.ShardB,
 		arg.Now,
 	)
-	var i ConsumeShardedOrRaiseRow
-	err := row.Scan(
-		&i.Granted,
-		&i.At,
-		&i.Ord,
-		&i.Value,
-		&i.Ts,
-	)
-	return i, err
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
 }

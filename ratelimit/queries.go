@@ -1,0 +1,66 @@
+package ratelimit
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// queries are sqlc's, with the answers of the functions that decide unpacked.
+type queries struct{ *dbsqlc.Queries }
+
+// queriesOn asks a DB. commits says that what is asked is a transaction of its own, and writes.
+func queriesOn(db DB, commits bool) queries { return queries{dbsqlc.New(wire{db, commits})} }
+
+// consumeRow is the answer for one limit without shards: what became of its row.
+type consumeRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Value   pgtype.Float8
+	Ts      pgtype.Timestamptz
+}
+
+// applyRow is the answer for any number of limits: ratelimit_apply says what is in it.
+type applyRow struct {
+	Granted pgtype.Bool
+	At      pgtype.Timestamptz
+	Ord     []int32
+	Value   []float64
+	Ts      []pgtype.Timestamptz
+}
+
+func (q queries) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
+	return oneLimit(q.Queries.Consume(ctx, arg))
+}
+
+func (q queries) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
+	return anyLimits(q.Queries.ConsumeSharded(ctx, arg))
+}
+
+func (q queries) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+	return anyLimits(q.Queries.ConsumeSeveral(ctx, arg))
+}
+
+func (q queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+	return anyLimits(q.Queries.Apply(ctx, arg))
+}
+
+func oneLimit(answer []byte, err error) (row consumeRow, _ error) {
+	err = unpack(answer, err, &row.Granted, &row.At, &row.Value, &row.Ts)
+	return row, err
+}
+
+func anyLimits(answer []byte, err error) (row applyRow, _ error) {
+	err = unpack(answer, err, &row.Granted, &row.At, &row.Ord, &row.Value, &row.Ts)
+	return row, err
+}
+
+// unpack reads an answer, if there is one. What cannot be read may have been committed.
+func unpack(answer []byte, err error, dest ...any) error {
+	if err != nil {
+		return err
+	}
+	return unknownUnless(scanRecord(answer, dest...))
+}
