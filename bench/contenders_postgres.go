@@ -294,14 +294,14 @@ func updateInFunction(ctx context.Context, db oneRow, key string) error {
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
 func decideInFunction(careful bool) func(ctx context.Context, db oneRow, key string) error {
 	return func(ctx context.Context, db oneRow, key string) error {
-		return granted(db.QueryRow(ctx, `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`,
+		return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`,
 			"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful))
 	}
 }
 
-// granted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
+// errUnlessGranted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
 // its type and its length, of four bytes each.
-func granted(row pgx.Row) error {
+func errUnlessGranted(row pgx.Row) error {
 	var record []byte
 	if err := row.Scan(&record); err != nil {
 		return err
@@ -316,7 +316,7 @@ func granted(row pgx.Row) error {
 func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, careful bool) error {
 	n := len(names)
 	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
-	return granted(db.QueryRow(ctx, `SELECT record_send(decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9))`,
+	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9))`,
 		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9),
 		make([]*time.Time, n), same(1), same(0), careful))
 }

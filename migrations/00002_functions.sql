@@ -47,7 +47,7 @@ RETURN least(capacity, value + CASE
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
--- since the row type of OUT parameters is put together again for every call.)
+-- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));

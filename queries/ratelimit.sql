@@ -1,6 +1,3 @@
--- The answer of a function that decides is one value, its row in Postgres' binary format: to have columns of it, the function has to stand in
--- FROM, which costs a call a tenth more. `package ratelimit` unpacks it (queries.go).
-
 -- name: Consume :one
 SELECT pg_catalog.record_send(ratelimit_consume(
       @name::text, @key::text,

@@ -50,14 +50,14 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 			l.Observer(ctx, d)
 		}
 	}}
-	result, err := noting.ask(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, time.Time{}, requests)
+	result, err := noting.ask(ctx, raising{dbsqlc.New(&note)}, verbConsume, time.Time{}, requests)
 	if !errors.Is(err, errNoted) {
 		return nil, err
 	}
 	reading := Limiter{Observer: l.Observer}
 	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{queries{dbsqlc.New(answers{results: results, row: row})}}, verbConsume, time.Time{}, requests)
+		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results: results, row: row})}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -93,7 +93,7 @@ func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
 }
 
 // raising asks in the form in which a denial is a SQL error, and turns that back into the answer.
-type raising struct{ queries }
+type raising struct{ *dbsqlc.Queries }
 
 func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
 	answer, err := q.ConsumeOrRaise(ctx, dbsqlc.ConsumeOrRaiseParams(arg))
@@ -118,7 +118,7 @@ func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, e
 	return grantOrDenial(answer, err, len(arg.Names))
 }
 
-// grantOrDenial unpacks an answer for so many limits.
+// grantOrDenial is the answer for so many limits, be it a row or an error that is a denial.
 func grantOrDenial(answer []byte, err error, limits int) (applyRow, error) {
 	if denial, ok := denialIn(err, limits); ok {
 		return denial, nil

@@ -42,15 +42,6 @@ func texts(args []any) ([]any, error) {
 	return all, nil
 }
 
-// scanPortable reads the answer of a portable query.
-func scanPortable(answer string, dest []any) error {
-	record, err := hex.DecodeString(answer)
-	if err != nil {
-		return err
-	}
-	return scanRecord(record, dest...)
-}
-
 // scanRecord reads a row in the binary format.
 func scanRecord(record []byte, dest ...any) error {
 	m := types.Get().(*pgtype.Map)
@@ -115,7 +106,11 @@ func (r *wireRow) scan(dest []any) error {
 	if err := r.Row.Scan(&answer); err != nil {
 		return err
 	}
-	return scanPortable(answer, dest)
+	record, err := hex.DecodeString(answer)
+	if err != nil {
+		return err
+	}
+	return scanRecord(record, dest...)
 }
 
 // inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection,

@@ -61,7 +61,6 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 }
 
 const consume = `-- name: Consume :one
-
 SELECT pg_catalog.record_send(ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
@@ -81,8 +80,6 @@ type ConsumeParams struct {
 	ExpectDenial bool
 }
 
-// The answer of a function that decides is one value, its row in Postgres' binary format: to have columns of it, the function has to stand in
-// FROM, which costs a call a tenth more. `package ratelimit` unpacks it (queries.go).
 func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, consume,
 		arg.Name,
