@@ -9,7 +9,7 @@ import (
 )
 
 // queries are sqlc's, with the answers of Consume, ConsumeSharded, ConsumeSeveral and Apply unpacked. Each is one value, the function's row by
-// record_send: to have columns of it, the function would have to stand in FROM, which costs the server a tenth more instructions
+// record_send: to have columns of it, the function would have to stand in FROM, which costs the server 6 % more instructions
 // for one limit.
 type queries struct{ *dbsqlc.Queries }
 
