@@ -33,7 +33,8 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // The package itself never runs again what ended like this. To find out, look for a business row that the transaction
 // would have stored under a key which the caller has chosen.
 //
-// It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, for example.
+// It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, for example, or
+// of an answer that cannot be read, whatever it was asked on.
 var ErrUnknownOutcome = errors.New("outcome unknown")
 
 // unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
