@@ -60,16 +60,14 @@ const othersTables = `
 	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it is careful, it looks first,
 	-- so that a denial writes nothing, and makes sure that the rows are locked in everybody's order.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
-		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, careful boolean,
-		OUT granted boolean, OUT at timestamptz, OUT value double precision[], OUT ts timestamptz[])
-	LANGUAGE plpgsql SET enable_seqscan = off AS $$
+		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, careful boolean)
+	RETURNS ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
 		name text; key text; rate double precision; period interval; capacity double precision; count double precision;
 		floor double precision; new_value double precision; new_ts timestamptz;
+		at timestamptz := clock_timestamp(); value double precision[]; ts timestamptz[];
 	BEGIN
-		at := clock_timestamp();
-		granted := false;
 		IF careful THEN
 			FOR p IN 2..pg_catalog.cardinality(names) LOOP
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
@@ -78,7 +76,7 @@ const othersTables = `
 				END IF;
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
-					RETURN; -- or the refill would have to be looked at
+					RETURN ROW(false, at, NULL, value, ts)::ratelimit_decisions; -- or the refill would have to be looked at
 				END IF;
 			END LOOP;
 		END IF;
@@ -101,11 +99,11 @@ const othersTables = `
 					UPDATE rate_limits AS r SET value = r.value + counts[taken]
 					 WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
 				END LOOP;
-				RETURN;
+				RETURN ROW(false, at, NULL, value, ts)::ratelimit_decisions;
 			END IF;
 			value[p] := new_value; ts[p] := new_ts;
 		END LOOP;
-		granted := true;
+		RETURN ROW(true, at, NULL, value, ts)::ratelimit_decisions;
 	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);

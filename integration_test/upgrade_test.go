@@ -86,13 +86,18 @@ var uses = []struct {
 			return err
 		})
 	}},
-	{"SendTx", 4, func(ctx context.Context, pool *pgxpool.Pool) error {
-		var limiter ratelimit.Limiter
-		batch := &pgx.Batch{}
-		if _, err := limiter.QueueConsume(ctx, batch, plain.Key("a")); err != nil {
-			return err
+	{"SendTx", 2, func(ctx context.Context, pool *pgxpool.Pool) error {
+		return sendTx(ctx, pool, plain.Key("a"))
+	}},
+	{"SendTx, denied", 4, func(ctx context.Context, pool *pgxpool.Pool) error {
+		var err error
+		for err == nil { // until it is denied
+			err = sendTx(ctx, pool, plain.Key("b").Count(plain.Capacity()))
 		}
-		return limiter.SendTx(ctx, pool, batch)
+		if _, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+			return nil
+		}
+		return err
 	}},
 	{"InTx, Hot", 5, func(ctx context.Context, pool *pgxpool.Pool) error {
 		return new(ratelimit.Limiter).InTx(ctx, pool, func(context.Context, pgx.Tx) error { return nil }, ratelimit.Hot(plain.Key("a")))
@@ -101,6 +106,15 @@ var uses = []struct {
 		_, err := new(ratelimit.Limiter).Sweep(ctx, pool, plain, wide)
 		return err
 	}},
+}
+
+func sendTx(ctx context.Context, pool *pgxpool.Pool, request ratelimit.Request) error {
+	var limiter ratelimit.Limiter
+	batch := &pgx.Batch{}
+	if _, err := limiter.QueueConsume(ctx, batch, request); err != nil {
+		return err
+	}
+	return limiter.SendTx(ctx, pool, batch)
 }
 
 var (

@@ -22,6 +22,7 @@
 --                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
+--   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
 
 -- +goose StatementBegin
 DO $install$
@@ -48,8 +49,13 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
+-- And the same of several, or of the rows of a sharded one, with the place of each row's limit in the arguments: ord is NULL if
+-- each limit has one row, in their order.
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
+$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+EXECUTE replace($ddl$
+CREATE TYPE @extschema@.ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[])
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
@@ -59,7 +65,8 @@ EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false
+    count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
+    or_raise boolean DEFAULT false
 ) RETURNS @extschema@.ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -71,6 +78,7 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
+    denied  boolean;
     sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
                 AND (now IS NULL OR isfinite(now));
 BEGIN
@@ -113,10 +121,14 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF sane AND one AND rate > '0' AND capacity - count >= floor THEN
             IF start IS NULL THEN
-                IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor THEN
-                    RETURN ROW(false, at, value, ts)::@extschema@.ratelimit_decision;
+                denied := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+            ELSE
+                denied := @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+            END IF;
+            IF denied THEN
+                IF or_raise THEN
+                    PERFORM @extschema@.ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-            ELSIF @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor THEN
                 RETURN ROW(false, at, value, ts)::@extschema@.ratelimit_decision;
             END IF;
         END IF;
@@ -164,9 +176,8 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 -- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
 -- holds, since what the limit owes is spread evenly over all of them.
 --
--- Answers one row: granted, at, and the rows of each place (ord), as they are now if it was granted, or as they were when
--- the denial was decided. A limit without rows is full and has none. A sharded limit that took from one shard answers that
--- shard alone.
+-- Answers the rows of each place (ord), as they are now if it was granted, or as they were when the denial was decided. A limit
+-- without rows is full and has none. A sharded limit that took from one shard answers that shard alone.
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
@@ -175,14 +186,18 @@ CREATE FUNCTION @extschema@.ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    OUT granted boolean, OUT at timestamptz,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
+    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS @extschema@.ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
+    granted boolean;
+    at      timestamptz;
+    ord     integer[];
+    value   double precision[];
+    ts      timestamptz[];
+
     -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
     slack  CONSTANT double precision := 1e-9;
     -- By place; `places` is the places in lock order.
@@ -284,8 +299,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    granted := true;
-                    RETURN;
+                    RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -381,7 +395,10 @@ BEGIN
                         - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                 END LOOP;
                 IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
-                    RETURN;
+                    IF or_raise AND NOT granted THEN
+                        PERFORM @extschema@.ratelimit_raise(names, at, ord, value, ts);
+                    END IF;
+                    RETURN ROW(granted, at, ord, value, ts)::@extschema@.ratelimit_decisions;
                 END IF;
             END LOOP;
             IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -389,7 +406,6 @@ BEGIN
             END IF;
 
             -- 4. Take or give, and spread what is left evenly.
-            granted := true;
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
                 take := counts[i];
@@ -429,7 +445,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN;
+            RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -447,10 +463,8 @@ EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL,
-    OUT granted boolean, OUT at timestamptz,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS @extschema@.ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -458,6 +472,7 @@ DECLARE
     each      double precision; -- rate of one shard
     room      double precision; -- capacity of one shard
     upto      timestamptz;
+    at        timestamptz;
     pick      integer;
     new_value double precision;
     new_ts    timestamptz;
@@ -499,15 +514,13 @@ BEGIN
             IF new_value IS NULL THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
-            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];
-            RETURN;
+            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
     END IF;
-    SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
-      FROM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-               ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now) AS r;
+    RETURN @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
 END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
@@ -524,10 +537,8 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL,
-    OUT granted boolean, OUT at timestamptz,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS @extschema@.ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -545,8 +556,10 @@ DECLARE
     floor     double precision;
     new_value double precision;
     new_ts    timestamptz;
+    at        timestamptz := coalesce(now, clock_timestamp());
+    value     double precision[];
+    ts        timestamptz[];
 BEGIN
-    at := coalesce(now, clock_timestamp());
     <<passes>>
     FOR pass IN 1..2 LOOP
         FOR p IN 3 - pass..n LOOP
@@ -600,17 +613,15 @@ BEGIN
                 END LOOP;
                 EXIT passes;
             END IF;
-            ord[p] := p; value[p] := new_value; ts[p] := new_ts;
+            value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                granted := true;
-                RETURN;
+                RETURN ROW(true, at, NULL, value, ts)::@extschema@.ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    SELECT r.granted, r.at, r.ord, r.value, r.ts INTO granted, at, ord, value, ts
-      FROM @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-               pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now) AS r;
+    RETURN @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
 END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
@@ -644,10 +655,11 @@ $install$;
 -- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION ratelimit_consume(text, text, double precision, interval, double precision, timestamptz, double precision, double precision, timestamptz, boolean);
-DROP FUNCTION ratelimit_consume_sharded(text, text, double precision, interval, double precision, timestamptz, integer, double precision, double precision, integer, integer, timestamptz);
-DROP FUNCTION ratelimit_consume_several(text[], text[], double precision[], interval[], double precision[], timestamptz[], double precision[], double precision[], timestamptz);
-DROP FUNCTION ratelimit_apply(text, text[], text[], double precision[], interval[], double precision[], timestamptz[], integer[], double precision[], double precision[], integer[], integer[], timestamptz, timestamptz);
+DROP FUNCTION ratelimit_consume(text, text, double precision, interval, double precision, timestamptz, double precision, double precision, timestamptz, boolean, boolean);
+DROP FUNCTION ratelimit_consume_sharded(text, text, double precision, interval, double precision, timestamptz, integer, double precision, double precision, integer, integer, timestamptz, boolean);
+DROP FUNCTION ratelimit_consume_several(text[], text[], double precision[], interval[], double precision[], timestamptz[], double precision[], double precision[], timestamptz, boolean);
+DROP FUNCTION ratelimit_apply(text, text[], text[], double precision[], interval[], double precision[], timestamptz[], integer[], double precision[], double precision[], integer[], integer[], timestamptz, timestamptz, boolean);
 DROP FUNCTION ratelimit_reset(text[], text[]);
+DROP TYPE ratelimit_decisions;
 DROP TYPE ratelimit_decision;
 DROP FUNCTION ratelimit_available(double precision, timestamptz, timestamptz, double precision, interval, double precision, timestamptz);

@@ -1,12 +1,7 @@
 -- +goose Up
 
 -- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
--- the transaction are undone. It stands behind ratelimit_consume or ratelimit_apply in one statement, and is called for
--- denials alone, so that a grant pays nothing for it:
---
---   SELECT r.granted, r.at, r.value, r.ts
---     FROM ratelimit_consume(name, ...) AS r
---    WHERE CASE WHEN r.granted THEN true ELSE ratelimit_raise(ARRAY[name], r.at, ARRAY[1], ARRAY[r.value], ARRAY[r.ts]) END;
+-- the transaction are undone. The functions of 00002 call it where they would answer that a request is denied, if or_raise says so.
 --
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
@@ -21,7 +16,7 @@ BEGIN
 EXECUTE replace($ddl$
 CREATE FUNCTION @extschema@.ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
-) RETURNS boolean
+) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable

@@ -50,14 +50,14 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 			l.Observer(ctx, d)
 		}
 	}}
-	result, err := noting.ask(ctx, raising{dbsqlc.New(&note)}, verbConsume, time.Time{}, requests)
+	result, err := noting.ask(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, time.Time{}, requests)
 	if !errors.Is(err, errNoted) {
 		return nil, err
 	}
 	reading := Limiter{Observer: l.Observer}
 	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{dbsqlc.New(answers{results: results, row: row})}, verbConsume, time.Time{}, requests)
+		result, err = reading.ask(ctx, raising{queries{dbsqlc.New(answers{results: results, row: row})}}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -92,38 +92,42 @@ func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
 	return a.row
 }
 
-// raising asks in the form in which a denial is a SQL error, and turns that back into the answer.
-type raising struct{ *dbsqlc.Queries }
+// raising asks so that a denial is a SQL error, and turns that back into the answer.
+type raising struct{ queries }
 
 func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
-	answer, err := q.ConsumeOrRaise(ctx, dbsqlc.ConsumeOrRaiseParams(arg))
+	arg.OrRaise = true
+	row, err := q.queries.Consume(ctx, arg)
 	if denial, ok := denialIn(err, 1); ok && len(denial.Ord) == 1 {
 		return consumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
 	}
-	return oneLimit(answer, err)
+	return row, err
 }
 
 func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
-	answer, err := q.ConsumeShardedOrRaise(ctx, dbsqlc.ConsumeShardedOrRaiseParams(arg))
-	return grantOrDenial(answer, err, 1)
+	arg.OrRaise = true
+	row, err := q.queries.ConsumeSharded(ctx, arg)
+	return rowOrDenial(row, err, 1)
 }
 
 func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
-	answer, err := q.ConsumeSeveralOrRaise(ctx, dbsqlc.ConsumeSeveralOrRaiseParams(arg))
-	return grantOrDenial(answer, err, len(arg.Names))
+	arg.OrRaise = true
+	row, err := q.queries.ConsumeSeveral(ctx, arg)
+	return rowOrDenial(row, err, len(arg.Names))
 }
 
 func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
-	answer, err := q.ApplyOrRaise(ctx, dbsqlc.ApplyOrRaiseParams(arg))
-	return grantOrDenial(answer, err, len(arg.Names))
+	arg.OrRaise = true
+	row, err := q.queries.Apply(ctx, arg)
+	return rowOrDenial(row, err, len(arg.Names))
 }
 
-// grantOrDenial is the answer for so many limits, be it a row or an error that is a denial.
-func grantOrDenial(answer []byte, err error, limits int) (applyRow, error) {
+// rowOrDenial is the answer for so many limits, be it a row or an error that is a denial.
+func rowOrDenial(row applyRow, err error, limits int) (applyRow, error) {
 	if denial, ok := denialIn(err, limits); ok {
 		return denial, nil
 	}
-	return anyLimits(answer, err)
+	return row, err
 }
 
 // denialState is the SQLSTATE of a denial.
@@ -244,7 +248,7 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		return false, nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
 		return false, nil, failed // the same, by somebody who knows more about it
-	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "ratelimit_raise"):
+	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"):
 		return false, nil, explain(verbConsume, err)
 	case committing:
 		err = fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))

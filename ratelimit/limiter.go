@@ -327,8 +327,12 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 // applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
 func applied(ds []demand, row applyRow, taken bool, result *Result) {
 	states := make([]state, len(ds))
-	for i, ord := range row.Ord {
-		s := &states[ord-1]
+	for i := range row.Value {
+		place := i // without Ord
+		if row.Ord != nil {
+			place = int(row.Ord[i]) - 1
+		}
+		s := &states[place]
 		s.rows = append(s.rows, algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)})
 	}
 	for i := range states {

@@ -107,8 +107,8 @@ var sqlMutations = []mutation{
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-expecting-exact", file: functions, what: "who expects a denial is denied the last token (< to <=)",
-		old:   "IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor THEN",
-		new:   "IF @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor THEN",
+		old:   "denied := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
+		new:   "denied := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: functions, what: "who expects a denial wrongly never gets to the UPDATE",
@@ -136,8 +136,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: functions, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    granted := true;\n                    RETURN;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        granted := true;\n                        RETURN;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: functions, what: "all shards are added up without being locked",
@@ -161,8 +161,8 @@ var sqlMutations = []mutation{
 		tests: "TestShardedLimitsAreExactForConcurrentCallers",
 	}, {
 		name: "apply-first-lost-race", file: functions, what: "whoever loses the race for a first use is granted it all the same",
-		old:   "                    IF m <> shards[i] THEN\n                        RAISE SQLSTATE 'RL001';\n                    END IF;\n                END IF;\n            END LOOP;\n            RETURN;",
-		new:   "                END IF;\n            END LOOP;\n            RETURN;",
+		old:   "                    IF m <> shards[i] THEN\n                        RAISE SQLSTATE 'RL001';\n                    END IF;\n                END IF;\n            END LOOP;\n            RETURN ROW(",
+		new:   "                END IF;\n            END LOOP;\n            RETURN ROW(",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
 	}, {
 		name: "apply-no-slack", file: functions, what: "a sum over shards that rounding has made too little is denied",
@@ -236,8 +236,8 @@ var sqlMutations = []mutation{
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n            RETURN;\n",
-		new:   "            IF new_value IS NOT NULL THEN\n                granted := true; ord := '{1}'; value := ARRAY[new_value]; ts := ARRAY[new_ts];\n                RETURN;\n            END IF;\n",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;\n            END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
@@ -379,6 +379,18 @@ var sqlMutations = []mutation{
 	// the rest
 
 	{
+		name: "raise-one-answers", file: functions, what: "a denial of one limit is an answer where it should stop the batch",
+		old: "                IF or_raise THEN\n", new: "                IF false THEN\n",
+		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
+	}, {
+		name: "raise-several-answers", file: functions, what: "a denial of several limits, or of a sharded one, is an answer where it should stop the batch",
+		old: "IF or_raise AND NOT granted THEN", new: "IF false THEN",
+		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
+	}, {
+		name: "raise-sharded-not-passed-on", file: functions, what: "a denial of a sharded limit is an answer where it should stop the batch",
+		old: "ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);", new: "ARRAY[shard_a], ARRAY[shard_b], NULL, now);",
+		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
+	}, {
 		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded as the session likes",
 		old: "set_config('extra_float_digits', '1', true)", new: "current_setting('extra_float_digits')",
 		tests: "TestEveryQueryExecModeTakesBatches|TestABatchAnswersAsConsumeDoes",

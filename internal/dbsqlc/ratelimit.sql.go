@@ -18,7 +18,7 @@ SELECT pg_catalog.record_send(ratelimit_apply(
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
-      $13::timestamptz, $14::timestamptz))::bytea AS answer
+      $13::timestamptz, $14::timestamptz, $15::boolean))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -36,6 +36,7 @@ type ApplyParams struct {
 	ShardB     []int32
 	ConsumedAt pgtype.Timestamptz
 	Now        pgtype.Timestamptz
+	OrRaise    bool
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -54,6 +55,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.ShardB,
 		arg.ConsumedAt,
 		arg.Now,
+		arg.OrRaise,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -64,7 +66,7 @@ const consume = `-- name: Consume :one
 SELECT pg_catalog.record_send(ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean))::bytea AS answer
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean))::bytea AS answer
 `
 
 type ConsumeParams struct {
@@ -78,6 +80,7 @@ type ConsumeParams struct {
 	Floor        float64
 	Now          pgtype.Timestamptz
 	ExpectDenial bool
+	OrRaise      bool
 }
 
 func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error) {
@@ -92,6 +95,7 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 		arg.Floor,
 		arg.Now,
 		arg.ExpectDenial,
+		arg.OrRaise,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -102,7 +106,7 @@ const consumeSeveral = `-- name: ConsumeSeveral :one
 SELECT pg_catalog.record_send(ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz))::bytea AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean))::bytea AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -115,6 +119,7 @@ type ConsumeSeveralParams struct {
 	Counts     []float64
 	Floors     []float64
 	Now        pgtype.Timestamptz
+	OrRaise    bool
 }
 
 func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) ([]byte, error) {
@@ -128,6 +133,7 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 		arg.Counts,
 		arg.Floors,
 		arg.Now,
+		arg.OrRaise,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -139,7 +145,7 @@ SELECT pg_catalog.record_send(ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
-      $10::integer, $11::integer, $12::timestamptz))::bytea AS answer
+      $10::integer, $11::integer, $12::timestamptz, $13::boolean))::bytea AS answer
 `
 
 type ConsumeShardedParams struct {
@@ -155,6 +161,7 @@ type ConsumeShardedParams struct {
 	ShardA   int32
 	ShardB   int32
 	Now      pgtype.Timestamptz
+	OrRaise  bool
 }
 
 func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) ([]byte, error) {
@@ -171,6 +178,7 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 		arg.ShardA,
 		arg.ShardB,
 		arg.Now,
+		arg.OrRaise,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
