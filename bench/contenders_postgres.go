@@ -292,9 +292,14 @@ func updateInFunction(ctx context.Context, db oneRow, key string) error {
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
 func decideInFunction(careful bool) func(ctx context.Context, db oneRow, key string) error {
 	return func(ctx context.Context, db oneRow, key string) error {
-		return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`,
-			"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful))
+		return errUnlessGranted(db.QueryRow(ctx, decideInFunctionSQL, decideInFunctionArgs(key, careful)...))
 	}
+}
+
+const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`
+
+func decideInFunctionArgs(key string, careful bool) []any {
+	return []any{"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful}
 }
 
 // errUnlessGranted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,

@@ -146,59 +146,77 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 	return result, nil
 }
 
-// pipelinedTx compares the whole transaction in one batch with the same, statement by statement. What a batch comes to if its limiter
-// is a bare UPDATE, which is what round trips cost, is printed besides.
+// pipelinedTx compares the whole transaction in one batch with the same, statement by statement. What a batch comes to with another
+// limiter on both sides is printed besides: a bare UPDATE, and the least that decides.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
 	pick := ownKeys(n, txGoroutines)
+	batched := func(kind txKind, queue func(batch *pgx.Batch, key string) error, send func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error) (*side, error) {
+		pool, err := e.newPool(ctx, txGoroutines, nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := fill(ctx, pool, kind.table, "limit", n); err != nil {
+			return nil, err
+		}
+		return &side{name: kind.name + ", in one batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
+			key := pick(worker)
+			var batch pgx.Batch
+			if err := queue(&batch, key); err != nil {
+				return err
+			}
+			return send(ctx, pool, &batch)
+		}}, nil
+	}
 	limit := plenty(txGoroutines).limit()
-	byStatement, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
-	if err != nil {
-		return outcome{}, err
-	}
-	byStatement.name = "statement by statement"
-	pool, err := e.newPool(ctx, txGoroutines, nil)
-	if err != nil {
-		return outcome{}, err
-	}
-	if err := fill(ctx, pool, "rate_limits", "limit", n); err != nil {
-		return outcome{}, err
-	}
-	batched := &side{name: "one batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
-		key := pick(worker)
-		var batch pgx.Batch
-		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
+	library, err := batched(byConsume, func(batch *pgx.Batch, key string) error {
+		if _, err := limits.QueueConsume(ctx, batch, limit.Key(key)); err != nil {
 			return err
 		}
 		batch.Queue(insertOrderSQL, key)
-		return limits.SendTx(ctx, pool, &batch, ratelimit.Isolation(pgx.ReadCommitted))
-	}}
-	updates, err := openOrders(ctx, e, byUpdate, pgx.ReadCommitted, n, pick)
+		return nil
+	}, func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+		return limits.SendTx(ctx, pool, batch, ratelimit.Isolation(pgx.ReadCommitted))
+	})
 	if err != nil {
 		return outcome{}, err
 	}
-	counters, err := e.newPool(ctx, txGoroutines, nil)
+	byHand := func(kind txKind, take func(batch *pgx.Batch, key string)) (*side, error) {
+		return batched(kind, func(batch *pgx.Batch, key string) error {
+			batch.Queue("begin isolation level read committed")
+			take(batch, key)
+			batch.Queue(insertOrderSQL, key)
+			batch.Queue("commit")
+			return nil
+		}, func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
+			return pool.SendBatch(ctx, batch).Close()
+		})
+	}
+	update, err := byHand(byUpdate, func(batch *pgx.Batch, key string) { batch.Queue(bareUpdateSQL, "limit", key) })
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := fill(ctx, counters, "counters", "limit", n); err != nil {
+	careful, err := byHand(byCareful, func(batch *pgx.Batch, key string) {
+		batch.Queue(decideInFunctionSQL, decideInFunctionArgs(key, true)...).QueryRow(errUnlessGranted)
+	})
+	if err != nil {
 		return outcome{}, err
 	}
-	batchedUpdates := &side{name: "bare UPDATE in a batch", goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
-		key := pick(worker)
-		var batch pgx.Batch
-		batch.Queue("begin isolation level read committed")
-		batch.Queue(bareUpdateSQL, "limit", key)
-		batch.Queue(insertOrderSQL, key)
-		batch.Queue("commit")
-		return counters.SendBatch(ctx, &batch).Close()
-	}}
-	c, err := compare(ctx, e.out, 2*pairs, slice, batched, &byStatement.side, batchedUpdates, &updates.side)
+	var byStatement []*side
+	for _, kind := range []txKind{byConsume, byUpdate, byCareful} {
+		s, err := openOrders(ctx, e, kind, pgx.ReadCommitted, n, pick)
+		if err != nil {
+			return outcome{}, err
+		}
+		byStatement = append(byStatement, &s.side)
+	}
+	c, err := compare(ctx, e.out, 2*pairs, slice, library, byStatement[0], update, byStatement[1], careful, byStatement[2])
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; with a bare UPDATE for the limiter on both sides: %.3g", c.beside[0].perSecond()/c.beside[1].perSecond())
+	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides %.3g",
+		c.beside[0].perSecond()/c.beside[1].perSecond(), c.beside[2].perSecond()/c.beside[3].perSecond())
 	return result, nil
 }
 

@@ -136,6 +136,9 @@ const denialState = "PT429"
 // denialIn is the answer of ratelimit_apply that ratelimit_raise put into an error, for so many limits. Anybody may raise a
 // PT429: what is not to the letter what ratelimit_raise writes is no denial of ours.
 func denialIn(err error, limits int) (row applyRow, ok bool) {
+	if err == nil {
+		return row, false
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != denialState {
 		return row, false
@@ -234,12 +237,17 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 
 	results := db.SendBatch(ctx, &sent)
 	tx := results.Tx()
+	committed := false
 	defer func() {
-		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		rollbackCtx, cancel := ctx, func() {}
+		if !committed {
+			rollbackCtx, cancel = context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		}
 		defer cancel()
 		_ = tx.Rollback(rollbackCtx) // after COMMIT it only lets go of the connection
 	}()
 	err = results.Close()
+	committed = err == nil
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
 	case err == nil:

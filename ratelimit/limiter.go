@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -201,8 +202,8 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 
 // explain says what the library did when the database failed.
 func explain(v verb, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, errNoted) {
+		return err
 	}
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
