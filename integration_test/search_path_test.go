@@ -20,6 +20,7 @@ CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ B
 CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
 GRANT ALL ON evil.rate_limits TO PUBLIC;
 CREATE TYPE evil.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE evil.ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN evil.timestamptz AS pg_catalog.timestamptz CHECK (false);
 CREATE DOMAIN evil.xid AS pg_catalog.text CHECK (false);
@@ -161,6 +162,8 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"22023, never":        `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
 		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
+		"PT429, consume":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
+		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true)`,
 		"PT429, raise":        `SELECT app.ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())

@@ -94,7 +94,7 @@ var uses = []struct {
 		for err == nil { // until it is denied
 			err = sendTx(ctx, pool, plain.Key("b").Count(plain.Capacity()))
 		}
-		if _, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+		if denied(err) {
 			return nil
 		}
 		return err

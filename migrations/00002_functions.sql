@@ -14,7 +14,7 @@
 -- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
 -- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
 --
--- What a limit is, in the arguments of every function:
+-- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
 --   capacity       the most that can be saved up
 --   start          NULL: a token bucket, refilled continuously.
@@ -22,7 +22,7 @@
 --                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
+--   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise (00004, which nothing else calls)
 
 -- +goose StatementBegin
 DO $install$
@@ -49,11 +49,12 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
--- And the same of several, or of the rows of a sharded one, with the place of each row's limit in the arguments: ord is NULL if
--- each limit has one row, in their order.
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+
+-- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
+-- for each limit, in order.
 EXECUTE replace($ddl$
 CREATE TYPE @extschema@.ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[])
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
@@ -176,7 +177,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 -- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
 -- holds, since what the limit owes is spread evenly over all of them.
 --
--- Answers the rows of each place (ord), as they are now if it was granted, or as they were when the denial was decided. A limit
+-- Answers the rows of each limit, with ord, as they are now if it was granted, or as they were when the denial was decided. A limit
 -- without rows is full and has none. A sharded limit that took from one shard answers that shard alone.
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
@@ -455,7 +456,8 @@ END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
--- Takes from one limit that is sharded: from one shard, or else what ratelimit_apply does, which it answers like.
+-- Takes from one limit that is sharded: from one shard, or else what ratelimit_apply does. ord is NULL where
+-- one shard was enough.
 --
 -- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
 -- but shard_a: one that is read and not taken conflicts with whoever takes it.
@@ -525,8 +527,8 @@ END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments and the answer are.
--- In one pass over places that are in everybody's order already, or else, what ratelimit_apply does.
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
+-- over places that are in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises

@@ -136,7 +136,7 @@ const denialState = "PT429"
 // denialIn is the answer of ratelimit_apply that ratelimit_raise put into an error, for so many limits. Anybody may raise a
 // PT429: what is not to the letter what ratelimit_raise writes is no denial of ours.
 func denialIn(err error, limits int) (row applyRow, ok bool) {
-	if err == nil {
+	if err == nil { // before pgErr is allocated
 		return row, false
 	}
 	var pgErr *pgconn.PgError
@@ -239,11 +239,12 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	tx := results.Tx()
 	committed := false
 	defer func() {
-		rollbackCtx, cancel := ctx, func() {}
-		if !committed {
+		rollbackCtx := ctx
+		if !committed { // Close may have panicked
+			var cancel context.CancelFunc
 			rollbackCtx, cancel = context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+			defer cancel()
 		}
-		defer cancel()
 		_ = tx.Rollback(rollbackCtx) // after COMMIT it only lets go of the connection
 	}()
 	err = results.Close()
@@ -256,7 +257,7 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		return false, nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
 		return false, nil, failed // the same, by somebody who knows more about it
-	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"):
+	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"): // our query, whose function may be missing
 		return false, nil, explain(verbConsume, err)
 	case committing:
 		err = fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))

@@ -202,7 +202,7 @@ func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time
 
 // explain says what the library did when the database failed.
 func explain(v verb, err error) error {
-	if err == nil || errors.Is(err, errNoted) {
+	if err == nil || errors.Is(err, errNoted) { // which nobody sees
 		return err
 	}
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
@@ -329,7 +329,7 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 func applied(ds []demand, row applyRow, taken bool, result *Result) {
 	states := make([]state, len(ds))
 	for i := range row.Value {
-		place := i // without Ord
+		place := i // one row for each limit, in order
 		if row.Ord != nil {
 			place = int(row.Ord[i]) - 1
 		}

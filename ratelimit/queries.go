@@ -16,7 +16,7 @@ type queries struct{ *dbsqlc.Queries }
 // queriesOn are the queries of a DB; commits is wire's.
 func queriesOn(db DB, commits bool) queries { return queries{dbsqlc.New(wire{db, commits})} }
 
-// consumeRow is the answer for one limit without shards: what became of its row.
+// consumeRow is the answer for one limit without shards: a ratelimit_decision, what became of its row.
 type consumeRow struct {
 	Granted pgtype.Bool
 	At      pgtype.Timestamptz
@@ -24,7 +24,7 @@ type consumeRow struct {
 	Ts      pgtype.Timestamptz
 }
 
-// applyRow is the answer for any number of limits: ratelimit_apply says what is in it.
+// applyRow is the answer for any number of limits: a ratelimit_decisions.
 type applyRow struct {
 	Granted pgtype.Bool
 	At      pgtype.Timestamptz

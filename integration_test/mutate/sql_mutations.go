@@ -387,6 +387,10 @@ var sqlMutations = []mutation{
 		old: "IF or_raise AND NOT granted THEN", new: "IF false THEN",
 		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
 	}, {
+		name: "raise-several-not-passed-on", file: functions, what: "a denial of several limits is an answer where it should stop the batch",
+		old: "pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), NULL, now);",
+		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
+	}, {
 		name: "raise-sharded-not-passed-on", file: functions, what: "a denial of a sharded limit is an answer where it should stop the batch",
 		old: "ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);", new: "ARRAY[shard_a], ARRAY[shard_b], NULL, now);",
 		tests: "TestABatchAnswersAsConsumeDoes|TestADenialStopsABatchWhereverItStands",
