@@ -20,14 +20,16 @@ import (
 // QueueConsume queues a [Limiter.Consume] on the caller's batch, so that it costs no round trip of its own. What is wrong
 // with the requests ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued. Otherwise the result
 // is filled in, and [Limiter.Observer] called, when the batch has been sent and its results are read: by
-// [Limiter.SendTx], or by Close of the pgx.BatchResults. Until then it is not OK.
+// [Limiter.SendTx], or by Close of the pgx.BatchResults. Until then it is not OK. As in any transaction, what it says holds if
+// that is committed: with SendTx, if it returns nil.
 //
 // Here a denial is an error in SQL too (SQLSTATE PT429), so that it stops the batch: the statements after it do not run, and
 // Close returns the [*ExceededError]. What becomes of the statements before it depends on where the batch is sent:
 //
 //   - with [Limiter.SendTx]: the transaction is rolled back;
 //   - on a connection or a pool: a batch that has no BEGIN in it is a transaction of its own, and is rolled back;
-//   - on a transaction of the caller's: that is aborted, as by any SQL error, and can only be rolled back.
+//   - on a transaction of the caller's: that is aborted, as by any SQL error, and can only be rolled back, as far as to a
+//     savepoint of pgx's Begin if the batch is sent on that.
 //
 // To go on after a denial, Consume in the transaction instead. Do so too where most calls are denied: as an error, a denial
 // costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
