@@ -213,42 +213,57 @@ func TestABatchAnswersAsConsumeDoes(t *testing.T) {
 
 func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 	t.Parallel()
+	bucket := ratelimit.TokenBucket("bucket", 1, time.Minute)
+	other := ratelimit.TokenBucket("other", 100, time.Minute)
+	wide := ratelimit.TokenBucket("wide", 3, time.Minute, ratelimit.Shards(3))
+	calls := map[string]func(key string) []ratelimit.Request{ // of which only one is granted
+		"one limit": func(key string) []ratelimit.Request { return []ratelimit.Request{bucket.Key(key)} },
+		"several": func(key string) []ratelimit.Request {
+			return []ratelimit.Request{bucket.Key(key), other.Key(key).Count(5)}
+		},
+		"sharded": func(key string) []ratelimit.Request { return []ratelimit.Request{wide.Key(key).Count(3)} },
+		"several, one of them sharded": func(key string) []ratelimit.Request {
+			return []ratelimit.Request{bucket.Key(key), wide.Key(key).Count(2)}
+		},
+	}
 	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
 		limiter, _ := newLimiter()
-		bucket := ratelimit.TokenBucket("bucket", 1, time.Minute)
-		other := ratelimit.TokenBucket("other", 100, time.Minute)
-		for place := range 4 {
-			key := fmt.Sprint(place)
-			try := func() (*ratelimit.Result, error) {
-				var batch pgx.Batch
-				var result *ratelimit.Result
-				for i := range 4 {
-					if i == place {
-						result = queue(t, limiter, &batch, bucket.Key(key), other.Key(key).Count(5))
+		for name, call := range calls {
+			for place := range 4 {
+				try := func() (*ratelimit.Result, error) {
+					var batch pgx.Batch
+					var result *ratelimit.Result
+					for i := range 4 {
+						if i == place {
+							result = queue(t, limiter, &batch, call(fmt.Sprint(name, place))...)
+						}
+						if i < 3 {
+							batch.Queue("INSERT INTO jobs VALUES ($1)", 10*place+10+i)
+						}
 					}
-					if i < 3 {
-						batch.Queue("INSERT INTO jobs VALUES ($1)", 10*place+10+i)
-					}
+					return result, send(&batch)
 				}
-				return result, send(&batch)
-			}
-			result, err := try()
-			if err != nil || !result.OK {
-				t.Fatalf("place %d: %+v, %v, want a grant", place, result, err)
-			}
-			if n := jobs(t, pool, "count(*)"); n != 5 {
-				t.Fatalf("place %d: %d jobs, want 5", place, n)
-			}
-			if _, err := pool.Exec(t.Context(), "DELETE FROM jobs WHERE n >= 10"); err != nil {
-				t.Fatal(err)
-			}
-			result, err = try()
-			exceeded, ok := errors.AsType[*ratelimit.ExceededError](err)
-			if !ok || result.OK || !reflect.DeepEqual(exceeded.Result, *result) || result.RetryAfter != time.Minute || result.Requests[1].Remaining != 95 || len(exceeded.Denied()) != 1 {
-				t.Fatalf("place %d: %+v, %v, want a denial", place, result, err)
-			}
-			if n := jobs(t, pool, "count(*)"); n != 2 {
-				t.Fatalf("place %d: %d jobs, want what was before", place, n)
+				result, err := try()
+				if err != nil || !result.OK {
+					t.Fatalf("%s, place %d: %+v, %v, want a grant", name, place, result, err)
+				}
+				if n := jobs(t, pool, "count(*)"); n != 5 {
+					t.Fatalf("%s, place %d: %d jobs, want 5", name, place, n)
+				}
+				if _, err := pool.Exec(t.Context(), "DELETE FROM jobs WHERE n >= 10"); err != nil {
+					t.Fatal(err)
+				}
+				result, err = try()
+				exceeded, ok := errors.AsType[*ratelimit.ExceededError](err)
+				if !ok || result.OK || !reflect.DeepEqual(exceeded.Result, *result) || result.RetryAfter <= 0 {
+					t.Fatalf("%s, place %d: %+v, %v, want a denial", name, place, result, err)
+				}
+				if name == "several" && (result.RetryAfter != time.Minute || result.Requests[1].Remaining != 95 || len(exceeded.Denied()) != 1) {
+					t.Fatalf("%s, place %d: %+v, %v, want a denial by the first", name, place, result, err)
+				}
+				if n := jobs(t, pool, "count(*)"); n != 2 {
+					t.Fatalf("%s, place %d: %d jobs, want what was before", name, place, n)
+				}
 			}
 		}
 	})
