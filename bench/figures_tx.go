@@ -61,7 +61,7 @@ var (
 	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
 	byFloor   = txKind{"bare UPDATE in a function", "counters", inTx(updateInFunction)}
 	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction(false))}
-	byCareful = txKind{"one that checks its numbers, too", "counters", inTx(decideInFunction(true))}
+	byCareful = txKind{"one that decides and checks its numbers", "counters", inTx(decideInFunction(true))}
 )
 
 type txKind struct {
