@@ -76,7 +76,7 @@ generate: ## write migrations/schema.sql and internal/dbsqlc from the migrations
 	cd migrations && go run generate.go > schema.sql.new && mv schema.sql.new schema.sql
 	$(SQLC) generate
 
-bench: ## measure everything side by side, into bench/RESULTS.md (about 25 minutes; wants redis-server, and a quiet machine)
+bench: ## measure everything side by side, into bench/RESULTS.md (about 40 minutes; wants redis-server, and a quiet machine)
 	go run ./bench all
 
 fuzz: ## run each fuzz target for a while (FUZZTIME=10s)

@@ -116,14 +116,14 @@ func TestCompare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := c.ratio(); r < 1.4 || r > 2.6 {
+	if r := c.ratio(0, 1); r < 1.4 || r > 2.6 {
 		t.Errorf("the ratio is %v, want about 2:\n%s", r, &out)
 	}
-	if p := c.b.latencies.quantile(0.5); p < 10*time.Millisecond || p > 20*time.Millisecond {
+	if p := c.totals[1].latencies.quantile(0.5); p < 10*time.Millisecond || p > 20*time.Millisecond {
 		t.Errorf("the median latency is %v, want about 10 ms", p)
 	}
-	if beside := c.beside[0].perSecond(); beside >= c.b.perSecond() {
-		t.Errorf("20 ms a call are %.0f per second, 10 ms are %.0f", beside, c.b.perSecond())
+	if r := c.ratio(2, 1); r < 0.35 || r > 0.7 {
+		t.Errorf("20 ms a call to 10 ms is %v, want about 0.5:\n%s", r, &out)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestWhatTheHostTookIsTold(t *testing.T) {
 	if want := (cpuTime{all: 1000, stolen: 10}); before != want {
 		t.Errorf("read %+v, want %+v", before, want)
 	}
-	if got := before.stolenUntil(parseCPUTime("cpu  200 0 200 750 50 0 40 110 5 0\n")); got != 100.0/350 {
+	if got := before.until(parseCPUTime("cpu  200 0 200 750 50 0 40 110 5 0\n")).share(); got != 100.0/350 {
 		t.Errorf("%v was taken, want %v", got, 100.0/350)
 	}
 	for _, stat := range []string{"", "cpu 1 2 3\n", "cpu  1 2 3 4 5 6 7 x\n", "intr 1 2 3 4 5 6 7 8\n"} {

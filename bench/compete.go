@@ -25,7 +25,7 @@ const (
 	tableGoroutines = 64
 
 	contenderSlice  = 500 * time.Millisecond
-	contenderRounds = 2
+	contenderRounds = 3
 )
 
 // measurement is all about one contender.

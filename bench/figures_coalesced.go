@@ -38,11 +38,10 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			return outcome{}, err
 		}
 		result := c.outcome()
-		rueidis := c.beside[0].perSecond()
-		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s, to which the ratio is %.3g", short(c.a.latencies.quantile(0.99)),
-			short(c.b.latencies.quantile(0.99)), thousands(rueidis), c.a.perSecond()/rueidis)
-		if len(c.beside) > 1 {
-			result.note += fmt.Sprintf("; with a bare UPDATE of all keys in the limiter's place: %.3g", c.toB(1))
+		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s, to which the ratio is %.3g", short(c.totals[0].latencies.quantile(0.99)),
+			short(c.totals[1].latencies.quantile(0.99)), thousands(c.totals[2].perSecond()), c.ratio(0, 2))
+		if len(sides) > 3 {
+			result.note += fmt.Sprintf("; with a bare UPDATE of all keys in the limiter's place: %.3g, of which the library comes to %.3g", c.ratio(3, 1), c.ratio(0, 3))
 		}
 		return result, nil
 	}

@@ -123,7 +123,7 @@ func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
 	}
 	result := c.outcome()
 	result.note += fmt.Sprintf("; %s; beside 64 without it, one goroutine alone comes to %.3g, and 64 with no more than a mutex between BEGIN and the rest to %.3g",
-		note, c.toB(0), c.toB(1))
+		note, c.ratio(2, 1), c.ratio(3, 1))
 	return result, nil
 }
 
@@ -140,7 +140,7 @@ func hotQueueP99(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	a, b := c.a.latencies.quantile(0.99), c.b.latencies.quantile(0.99)
+	a, b := c.totals[0].latencies.quantile(0.99), c.totals[1].latencies.quantile(0.99)
 	return outcome{value: a.Seconds() / b.Seconds(), note: short(a) + " : " + short(b)}, nil
 }
 

@@ -120,8 +120,8 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, the least that decides to %.3g, and the least that checks its numbers, too, to %.3g",
-		c.toB(0), c.toB(1), c.toB(2))
+	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, the least that decides to %.3g, and the least that checks its numbers, too, to %.3g, of which the library comes to %.3g",
+		c.ratio(2, 1), c.ratio(3, 1), c.ratio(4, 1), c.ratio(0, 4))
 	return result, nil
 }
 
@@ -140,7 +140,7 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	again := fmt.Sprintf("%.3f : %.2f retries per commit", a.perCommit(&c.a), b.perCommit(&c.b))
+	again := fmt.Sprintf("%.3f : %.2f retries per commit", a.perCommit(&c.totals[0]), b.perCommit(&c.totals[1]))
 	fmt.Fprintln(e.out, " ", again)
 	result.note += "; " + again
 	return result, nil
@@ -208,8 +208,8 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides and checks its numbers %.3g",
-		c.beside[0].perSecond()/c.beside[1].perSecond(), c.beside[2].perSecond()/c.beside[3].perSecond())
+	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides and checks its numbers %.3g; of the latter's batches and transactions the library's come to %.3g and %.3g",
+		c.ratio(2, 3), c.ratio(4, 5), c.ratio(0, 4), c.ratio(1, 5))
 	return result, nil
 }
 
@@ -303,7 +303,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g; if a denial may write, and numbers and order are not checked: %.3g",
-		onPool.ratio(), c.toB(0), c.toB(1), c.toB(2))
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g, of which the library comes to %.3g; if a denial may write, and numbers and order are not checked: %.3g",
+		onPool.ratio(0, 1), c.ratio(2, 1), c.ratio(3, 1), c.ratio(0, 3), c.ratio(4, 1))
 	return result, nil
 }

@@ -84,7 +84,7 @@ func (e *env) measure(ctx context.Context, f figure) (outcome, error) {
 	if err = errors.Join(err, e.undo(ctx)); err != nil {
 		return outcome{}, fmt.Errorf("%s: %w", f.name, err)
 	}
-	if stolen := before.stolenUntil(readCPUTime()); stolen >= 0.02 {
+	if stolen := before.until(readCPUTime()).share(); stolen >= 0.02 {
 		disturbed := fmt.Sprintf("the host gave %.0f %% of the processors' time to others", 100*stolen)
 		fmt.Fprintln(e.out, " ", disturbed)
 		result.note += "; " + disturbed

@@ -24,6 +24,7 @@ type tally struct {
 	elapsed   time.Duration
 	latencies histogram
 	mallocs   uint64 // of this process
+	cpu       cpuTime
 }
 
 func (t *tally) add(u *tally) {
@@ -31,6 +32,8 @@ func (t *tally) add(u *tally) {
 	t.elapsed += u.elapsed
 	t.latencies.merge(&u.latencies)
 	t.mallocs += u.mallocs
+	t.cpu.all += u.cpu.all
+	t.cpu.stolen += u.cpu.stolen
 }
 
 func (t *tally) perSecond() float64 { return float64(t.calls) / t.elapsed.Seconds() }
@@ -77,14 +80,16 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
+	cpu := readCPUTime()
 	deadline = time.Now().Add(d)
 	close(start)
 	wg.Wait()
+	cpu = cpu.until(readCPUTime())
 	runtime.ReadMemStats(&after)
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	t := &tally{elapsed: d, mallocs: after.Mallocs - before.Mallocs}
+	t := &tally{elapsed: d, mallocs: after.Mallocs - before.Mallocs, cpu: cpu}
 	for i := range workers {
 		t.calls += workers[i].calls
 		t.latencies.merge(&workers[i].latencies)
@@ -92,11 +97,10 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	return t, nil
 }
 
-// comparison is two sides that ran in turn.
+// comparison is sides that ran in turn.
 type comparison struct {
-	a, b   tally
-	ratios []float64 // of the throughputs, pair by pair
-	beside []tally   // of further sides
+	totals []tally     // by side: a, b, and those beside them
+	turns  [][]float64 // by side: its throughput in each turn
 }
 
 // compare warms the sides up and runs them in turn: a b, b a, a b, ... Further sides take their turns beside them.
@@ -109,44 +113,49 @@ func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration,
 			return nil, err
 		}
 	}
-	totals := make([]tally, len(sides))
-	var ratios []float64
+	c := &comparison{totals: make([]tally, len(sides)), turns: make([][]float64, len(sides))}
+	order := make([]int, len(sides))
+	for i := range order {
+		order[i] = i
+	}
 	for range pairs {
-		turn := make([]*tally, len(sides))
-		for i, s := range sides {
-			var err error
-			if turn[i], err = s.run(ctx, slice); err != nil {
+		for _, i := range order {
+			t, err := sides[i].run(ctx, slice)
+			if err != nil {
 				return nil, err
 			}
-			totals[i].add(turn[i])
+			c.totals[i].add(t)
+			c.turns[i] = append(c.turns[i], t.perSecond())
 		}
-		ratios = append(ratios, turn[slices.Index(sides, a)].perSecond()/turn[slices.Index(sides, b)].perSecond())
-		slices.Reverse(sides)
-		slices.Reverse(totals)
-	}
-	if sides[0] != a {
-		slices.Reverse(sides)
-		slices.Reverse(totals)
+		slices.Reverse(order)
 	}
 	for i, s := range sides {
-		fmt.Fprintf(out, "  %-*s %v\n", width, s.name, &totals[i])
+		fmt.Fprintf(out, "  %-*s %v   %5.3g of the second\n", width, s.name, &c.totals[i], c.ratio(i, 1))
 	}
-	c := &comparison{a: totals[0], b: totals[1], ratios: ratios, beside: totals[2:]}
-	fmt.Fprintf(out, "  ratio %.3f, the median of %d pairs of %v each (%.3f to %.3f)\n", c.ratio(), pairs, slice, slices.Min(c.ratios), slices.Max(c.ratios))
+	ratios := c.ratios(0, 1)
+	fmt.Fprintf(out, "  ratio %.3f, the median of %d pairs of %v each (%.3f to %.3f)\n", median(ratios), pairs, slice, slices.Min(ratios), slices.Max(ratios))
 	return c, nil
 }
 
-func (c *comparison) ratio() float64 { return median(c.ratios) }
+// ratios are those of the throughputs of two sides, turn by turn.
+func (c *comparison) ratios(i, j int) []float64 {
+	ratios := make([]float64, len(c.turns[i]))
+	for turn := range ratios {
+		ratios[turn] = c.turns[i][turn] / c.turns[j][turn]
+	}
+	return ratios
+}
 
-// toB is what further side i comes to, of b.
-func (c *comparison) toB(i int) float64 { return c.beside[i].perSecond() / c.b.perSecond() }
+// ratio is their median.
+func (c *comparison) ratio(i, j int) float64 { return median(c.ratios(i, j)) }
 
-// outcome is the ratio as a figure's.
+// outcome is the ratio of the first two sides as a figure's.
 func (c *comparison) outcome() outcome {
+	ratios := c.ratios(0, 1)
 	return outcome{
-		value: c.ratio(),
-		note: fmt.Sprintf("%s/s : %s/s, pairs %.3g to %.3g", thousands(c.a.perSecond()), thousands(c.b.perSecond()),
-			slices.Min(c.ratios), slices.Max(c.ratios)),
+		value: median(ratios),
+		note: fmt.Sprintf("%s/s : %s/s, pairs %.3g to %.3g", thousands(c.totals[0].perSecond()), thousands(c.totals[1].perSecond()),
+			slices.Min(ratios), slices.Max(ratios)),
 	}
 }
 

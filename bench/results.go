@@ -79,12 +79,13 @@ func (e *env) writeResults(ctx context.Context, w io.Writer, results []*outcome,
 
 func writeContenders(w io.Writer, measured []measurement) {
 	fmt.Fprintf(w, "\n## Contenders\n\nBy `go run ./bench contenders`. One decision a call, %d goroutines: all on one hot key, and each on a key of its own. "+
-		"Allocations are this process's; statements count BEGIN and COMMIT; retries are transactions or attempts that ran again. "+
+		"All of them ran in turn. Allocations are this process's; statements count BEGIN and COMMIT; retries are transactions or attempts that ran again. "+
+		"Stolen is what the host of a virtual machine gave to others of the processors' time. "+
 		"Over-grant: tokens granted, of those that were due at the most, when %d goroutines hammer one key with a burst of %d and %d per second.\n",
 		tableGoroutines, grantGoroutines, grantBurst, grantRate)
 	for i, m := range modes {
 		fmt.Fprintf(w, "\n### %s\n\n![throughput over goroutines, %s](%s)\n\n", m.title, m.title, m.file)
-		fmt.Fprintf(w, "| contender | what | decisions/s | p50 | p99 | allocations | SQL statements | retries | over-grant |\n|---|---|---|---|---|---|---|---|---|\n")
+		fmt.Fprintf(w, "| contender | what | decisions/s | p50 | p99 | allocations | SQL statements | retries | stolen | over-grant |\n|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, c := range measured {
 			t := c.modes[i]
 			at := t.at[tableGoroutines]
@@ -95,8 +96,8 @@ func writeContenders(w io.Writer, measured []measurement) {
 			if c.floor {
 				over = "decides nothing"
 			}
-			fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.0f | %s | %s | %s |\n", c.name, c.what, thousands(at.perSecond()),
-				short(at.latencies.quantile(0.5)), short(at.latencies.quantile(0.99)), float64(at.mallocs)/float64(at.latencies.n), statements, retries, over)
+			fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.0f | %s | %s | %.0f %% | %s |\n", c.name, c.what, thousands(at.perSecond()),
+				short(at.latencies.quantile(0.5)), short(at.latencies.quantile(0.99)), float64(at.mallocs)/float64(at.latencies.n), statements, retries, 100*at.cpu.share(), over)
 		}
 	}
 }

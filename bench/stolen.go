@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-// cpuTime is what the processors of this machine have had to give since it was started, in ticks, and what of that the host of
-// a virtual machine has given to others. Where /proc/stat does not tell, it is zero.
+// cpuTime is what the processors of this machine had to give, in ticks, and what of that the host of a virtual machine gave to
+// others. Where /proc/stat does not tell, it is zero.
 type cpuTime struct{ all, stolen uint64 }
 
+// readCPUTime reads it since the machine was started.
 func readCPUTime() cpuTime {
 	text, _ := os.ReadFile("/proc/stat") // only Linux has it
 	return parseCPUTime(string(text))
@@ -35,10 +36,18 @@ func parseCPUTime(stat string) (t cpuTime) {
 	return t
 }
 
-// stolenUntil is the share of the time up to now that went to others.
-func (t cpuTime) stolenUntil(now cpuTime) float64 {
-	if now.all <= t.all {
+// until is the time from t until now: none, if a count went backwards.
+func (t cpuTime) until(now cpuTime) cpuTime {
+	if now.all < t.all || now.stolen < t.stolen {
+		return cpuTime{}
+	}
+	return cpuTime{all: now.all - t.all, stolen: now.stolen - t.stolen}
+}
+
+// share is what of it went to others.
+func (t cpuTime) share() float64 {
+	if t.all == 0 {
 		return 0
 	}
-	return float64(now.stolen-t.stolen) / float64(now.all-t.all)
+	return float64(t.stolen) / float64(t.all)
 }
