@@ -59,7 +59,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	reading := Limiter{Observer: l.Observer}
 	row := new(wireRow)
 	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, raising{queries{dbsqlc.New(answers{results: results, row: row})}}, verbConsume, time.Time{}, requests)
+		result, err = reading.ask(ctx, asked{results: results, row: row}, verbConsume, time.Time{}, requests)
 		return err
 	}
 	return &result, nil
@@ -82,54 +82,69 @@ func (n *note) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
 // Scan has no row yet.
 func (n *note) Scan(...any) error { return errNoted }
 
-// answers is a database that has been asked already, for one row.
-type answers struct {
-	DB      // none
-	results pgx.BatchResults
-	row     *wireRow // which knows in what form
-}
-
-func (a answers) QueryRow(context.Context, string, ...any) pgx.Row {
-	a.row.Row = a.results.QueryRow()
-	return a.row
-}
-
-// raising asks so that a denial is a SQL error, and turns that back into the answer.
+// raising asks so that a denial is a SQL error.
 type raising struct{ queries }
 
 func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
 	arg.OrRaise = true
-	row, err := q.queries.Consume(ctx, arg)
+	return q.queries.Consume(ctx, arg)
+}
+
+func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
+	arg.OrRaise = true
+	return q.queries.ConsumeSharded(ctx, arg)
+}
+
+func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+	arg.OrRaise = true
+	return q.queries.ConsumeSeveral(ctx, arg)
+}
+
+func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+	arg.OrRaise = true
+	return q.queries.Apply(ctx, arg)
+}
+
+// asked is the querier of what was asked already: it reads the answer, be it a row or the SQL error that is a denial.
+type asked struct {
+	querier // nil: a batch does not reset
+	results pgx.BatchResults
+	row     *wireRow // which knows in what form
+}
+
+func (a asked) Consume(context.Context, dbsqlc.ConsumeParams) (consumeRow, error) {
+	row, err := oneLimit(a.record())
 	if denial, ok := denialIn(err, 1); ok && len(denial.Ord) == 1 {
 		return consumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
 	}
 	return row, err
 }
 
-func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
-	arg.OrRaise = true
-	row, err := q.queries.ConsumeSharded(ctx, arg)
-	return rowOrDenial(row, err, 1)
+func (a asked) ConsumeSharded(context.Context, dbsqlc.ConsumeShardedParams) (applyRow, error) {
+	return a.rowOrDenial(1)
 }
 
-func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
-	arg.OrRaise = true
-	row, err := q.queries.ConsumeSeveral(ctx, arg)
-	return rowOrDenial(row, err, len(arg.Names))
+func (a asked) ConsumeSeveral(_ context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+	return a.rowOrDenial(len(arg.Names))
 }
 
-func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
-	arg.OrRaise = true
-	row, err := q.queries.Apply(ctx, arg)
-	return rowOrDenial(row, err, len(arg.Names))
+func (a asked) Apply(_ context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+	return a.rowOrDenial(len(arg.Names))
 }
 
-// rowOrDenial is the answer for so many limits, be it a row or an error that is a denial.
-func rowOrDenial(row applyRow, err error, limits int) (applyRow, error) {
+// rowOrDenial is the answer for so many limits.
+func (a asked) rowOrDenial(limits int) (applyRow, error) {
+	row, err := anyLimits(a.record())
 	if denial, ok := denialIn(err, limits); ok {
 		return denial, nil
 	}
 	return row, err
+}
+
+func (a asked) record() (record []byte, err error) {
+	a.row.Row = a.results.QueryRow()
+	err = a.row.Scan(&record)
+	return record, err
 }
 
 // denialState is the SQLSTATE of a denial.
@@ -217,7 +232,7 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 // sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
 // that read its results. open says that err leaves open whether it was committed.
 func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (open bool, failed, err error) {
-	var sent pgx.Batch // pgx sends no query twice
+	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)} // BEGIN, copies, since pgx sends no query twice, and COMMIT
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
 	for i, q := range batch.QueuedQueries {
 		sent.Queue(q.SQL, q.Arguments...).Fn = func(results pgx.BatchResults) error {
