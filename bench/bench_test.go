@@ -180,6 +180,11 @@ func TestWhatTheHostTookIsTold(t *testing.T) {
 	if got := before.until(parseCPUTime("cpu  200 0 200 750 50 0 40 110 5 0\n")).share(); got != 100.0/350 {
 		t.Errorf("%v was taken, want %v", got, 100.0/350)
 	}
+	for _, later := range []cpuTime{{all: 999, stolen: 10}, {all: 1001, stolen: 9}, before} { // a count went backwards, or no time has passed
+		if got := before.until(later); got != (cpuTime{}) || got.share() != 0 {
+			t.Errorf("from %+v until %+v it is %+v", before, later, got)
+		}
+	}
 	for _, stat := range []string{"", "cpu 1 2 3\n", "cpu  1 2 3 4 5 6 7 x\n", "intr 1 2 3 4 5 6 7 8\n"} {
 		if got := parseCPUTime(stat); got != (cpuTime{}) {
 			t.Errorf("%q was read as %+v", stat, got)

@@ -232,7 +232,8 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 // sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
 // that read its results. open says that err leaves open whether it was committed.
 func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (open bool, failed, err error) {
-	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)} // BEGIN, copies, since pgx sends no query twice, and COMMIT
+	// BEGIN, copies of the queries, since pgx sends none twice, and COMMIT.
+	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
 	for i, q := range batch.QueuedQueries {
 		sent.Queue(q.SQL, q.Arguments...).Fn = func(results pgx.BatchResults) error {

@@ -136,7 +136,8 @@ func isTx(db DB) bool {
 	return false
 }
 
-// querier is how the database is asked: by queries, those of a batch (raising, then asked), or a coalescer with its own (coalescing).
+// querier is how the database is asked: by queries, by those of a batch (raising, and asked when it is read), or by a coalescer with
+// its own (coalescing).
 type querier interface {
 	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
 	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
