@@ -706,21 +706,41 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 	}
 }
 
-// In its one round trip, the answer is there before the commit is: an error of that must not be lost.
-func TestAnAsynchronousCommitThatFailsGrantsNothing(t *testing.T) {
+// The answer is there before the commit is, be that in the one round trip of an asynchronous commit or in a transaction that is
+// told its level: an error of the commit must not be lost, nor what was answered be a result.
+func TestACommitThatFailsGrantsNothing(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 2)
-	_, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
-		CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
-		coalescer := ratelimit.NewCoalescer(pool, options...)
-		defer coalescer.Close()
-		var limiter ratelimit.Limiter
-		if result, err := limiter.Consume(t.Context(), coalescer, slow("limit", 10).Key("k")); sqlState(err) != "23000" || result.OK {
-			t.Errorf("%+v, %v, want the error of the commit", result, err)
+	for _, level := range []string{"read committed", "serializable"} {
+		pool, s := traced(t, newPool(t, 6), 6, map[string]string{"default_transaction_isolation": level})
+		coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool, ratelimit.AsyncCommit())}
+		limit := slow("limit", 10)
+		for _, coalescer := range coalescers { // a batch finds out about the level
+			defer coalescer.Close()
+			release := holdFlights(t, coalescer, pool)
+			f := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
+			release()
+			f.wg.Wait()
+			if err := errors.Join(f.errs...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
+			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, coalescer := range coalescers {
+			var observed ratelimit.Result
+			limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { observed = d.Result }}
+			begun := s.count("begin")
+			want := ratelimit.Result{Requests: []ratelimit.Status{{Limit: limit, Key: "k", Count: 1}}}
+			result, err := limiter.Consume(t.Context(), coalescer, limit.Key("k"))
+			if sqlState(err) != "23000" || !reflect.DeepEqual(result, want) || !reflect.DeepEqual(observed, want) {
+				t.Errorf("%s, coalescer %d: %+v, %v, want the error of the commit and no answer; observed %+v", level, i, result, err, observed)
+			}
+			if begun = s.count("begin") - begun; (begun > 0) != (level == "serializable") {
+				t.Errorf("%s, coalescer %d: BEGIN was sent %d times", level, i, begun)
+			}
 		}
 	}
 }

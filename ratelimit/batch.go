@@ -42,24 +42,26 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	if batch == nil {
 		return nil, fmt.Errorf("%w: no batch", ErrInvalid)
 	}
+	began := time.Now()
 	requests = slices.Clone(requests)
-
-	// The limiter is asked twice. The first time its statement is only noted down, with its arguments; the second time,
-	// when the results are read, the answer is there.
-	var note note
-	noting := Limiter{Clock: l.Clock, Observer: func(ctx context.Context, d Decision) {
-		if l.Observer != nil && !errors.Is(d.Err, errNoted) {
-			l.Observer(ctx, d)
-		}
-	}}
-	result, err := noting.ask(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, time.Time{}, requests)
-	if !errors.Is(err, errNoted) {
+	c, err := l.newCall(verbConsume, time.Time{}, requests)
+	result := unanswered(requests)
+	if err != nil {
+		l.observe(ctx, verbConsume, began, result, err)
 		return nil, err
 	}
-	reading := Limiter{Observer: l.Observer}
+
+	// The database is asked twice. The first time the statement is only noted down, with its arguments; the second time, when
+	// the results are read, the answer is there.
+	var note note
+	if err := take(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, c.demands, c.now, nil); !errors.Is(err, errNoted) {
+		return nil, err
+	}
 	row := new(wireRow)
-	batch.Queue(note.sql, append([]any{row}, note.args...)...).Fn = func(results pgx.BatchResults) (err error) {
-		result, err = reading.ask(ctx, asked{results: results, row: row}, verbConsume, time.Time{}, requests)
+	batch.Queue(note.sql, row.with(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
+		began := time.Now()
+		result, err = c.decide(ctx, asked{results: results, row: row})
+		l.observe(ctx, verbConsume, began, result, err)
 		return err
 	}
 	return &result, nil

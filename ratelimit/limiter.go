@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -109,7 +108,7 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	return err
 }
 
-func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (Result, error) {
+func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (result Result, err error) {
 	var q querier
 	switch db := db.(type) {
 	case nil:
@@ -118,7 +117,15 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, r
 	default:
 		q = queriesOn(db, v != verbCheck && !isTx(db))
 	}
-	return l.ask(ctx, q, v, consumedAt, requests)
+	began := time.Now()
+	c, err := l.newCall(v, consumedAt, requests)
+	if err == nil {
+		result, err = c.decide(ctx, q)
+	} else {
+		result = unanswered(requests)
+	}
+	l.observe(ctx, v, began, result, err)
+	return result, err
 }
 
 // isTx says whether a handle is a transaction of the caller's, which is what can be committed.
@@ -146,66 +153,76 @@ type querier interface {
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
 
-func (l *Limiter) ask(ctx context.Context, q querier, v verb, consumedAt time.Time, requests []Request) (Result, error) {
-	var begin time.Time
-	if l.Observer != nil {
-		begin = time.Now()
+// call is a call of a verb, found valid.
+type call struct {
+	verb       verb
+	requests   []Request
+	demands    []demand
+	consumedAt pgtype.Timestamptz // of a refund
+	now        pgtype.Timestamptz // NULL: by the database's clock
+}
+
+func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c call, err error) {
+	c = call{verb: v, requests: requests}
+	if c.demands, err = demands(v, requests); err != nil {
+		return c, err
 	}
+	if l.Clock != nil {
+		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
+			return c, err
+		}
+	}
+	if v == verbRefund {
+		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+	}
+	return c, err
+}
+
+// unanswered is the result of a call about which nothing is known.
+func unanswered(requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
 		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
 	}
-	err := l.decide(ctx, q, v, consumedAt, requests, &result)
-	if err == nil && v == verbConsume && !result.OK {
-		err = &ExceededError{Result: result}
-	}
-	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(begin)})
-	}
-	return result, err
+	return result
 }
 
-// decide validates, asks the database, and fills in the result.
-func (l *Limiter) decide(ctx context.Context, q querier, v verb, consumedAt time.Time, requests []Request, result *Result) error {
-	if q == nil {
-		return fmt.Errorf("%w: no database", ErrInvalid)
-	}
-	ds, err := demands(v, requests)
-	if err != nil {
-		return err
-	}
-	var now, consumed pgtype.Timestamptz
-	if l.Clock != nil {
-		if now, err = timestamp("the clock's time", l.Clock()); err != nil {
-			return err
-		}
-	}
-	if v == verbRefund {
-		if consumed, err = timestamp("the time of consumption", consumedAt); err != nil {
-			return err
-		}
-	}
-
-	c, coalesced := q.(coalescing)
+// decide asks the database, and makes what the caller gets of the answer. It may be called more than once.
+func (c *call) decide(ctx context.Context, q querier) (Result, error) {
+	result := unanswered(c.requests)
+	var err error
+	waiting, coalesced := q.(coalescing)
 	switch {
-	case coalesced && (v == verbConsume || v == verbCharge):
-		err = c.coalescer.decide(ctx, v, ds, now, result)
-	case v == verbReset:
-		err = reset(ctx, q, ds)
+	case q == nil:
+		return result, fmt.Errorf("%w: no database", ErrInvalid)
+	case coalesced && (c.verb == verbConsume || c.verb == verbCharge):
+		err = waiting.coalescer.decide(ctx, c.verb, c.demands, c.now, &result)
+	case c.verb == verbReset:
+		err = reset(ctx, q, c.demands)
 		result.OK = err == nil
-	case v == verbConsume || v == verbCharge:
-		err = take(ctx, q, v, ds, now, result)
+	case c.verb == verbConsume || c.verb == verbCharge:
+		err = take(ctx, q, c.verb, c.demands, c.now, &result)
 	default:
-		err = apply(ctx, q, v, ds, consumed, now, result)
+		err = apply(ctx, q, c.verb, c.demands, c.consumedAt, c.now, &result)
 	}
-	return explain(v, err)
+	switch {
+	case err != nil: // perhaps after an answer, at COMMIT
+		return unanswered(c.requests), explain(c.verb, err)
+	case c.verb == verbConsume && !result.OK:
+		return result, &ExceededError{Result: result}
+	}
+	return result, nil
+}
+
+// observe tells the observer what came of a call.
+func (l *Limiter) observe(ctx context.Context, v verb, began time.Time, result Result, err error) {
+	if l.Observer != nil {
+		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(began)})
+	}
 }
 
 // explain says what the library did when the database failed.
 func explain(v verb, err error) error {
-	if err == nil || errors.Is(err, errNoted) { // which nobody sees
-		return err
-	}
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
 	}

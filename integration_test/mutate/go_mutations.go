@@ -81,8 +81,12 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/limiter.go", what: "a denial is no error",
-		old: "if err == nil && v == verbConsume && !result.OK {", new: "if err == nil && v == verbCharge && !result.OK {",
+		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
+	}, {
+		name: "commit-failed-answer", file: "ratelimit/limiter.go", what: "what was answered before a COMMIT that failed is the result beside its error",
+		old: "		return unanswered(c.requests), explain(", new: "		return result, explain(",
+		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "refund-any-time", file: "ratelimit/limiter.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
 		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
@@ -322,7 +326,7 @@ var goMutations = []mutation{
 	}, {
 		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
-		tests: "TestAnAsynchronousCommitThatFailsGrantsNothing",
+		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
 		old: "	c.due = now.Add(c.pace)\n", new: "	c.due = now\n",
