@@ -51,14 +51,12 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 		return nil, err
 	}
 
-	// The database is asked twice. The first time the statement is only noted down, with its arguments; the second time, when
-	// the results are read, the answer is there.
+	// take runs twice: now it only has the statement noted down, with its arguments; when the results are read, by decide, the answer
+	// is there.
 	var note note
-	if err := take(ctx, raising{queries{dbsqlc.New(&note)}}, verbConsume, c.demands, c.now, nil); !errors.Is(err, errNoted) {
-		return nil, err
-	}
+	_ = c.take(ctx, &queries{*dbsqlc.New(&note), true}, nil) // errNoted
 	row := new(wireRow)
-	batch.Queue(note.sql, row.with(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
+	batch.Queue(note.sql, slices.Concat([]any{row}, note.args)...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		result, err = c.decide(ctx, asked{results: results, row: row})
 		l.observe(ctx, verbConsume, began, result, err)
@@ -83,29 +81,6 @@ func (n *note) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
 
 // Scan has no row yet.
 func (n *note) Scan(...any) error { return errNoted }
-
-// raising asks so that a denial is a SQL error.
-type raising struct{ queries }
-
-func (q raising) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
-	arg.OrRaise = true
-	return q.queries.Consume(ctx, arg)
-}
-
-func (q raising) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
-	arg.OrRaise = true
-	return q.queries.ConsumeSharded(ctx, arg)
-}
-
-func (q raising) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
-	arg.OrRaise = true
-	return q.queries.ConsumeSeveral(ctx, arg)
-}
-
-func (q raising) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
-	arg.OrRaise = true
-	return q.queries.Apply(ctx, arg)
-}
 
 // asked is the querier of what was asked already: it reads the answer, be it a row or the SQL error that is a denial.
 type asked struct {
@@ -222,8 +197,8 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 	}
 	var failed error
 	err := retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
-		open, failed, err = sendOnce(ctx, db, o.isolation, batch)
-		return open, err
+		failed, err = sendOnce(ctx, db, o.isolation, batch)
+		return errors.Is(err, ErrUnknownOutcome), err
 	})
 	if err == nil {
 		return failed
@@ -232,8 +207,8 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 }
 
 // sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
-// that read its results. open says that err leaves open whether it was committed.
-func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (open bool, failed, err error) {
+// that read its results.
+func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
 	// BEGIN, copies of the queries, since pgx sends none twice, and COMMIT.
 	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
@@ -272,22 +247,19 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
 	case err == nil:
-		return false, failed, nil
+		return failed, nil
 	case tx.Conn() == nil: // there was none to send it on
-		return false, nil, fmt.Errorf("ratelimit: begin: %w", err)
+		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
-		return false, nil, failed // the same, by somebody who knows more about it
+		return nil, failed // the same, by somebody who knows more about it
 	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"): // our query, whose function may be missing
-		return false, nil, explain(verbConsume, err)
+		return nil, explain(verbConsume, err)
 	case committing:
-		err = fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
+		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline
-		err = fmt.Errorf("%w; and then: %w", failed, err)
+		return nil, unknownUnless(fmt.Errorf("%w; and then: %w", failed, err))
 	}
-	if !committing {
-		err = unknownUnless(err)
-	}
-	return errors.Is(err, ErrUnknownOutcome), nil, err
+	return nil, unknownUnless(err)
 }
 
 // read reads n results, up to an error.

@@ -53,8 +53,6 @@ type Coalescer struct {
 	pace  time.Duration
 	batch func(calls int) // OnBatch, or nil
 
-	reading, writing queries // of what is not coalesced
-
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
 
@@ -92,7 +90,6 @@ func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.
 func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
 	c := &Coalescer{pool: pool}
 	c.idle.L = &c.mu
-	c.reading, c.writing = queriesOn(c, false), queriesOn(c, true)
 	for _, option := range options {
 		option(c)
 	}
@@ -185,41 +182,33 @@ func newFlight(waiters []*waiter) *flight {
 	return f
 }
 
-// coalescing asks a coalescer for what it coalesces, and its pool for the rest.
+// coalescing is the querier of what is coalesced.
 type coalescing struct {
-	queries
+	querier   // nil: the coalescer has its own
 	coalescer *Coalescer
-}
-
-// asking is how a verb is asked. What writes can end with an unknown outcome.
-func (c *Coalescer) asking(v verb) coalescing {
-	if v == verbCheck {
-		return coalescing{c.reading, c}
-	}
-	return coalescing{c.writing, c}
 }
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
 // decide decides a call: at once, if few enough others are at the database, or together with those that wait.
-func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
+func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone := sharded(ds)
+	lone := sharded(asked.demands)
 	if len(c.queue) == 0 && c.flying < c.places() {
 		c.flying++
 		if lone || c.takeTurn() == 0 {
 			c.mu.Unlock()
 			defer c.landed()
-			return c.direct(ctx, v, ds, now, result)
+			return c.direct(ctx, asked, result)
 		}
 		go c.flush()
 	}
 	w := waiters.Get().(*waiter)
-	w.ds, w.now, w.lone = ds, now, lone
+	w.ds, w.now, w.lone = asked.demands, asked.now, lone
 	c.queue = append(c.queue, w)
 	c.mu.Unlock()
 
@@ -237,13 +226,13 @@ func (c *Coalescer) decide(ctx context.Context, v verb, ds []demand, now pgtype.
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		answer(result, ds, w.states, w.at, w.granted)
+		answer(result, asked.demands, w.states, w.at, w.granted)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
 	if direct {
 		defer c.landed()
-		return c.direct(ctx, v, ds, now, result)
+		return c.direct(ctx, asked, result)
 	}
 	return err
 }
@@ -418,9 +407,9 @@ func (c *Coalescer) separate(b *batch) {
 }
 
 // direct decides one call the ordinary way.
-func (c *Coalescer) direct(ctx context.Context, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
-	err := c.retry(ctx, func(q queries) error {
-		return take(ctx, q, v, ds, now, result)
+func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) error {
+	err := c.retry(ctx, func(q *queries) error {
+		return asked.take(ctx, q, result)
 	})
 	c.observe(1, err)
 	return err
@@ -434,7 +423,7 @@ func (c *Coalescer) observe(calls int, err error) {
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, statement func(q queries) error) error {
+func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, statement)
@@ -452,7 +441,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q queries) error) 
 }
 
 // once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q queries) error) error {
+func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *queries) error) error {
 	var db DB = c.pool
 	switch {
 	case begin:
@@ -510,7 +499,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(q queries) (err error) {
+		err := c.once(b.flight.ctx, c.begin.Load(), func(q *queries) (err error) {
 			answer, err = b.consumeSums(b.flight.ctx, q)
 			return err
 		})
@@ -533,7 +522,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(q queries) (err error) {
+	err := c.retry(b.flight.ctx, func(q *queries) (err error) {
 		row, err = q.Coalesce(b.flight.ctx, b.args)
 		return err
 	})

@@ -188,7 +188,7 @@ func (g *group) sum() float64 { return g.first.count * float64(g.repeats) }
 
 // consumeSums asks for the sums. The answer is about the keys for whose calls that decides: not those of which there is enough for
 // some of the calls.
-func (b *batch) consumeSums(ctx context.Context, q queries) (answer dbsqlc.CoalesceRow, err error) {
+func (b *batch) consumeSums(ctx context.Context, q *queries) (answer dbsqlc.CoalesceRow, err error) {
 	a := &b.args
 	var row dbsqlc.ConsumeKeysRow
 	if len(b.groups) == 1 {
@@ -229,7 +229,7 @@ func (b *batch) consumeSums(ctx context.Context, q queries) (answer dbsqlc.Coale
 
 // consumeSum is consumeSums for a batch of one key: ratelimit_consume is quicker, and also decides fixed windows and keys without a
 // row. A denial is remembered.
-func (b *batch) consumeSum(ctx context.Context, q queries) (dbsqlc.ConsumeKeysRow, error) {
+func (b *batch) consumeSum(ctx context.Context, q *queries) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]
 	sum := *g.first
 	sum.count = g.sum()

@@ -109,23 +109,26 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 }
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (result Result, err error) {
-	var q querier
-	switch db := db.(type) {
-	case nil:
-	case *Coalescer:
-		q = db.asking(v)
-	default:
-		q = queriesOn(db, v != verbCheck && !isTx(db))
-	}
 	began := time.Now()
 	c, err := l.newCall(v, consumedAt, requests)
+	if db == nil {
+		err = fmt.Errorf("%w: no database", ErrInvalid)
+	}
 	if err == nil {
-		result, err = c.decide(ctx, q)
+		result, err = c.decide(ctx, querierOn(db, v))
 	} else {
 		result = unanswered(requests)
 	}
 	l.observe(ctx, v, began, result, err)
 	return result, err
+}
+
+// querierOn is how a database is asked for a verb. What writes in a transaction of its own can end with an unknown outcome.
+func querierOn(db DB, v verb) querier {
+	if coalescer, ok := db.(*Coalescer); ok && (v == verbConsume || v == verbCharge) {
+		return coalescing{coalescer: coalescer}
+	}
+	return queriesOn(db, v != verbCheck && !isTx(db))
 }
 
 // isTx says whether a handle is a transaction of the caller's, which is what can be committed.
@@ -143,8 +146,8 @@ func isTx(db DB) bool {
 	return false
 }
 
-// querier is how the database is asked: by queries, by those of a batch (raising, and asked when it is read), or by a coalescer with
-// its own (coalescing).
+// querier is how the database is asked: by queries; by those whose answer is there already (asked), when a batch is read; or by a
+// coalescer with its own (coalescing).
 type querier interface {
 	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
 	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
@@ -153,7 +156,7 @@ type querier interface {
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
 
-// call is a call of a verb, found valid.
+// call is one use of a verb, as newCall has validated it.
 type call struct {
 	verb       verb
 	requests   []Request
@@ -187,23 +190,20 @@ func unanswered(requests []Request) Result {
 	return result
 }
 
-// decide asks the database, and makes what the caller gets of the answer. It may be called more than once.
+// decide asks the database, and makes what the caller gets of the answer. It may be called again: SendTx may send a batch again.
 func (c *call) decide(ctx context.Context, q querier) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	waiting, coalesced := q.(coalescing)
-	switch {
-	case q == nil:
-		return result, fmt.Errorf("%w: no database", ErrInvalid)
-	case coalesced && (c.verb == verbConsume || c.verb == verbCharge):
-		err = waiting.coalescer.decide(ctx, c.verb, c.demands, c.now, &result)
+	switch coalesced, ok := q.(coalescing); {
+	case ok:
+		err = coalesced.coalescer.decide(ctx, c, &result)
 	case c.verb == verbReset:
-		err = reset(ctx, q, c.demands)
+		err = c.reset(ctx, q)
 		result.OK = err == nil
 	case c.verb == verbConsume || c.verb == verbCharge:
-		err = take(ctx, q, c.verb, c.demands, c.now, &result)
+		err = c.take(ctx, q, &result)
 	default:
-		err = apply(ctx, q, c.verb, c.demands, c.consumedAt, c.now, &result)
+		err = c.apply(ctx, q, &result)
 	}
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
@@ -230,14 +230,14 @@ func explain(v verb, err error) error {
 }
 
 // take takes all of the demands or nothing, the shortest way.
-func take(ctx context.Context, q querier, v verb, ds []demand, now pgtype.Timestamptz, result *Result) error {
+func (c *call) take(ctx context.Context, q querier, result *Result) error {
 	switch {
-	case len(ds) == 1:
-		return consume(ctx, q, ds[0], now, result)
-	case !sharded(ds):
-		return consumeSeveral(ctx, q, ds, now, result)
+	case len(c.demands) == 1:
+		return c.consume(ctx, q, result)
+	case !sharded(c.demands):
+		return c.consumeSeveral(ctx, q, result)
 	}
-	return apply(ctx, q, v, ds, pgtype.Timestamptz{}, now, result)
+	return c.apply(ctx, q, result)
 }
 
 // sharded says whether any of the limits is.
@@ -246,14 +246,15 @@ func sharded(ds []demand) bool {
 }
 
 // consume is the short way for one demand.
-func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, result *Result) error {
+func (c *call) consume(ctx context.Context, q querier, result *Result) error {
+	d := c.demands[0]
 	if d.limit.shards == 1 {
-		row, err := q.Consume(ctx, consumeParams(d, now))
+		row, err := q.Consume(ctx, consumeParams(d, c.now))
 		if err != nil {
 			return err
 		}
 		s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
-		answer(result, []demand{d}, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+		answer(result, c.demands, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
 		if !result.OK {
 			denied.remember(d, result.RetryAfter)
 		}
@@ -264,12 +265,12 @@ func consume(ctx context.Context, q querier, d demand, now pgtype.Timestamptz, r
 	row, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
 		Name: d.limit.name, Key: d.key,
 		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers), Shards: int32(d.limit.shards),
-		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: now,
+		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: c.now,
 	})
 	if err != nil {
 		return err
 	}
-	applied([]demand{d}, row, row.Granted.Bool, result)
+	applied(c.demands, row, row.Granted.Bool, result)
 	return nil
 }
 
@@ -284,14 +285,14 @@ func consumeParams(d demand, now pgtype.Timestamptz) dbsqlc.ConsumeParams {
 }
 
 // consumeSeveral is the short way for several demands without shards.
-func consumeSeveral(ctx context.Context, q querier, ds []demand, now pgtype.Timestamptz, result *Result) error {
-	n := len(ds)
+func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) error {
+	n := len(c.demands)
 	args := dbsqlc.ConsumeSeveralParams{
 		Names: make([]string, n), Keys: make([]string, n),
 		Rates: make([]float64, n), Periods: make([]time.Duration, n), Capacities: make([]float64, n), Starts: make([]pgtype.Timestamptz, n),
-		Counts: make([]float64, n), Floors: make([]float64, n), Now: now,
+		Counts: make([]float64, n), Floors: make([]float64, n), Now: c.now,
 	}
-	for i, d := range ds { // in lock order, as demands puts them
+	for i, d := range c.demands { // in lock order, as demands puts them
 		numbers := d.limit.forKey(d.key)
 		args.Names[i], args.Keys[i] = d.limit.name, d.key
 		args.Rates[i], args.Periods[i], args.Capacities[i], args.Starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
@@ -301,7 +302,7 @@ func consumeSeveral(ctx context.Context, q querier, ds []demand, now pgtype.Time
 	if err != nil {
 		return err
 	}
-	applied(ds, row, row.Granted.Bool, result)
+	applied(c.demands, row, row.Granted.Bool, result)
 	return nil
 }
 
@@ -315,12 +316,12 @@ func pick(ctx context.Context, d demand) (a, b int32) {
 }
 
 // apply is the way for any number of demands.
-func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now pgtype.Timestamptz, result *Result) error {
-	args := dbsqlc.ApplyParams{Op: string(v), ConsumedAt: consumedAt, Now: now}
-	if v == verbCharge {
+func (c *call) apply(ctx context.Context, q querier, result *Result) error {
+	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: c.consumedAt, Now: c.now}
+	if c.verb == verbCharge {
 		args.Op = string(verbConsume) // without a floor
 	}
-	for _, d := range ds {
+	for _, d := range c.demands {
 		numbers := d.limit.forKey(d.key)
 		a, b := pick(ctx, d)
 		args.Names = append(args.Names, d.limit.name)
@@ -339,7 +340,7 @@ func apply(ctx context.Context, q querier, v verb, ds []demand, consumedAt, now 
 	if err != nil {
 		return err
 	}
-	applied(ds, row, row.Granted.Bool && v != verbCheck, result)
+	applied(c.demands, row, row.Granted.Bool && c.verb != verbCheck, result)
 	return nil
 }
 
@@ -360,9 +361,9 @@ func applied(ds []demand, row applyRow, taken bool, result *Result) {
 	answer(result, ds, states, algebra.At(row.At.Time), row.Granted.Bool)
 }
 
-func reset(ctx context.Context, q querier, ds []demand) error {
+func (c *call) reset(ctx context.Context, q querier) error {
 	var args dbsqlc.ResetParams
-	for _, d := range ds {
+	for _, d := range c.demands {
 		args.Names = append(args.Names, d.limit.name)
 		args.Keys = append(args.Keys, d.key)
 	}

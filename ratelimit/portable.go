@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -69,7 +70,7 @@ type wire struct {
 
 func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	r := &wireRow{commits: db.commits}
-	r.Row = db.DB.QueryRow(ctx, sql, r.with(args)...)
+	r.Row = db.DB.QueryRow(ctx, sql, slices.Concat([]any{r}, args)...) // in front, where pgx looks for a rewriter
 	return r
 }
 
@@ -79,12 +80,6 @@ type wireRow struct {
 	portable bool
 	commits  bool
 	sent     bool // there was a connection to send it on
-}
-
-// with is the arguments of a query, with the rewriter in front, where pgx looks for it.
-func (r *wireRow) with(args []any) []any {
-	all := make([]any, 0, 1+len(args))
-	return append(append(all, r), args...)
 }
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.

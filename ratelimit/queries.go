@@ -8,13 +8,16 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// queries are sqlc's, with the answers of Consume, ConsumeSharded, ConsumeSeveral and Apply unpacked. Each is one value, the function's row by
-// record_send: to have columns of it, the function would have to stand in FROM, which costs the server 6 % more instructions
-// for one limit.
-type queries struct{ *dbsqlc.Queries }
+// queries are sqlc's, with the answers of Consume, ConsumeSharded, ConsumeSeveral and Apply unpacked. Each is one value, the
+// function's row by record_send: to have columns of it, the function would have to stand in FROM, which costs the server 6 % more
+// instructions for one limit.
+type queries struct {
+	dbsqlc.Queries
+	orRaise bool // a denial is a SQL error, as it has to be in a batch
+}
 
 // queriesOn are the queries of a DB; commits is wire's.
-func queriesOn(db DB, commits bool) queries { return queries{dbsqlc.New(wire{db, commits})} }
+func queriesOn(db DB, commits bool) *queries { return &queries{*dbsqlc.New(wire{db, commits}), false} }
 
 // consumeRow is the answer for one limit without shards: a ratelimit_decision, what became of its row.
 type consumeRow struct {
@@ -33,19 +36,23 @@ type applyRow struct {
 	Ts      []pgtype.Timestamptz
 }
 
-func (q queries) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
+func (q *queries) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
+	arg.OrRaise = q.orRaise
 	return oneLimit(q.Queries.Consume(ctx, arg))
 }
 
-func (q queries) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
+func (q *queries) ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error) {
+	arg.OrRaise = q.orRaise
 	return anyLimits(q.Queries.ConsumeSharded(ctx, arg))
 }
 
-func (q queries) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+func (q *queries) ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
+	arg.OrRaise = q.orRaise
 	return anyLimits(q.Queries.ConsumeSeveral(ctx, arg))
 }
 
-func (q queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+func (q *queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
+	arg.OrRaise = q.orRaise
 	return anyLimits(q.Queries.Apply(ctx, arg))
 }
 

@@ -97,7 +97,7 @@ var goMutations = []mutation{
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
 		name: "check-rows-after", file: "ratelimit/limiter.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(ds, row, row.Granted.Bool && v != verbCheck, result)", new: "applied(ds, row, row.Granted.Bool, result)",
+		old: "applied(c.demands, row, row.Granted.Bool && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.Granted.Bool, result)",
 		tests: "TestCheckAnswersLikeConsume",
 	},
 
