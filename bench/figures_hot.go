@@ -28,6 +28,7 @@ type hot struct {
 	pool              *pgxpool.Pool
 	limit             ratelimit.Limit
 	options           []ratelimit.TxOption
+	before            string // a statement that comes before the limit
 	attempts, commits atomic.Int64
 }
 
@@ -43,6 +44,11 @@ func (h *hot) call(ctx context.Context, worker int) error {
 	key := hotKey(worker)
 	err := limits.InTx(ctx, h.pool, func(ctx context.Context, tx pgx.Tx) error {
 		h.attempts.Add(1)
+		if h.before != "" {
+			if _, err := tx.Exec(ctx, h.before); err != nil {
+				return err
+			}
+		}
 		if _, err := limits.Consume(ctx, tx, h.limit.Key(key)); err != nil {
 			return err
 		}
@@ -152,6 +158,8 @@ func hotQueueWasted(ctx context.Context, e *env) (outcome, error) {
 	return outcome{value: queue.wasted(), note: note}, nil
 }
 
+// hotQueueVsUpdate shows besides what the queue costs where transactions do something else before they consume: a turn is all of a
+// transaction, a row is held from Consume on.
 func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 	a, _, err := openHot(ctx, e, "SERIALIZABLE, queue", queueConns, true)
 	if err != nil {
@@ -167,11 +175,24 @@ func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 	b := &side{name: "READ COMMITTED, bare UPDATE", goroutines: hotGoroutines, call: func(ctx context.Context, worker int) error {
 		return order(ctx, pool, pgx.ReadCommitted, hotKey(worker), updateOne)
 	}}
-	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	slow, slowQueued, err := openHot(ctx, e, "queue, 10 ms of work first", queueConns, true)
 	if err != nil {
 		return outcome{}, err
 	}
-	return c.outcome(), nil
+	waiting, slowWaiting, err := openHot(ctx, e, "the same in READ COMMITTED without the queue", hotGoroutines, false)
+	if err != nil {
+		return outcome{}, err
+	}
+	slowWaiting.options = append(slowWaiting.options, ratelimit.Isolation(pgx.ReadCommitted))
+	slowQueued.before, slowWaiting.before = "SELECT pg_sleep(0.01)", "SELECT pg_sleep(0.01)"
+	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b, slow, waiting)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += fmt.Sprintf("; if 10 ms of other work in the transaction come before the limit: queue %s/s : READ COMMITTED without it %s/s",
+		thousands(c.totals[2].perSecond()), thousands(c.totals[3].perSecond()))
+	return result, nil
 }
 
 func shardsVsOneRow(ctx context.Context, e *env) (outcome, error) {

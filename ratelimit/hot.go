@@ -19,6 +19,9 @@ import (
 // Name the limits that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry`
 // prints what it is worth.
 //
+// A turn is all of a transaction, wherever in it Consume stands: keep it short. Where other statements take their time before the
+// limit, READ COMMITTED without Hot commits more (`go run ./bench hot_queue_vs_update`); each that waits holds a connection then.
+//
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
 // no more than two of a process are past the queue: one that runs, and one that has begun and waits in the database. There
