@@ -1055,6 +1055,57 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	}
 }
 
+// A statement for many locks rows in the order in which a direct call for several does: who holds the first of them finds the
+// second free.
+func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
+	t.Parallel()
+	one := slow("limit", 100)
+	for _, c := range []struct {
+		name          string
+		first, second ratelimit.Request
+	}{
+		{"limits", slow("a limit", 100).Key("k"), slow("limit", 100).Key("k")},
+		{"keys", one.Key("a").Count(0.5), one.Key("b")}, // a fraction: not by their sums
+		{"sums", one.Key("a"), one.Key("b")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 6)
+			coalescer := ratelimit.NewCoalescer(pool)
+			defer coalescer.Close()
+			var limiter ratelimit.Limiter
+			if _, err := limiter.Consume(t.Context(), pool, c.first, c.second); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := limiter.Consume(t.Context(), tx, c.first); err != nil {
+				t.Fatal(err)
+			}
+			release := holdFlights(t, coalescer, pool)
+			f := enqueue(t, coalescer, nil, c.second, c.first)
+			release()
+			waitingFor(t, pool, tx)
+			if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`); err != nil { // before a deadlock is found
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(t.Context(), tx, c.second); err != nil {
+				t.Errorf("%v: the statement that waits for the first holds the second", err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Error(err)
+			}
+			f.wg.Wait()
+			if err := errors.Join(f.errs...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A row that was deleted while a statement waited for it, and made anew, may be locked by somebody who waits for those that the
 // statement has locked since. It does not wait for that, out of order, but begins again.
 func TestCoalescerDoesNotWaitForARowMadeAnew(t *testing.T) {

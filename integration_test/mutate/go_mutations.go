@@ -322,7 +322,7 @@ var goMutations = []mutation{
 	}, {
 		name: "coalescer-lock-order", file: "ratelimit/coalescer_batch.go", what: "keys are sent in another order than that of the locks",
 		old: "return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))", new: "return cmp.Or(cmp.Compare(y.limit.name, x.limit.name), cmp.Compare(y.key, x.key))",
-		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
+		tests: "TestCoalescerLocksInTheOrderOfADirectCall",
 	}, {
 		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
