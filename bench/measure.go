@@ -15,6 +15,7 @@ import (
 type side struct {
 	name       string
 	goroutines int
+	before     func(ctx context.Context) error // a slice, or nil
 	call       func(ctx context.Context, worker int) error
 }
 
@@ -45,6 +46,11 @@ func (t *tally) String() string {
 // run runs a side for a duration. It counts the calls that ended in time; the others are waited for, and only their latency
 // is counted.
 func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
+	if s.before != nil {
+		if err := s.before(ctx); err != nil {
+			return nil, err
+		}
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	type worker struct {
