@@ -1071,7 +1071,8 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 6)
-			coalescer := ratelimit.NewCoalescer(pool)
+			tracedPool, statements := traced(t, pool, 4, nil)
+			coalescer := ratelimit.NewCoalescer(tracedPool)
 			defer coalescer.Close()
 			var limiter ratelimit.Limiter
 			if _, err := limiter.Consume(t.Context(), pool, c.first, c.second); err != nil {
@@ -1101,6 +1102,9 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 			f.wg.Wait()
 			if err := errors.Join(f.errs...); err != nil {
 				t.Error(err)
+			}
+			if slices.Contains(statements.failed, "40P01") { // found by the statement, whose wait began before
+				t.Error("a deadlock")
 			}
 		})
 	}
