@@ -15,7 +15,7 @@ import (
 type side struct {
 	name       string
 	goroutines int
-	before     func(ctx context.Context) error // a slice, or nil
+	before     func(ctx context.Context) error // runs before each slice; or nil
 	call       func(ctx context.Context, worker int) error
 }
 
