@@ -33,10 +33,9 @@ const othersTables = `
 		RETURN value;
 	END $$;
 	-- The least that a function which decides can cost: a token bucket that exists and has enough, in a statement that reads no other
-	-- row whatever the planner thinks of the table, and with the answer that a client needs. If it is careful, it keeps out the
-	-- numbers that would grant more than they should, as whoever lets SQL by hand call it has to (NaN is above everything).
+	-- row whatever the planner thinks of the table, and with the answer that a client needs.
 	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
-		start timestamptz, count double precision, floor double precision, now timestamptz, careful boolean) RETURNS ratelimit_decision
+		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS ratelimit_decision
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
@@ -44,12 +43,6 @@ const othersTables = `
 		value double precision;
 		ts    timestamptz;
 	BEGIN
-		IF careful THEN
-			IF (least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
-				AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
-				RAISE invalid_parameter_value;
-			END IF;
-		END IF;
 		UPDATE counters AS c
 		   SET value = ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
 		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
@@ -57,10 +50,10 @@ const othersTables = `
 		RETURNING c.value, c.ts INTO value, ts;
 		RETURN ROW(value IS NOT NULL, at, value, ts)::ratelimit_decision;
 	END $$;
-	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it is careful, it looks first,
-	-- so that a denial writes nothing, and makes sure that the rows are locked in everybody's order.
+	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it looks first, a denial writes
+	-- nothing.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
-		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, careful boolean)
+		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, looks boolean)
 	RETURNS ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
@@ -68,12 +61,9 @@ const othersTables = `
 		floor double precision; new_value double precision; new_ts timestamptz;
 		at timestamptz := clock_timestamp(); value double precision[]; ts timestamptz[];
 	BEGIN
-		IF careful THEN
+		IF looks THEN
 			FOR p IN 2..pg_catalog.cardinality(names) LOOP
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
-				IF ((names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE THEN
-					RAISE invalid_parameter_value; -- or they would have to be sorted
-				END IF;
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
 					RETURN ROW(false, at, NULL, value, ts)::ratelimit_decisions; -- or the refill would have to be looked at
@@ -83,12 +73,6 @@ const othersTables = `
 		FOR p IN 1..pg_catalog.cardinality(names) LOOP
 			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
 			count := counts[p]; floor := floors[p];
-			IF careful THEN
-				IF (least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND floor <= '0' AND period > '0'
-					AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
-					RAISE invalid_parameter_value;
-				END IF;
-			END IF;
 			UPDATE rate_limits AS r
 			   SET value = ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
 			 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
@@ -290,16 +274,14 @@ func updateInFunction(ctx context.Context, db oneRow, key string) error {
 }
 
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
-func decideInFunction(careful bool) func(ctx context.Context, db oneRow, key string) error {
-	return func(ctx context.Context, db oneRow, key string) error {
-		return errUnlessGranted(db.QueryRow(ctx, decideInFunctionSQL, decideInFunctionArgs(key, careful)...))
-	}
+func decideInFunction(ctx context.Context, db oneRow, key string) error {
+	return errUnlessGranted(db.QueryRow(ctx, decideInFunctionSQL, decideInFunctionArgs(key)...))
 }
 
-const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL, $8))`
+const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL))`
 
-func decideInFunctionArgs(key string, careful bool) []any {
-	return []any{"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0, careful}
+func decideInFunctionArgs(key string) []any {
+	return []any{"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0}
 }
 
 // errUnlessGranted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
@@ -316,12 +298,12 @@ func errUnlessGranted(row pgx.Row) error {
 }
 
 // decideSeveralInFunction is the floor of everything that decides several limits together in a PL/pgSQL function.
-func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, careful bool) error {
+func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key string, looks bool) error {
 	n := len(names)
 	same := func(v float64) []float64 { return slices.Repeat([]float64{v}, n) }
 	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(decide_several_in_function($1, $2, $3, $4, $5, $6, $7, $8, NULL, $9))`,
 		names, slices.Repeat([]string{key}, n), same(1e9), slices.Repeat([]time.Duration{time.Second}, n), same(1e9),
-		make([]*time.Time, n), same(1), same(0), careful))
+		make([]*time.Time, n), same(1), same(0), looks))
 }
 
 // openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.

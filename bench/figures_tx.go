@@ -61,8 +61,7 @@ var (
 	byConsume = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
 	byUpdate  = txKind{"bare UPDATE", "counters", updateOne}
 	byFloor   = txKind{"bare UPDATE in a function", "counters", inTx(updateInFunction)}
-	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction(false))}
-	byCareful = txKind{"one that decides and checks its numbers", "counters", inTx(decideInFunction(true))}
+	byLeast   = txKind{"a function that only decides", "counters", inTx(decideInFunction)}
 )
 
 type txKind struct {
@@ -112,17 +111,13 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	careful, err := openOrders(ctx, e, byCareful, pgx.ReadCommitted, n, pick)
-	if err != nil {
-		return outcome{}, err
-	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side, &floor.side, &least.side, &careful.side)
+	c, err := compare(ctx, e.out, 2*pairs, slice, &a.side, &b.side, &floor.side, &least.side)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, the least that decides to %.3g, and the least that checks its numbers, too, to %.3g, of which the library comes to %.3g",
-		c.ratio(2, 1), c.ratio(3, 1), c.ratio(4, 1), c.ratio(0, 4))
+	result.note += fmt.Sprintf("; in a PL/pgSQL function, the UPDATE alone comes to %.3g, and the least that decides to %.3g, of which the library comes to %.3g",
+		c.ratio(2, 1), c.ratio(3, 1), c.ratio(0, 3))
 	return result, nil
 }
 
@@ -161,7 +156,7 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 }
 
 // pipelinedTx compares the whole transaction in one batch with the same, statement by statement. What a batch comes to with another
-// limiter on both sides is printed besides: a bare UPDATE, and the least that decides and checks its numbers.
+// limiter on both sides is printed besides: a bare UPDATE, and the least that decides.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
 	pick := ownKeys(n, txGoroutines)
@@ -203,26 +198,26 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	careful, err := byHand(byCareful, func(batch *pgx.Batch, key string) {
-		batch.Queue(decideInFunctionSQL, decideInFunctionArgs(key, true)...).QueryRow(errUnlessGranted)
+	least, err := byHand(byLeast, func(batch *pgx.Batch, key string) {
+		batch.Queue(decideInFunctionSQL, decideInFunctionArgs(key)...).QueryRow(errUnlessGranted)
 	})
 	if err != nil {
 		return outcome{}, err
 	}
 	var byStatement []*side
-	for _, kind := range []txKind{byConsume, byUpdate, byCareful} {
+	for _, kind := range []txKind{byConsume, byUpdate, byLeast} {
 		s, err := openOrders(ctx, e, kind, pgx.ReadCommitted, n, pick)
 		if err != nil {
 			return outcome{}, err
 		}
 		byStatement = append(byStatement, &s.side)
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, library, byStatement[0], update, byStatement[1], careful, byStatement[2])
+	c, err := compare(ctx, e.out, 2*pairs, slice, library, byStatement[0], update, byStatement[1], least, byStatement[2])
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides and checks its numbers %.3g; of the latter's batches and transactions the library's come to %.3g and %.3g",
+	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides %.3g; of the latter's batches and transactions the library's come to %.3g and %.3g",
 		c.ratio(2, 3), c.ratio(4, 5), c.ratio(0, 4), c.ratio(1, 5))
 	return result, nil
 }
@@ -284,27 +279,27 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT FROM
-				ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
-				ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
-				ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, key)
+				ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS a,
+				ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS b,
+				ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS c`, key)
 			return err
 		})
 	})
 	if err != nil {
 		return outcome{}, err
 	}
-	least := func(careful bool) func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+	least := func(looks bool) func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 			return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-				return decideSeveralInFunction(ctx, tx, []string{"limit0", "limit1", "limit2"}, key, careful)
+				return decideSeveralInFunction(ctx, tx, []string{"limit0", "limit1", "limit2"}, key, looks)
 			})
 		}
 	}
-	careful, err := open("the least that decides three", least(true))
+	looking, err := open("the least that decides three", least(true))
 	if err != nil {
 		return outcome{}, err
 	}
-	careless, err := open("... if a denial may write, and numbers and order are not checked", least(false))
+	writing, err := open("... if a denial may write", least(false))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -312,12 +307,12 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together, careful, careless)
+	c, err := compare(ctx, e.out, 2*pairs, slice, one, calls, together, looking, writing)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g, of which the library comes to %.3g; if a denial may write, and numbers and order are not checked: %.3g",
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g, of which the library comes to %.3g; if a denial may write: %.3g",
 		onPool.ratio(0, 1), c.ratio(2, 1), c.ratio(3, 1), c.ratio(0, 3), c.ratio(4, 1))
 	return result, nil
 }

@@ -219,12 +219,12 @@ BEGIN
     grid := @extschema@.ratelimit_grid(name, key, period, kind, start);
     IF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM @extschema@.ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
+          FROM @extschema@.ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
     ELSE
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM @extschema@.ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
+          FROM @extschema@.ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
         IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
             value := pg_catalog.array_fill(value[1], ARRAY[shards]);
             ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);

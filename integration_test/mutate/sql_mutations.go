@@ -39,6 +39,7 @@ var sqlMutations = []mutation{
 
 	{
 		name: "consume-last-token", file: functions, what: "the last token of a bucket is not granted (>= to >)",
+		nth: 1,
 		old: "start IS NULL THEN\n                UPDATE @extschema@.rate_limits AS r\n" +
 			"                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
@@ -78,16 +79,20 @@ var sqlMutations = []mutation{
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
 	}, {
 		name: "consume-clock-read-once", file: functions, what: "the clock is not read again after the UPDATE has waited",
-		old:   "        at := coalesce(now, clock_timestamp());\n        IF sane AND one",
-		new:   "        at := coalesce(at, now, clock_timestamp());\n        IF sane AND one",
+		old:   "        at := coalesce(now, clock_timestamp());\n        IF one",
+		new:   "        at := coalesce(at, now, clock_timestamp());\n        IF one",
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "consume-nan", file: functions, what: "NaN tokens are granted",
-		old: "sane    boolean := least(count, rate, capacity) >= '0' AND count + rate + capacity < '1e16' AND", new: "sane    boolean := least(count, rate, capacity) >= '0' AND",
+		old: "AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')\n        AND floor", new: "AND (count = '0' OR count >= '1e-15')\n        AND floor",
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "consume-negative", file: functions, what: "a negative count mints",
-		old: "sane    boolean := least(count, rate, capacity) >= '0' AND", new: "sane    boolean := least(rate, capacity) >= '0' AND",
+		old: "AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')\n        AND floor", new: "AND count <= '1e15'\n        AND floor",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	}, {
+		name: "consume-trusts", file: functions, what: "numbers are taken to be validated by whoever does not say so",
+		old: "    or_raise boolean DEFAULT false, validated boolean DEFAULT false\n", new: "    or_raise boolean DEFAULT false, validated boolean DEFAULT true\n",
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "consume-seqscan", file: functions, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with those of all others",
@@ -252,16 +257,16 @@ var sqlMutations = []mutation{
 		old: "FOR taken IN 1..p - 1 LOOP", new: "FOR taken IN 1..p LOOP",
 		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
 	}, {
-		name: "several-order", file: functions, what: "limits are locked in the order of the arguments, whatever it is",
-		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
+		name: "several-trusts", file: functions, what: "limits are locked in the order of the arguments, which nobody has said is everybody's",
+		old: "EXIT WHEN validated IS NOT TRUE;", new: "EXIT WHEN false;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "several-denial-writes", file: functions, what: "a denial takes and gives back",
-		old: "                    EXIT passes WHEN (new_value - count >= floor) IS NOT TRUE;\n", new: "",
+		old: "                EXIT passes WHEN new_value - count < floor;\n", new: "",
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "several-ts-back", file: functions, what: "a bucket's ts moves back with the clock",
-		old: "ts = greatest(r.ts, at)\n                     WHERE", nth: 1, new: "ts = at\n                     WHERE",
+		old: "ts = greatest(r.ts, at)\n                 WHERE", nth: 5, new: "ts = at\n                 WHERE",
 		tests: "TestModel",
 	},
 
