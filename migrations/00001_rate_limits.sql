@@ -6,8 +6,8 @@
 -- refilled since ts is not in the row: every reader adds it (ratelimit_available).
 --
 -- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
--- quarter of one. The functions refuse what must not be in here, and read what somebody wrote by hand so that it grants
--- no more than the capacity (NaN and Infinity are a full row).
+-- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
+-- that it grants no more than the capacity (NaN and Infinity are a full row).
 --
 -- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
 -- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.

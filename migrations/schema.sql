@@ -10,8 +10,8 @@
 -- refilled since ts is not in the row: every reader adds it (ratelimit_available).
 --
 -- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
--- quarter of one. The functions refuse what must not be in here, and read what somebody wrote by hand so that it grants
--- no more than the capacity (NaN and Infinity are a full row).
+-- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
+-- that it grants no more than the capacity (NaN and Infinity are a full row).
 --
 -- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
 -- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
@@ -54,7 +54,8 @@ COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shar
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise (00004, which nothing else calls)
 --   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() (00006) do. To do it again
---                  is 6 to 13 % of a call's instructions. What is then not valid may be granted, NaN above all.
+--                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
+--                  of Infinity) with which later calls fail.
 
 DO $install$
 BEGIN
@@ -481,8 +482,8 @@ END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
--- Takes from one limit that is sharded: from one shard, if the arguments are validated, or else what ratelimit_apply does. ord is
--- NULL where one shard was enough.
+-- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
+-- ratelimit_apply does.
 --
 -- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
 -- but shard_a: one that is read and not taken conflicts with whoever takes it.
@@ -551,8 +552,8 @@ END
 $body$
 $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass, with an
--- ord of NULL, if they are validated, which here means, too, that they are in everybody's order; or else what ratelimit_apply does.
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -595,7 +596,7 @@ BEGIN
                 SELECT r.value, r.ts INTO new_value, new_ts
                   FROM @extschema@.rate_limits AS r
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
-                EXIT passes WHEN NOT FOUND;
+                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
                 -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
                 CONTINUE WHEN least(new_value, capacity) - count >= floor;
             END IF;

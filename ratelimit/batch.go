@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
@@ -91,8 +90,8 @@ type asked struct {
 
 func (a asked) Consume(context.Context, dbsqlc.ConsumeParams) (consumeRow, error) {
 	row, err := oneLimit(a.record())
-	if denial, ok := denialIn(err, 1); ok && len(denial.Ord) == 1 {
-		return consumeRow{At: denial.At, Value: pgtype.Float8{Float64: denial.Value[0], Valid: true}, Ts: denial.Ts[0]}, nil
+	if denial, ok := denialIn(err, 1); ok && len(denial.rows) == 1 {
+		return consumeRow{at: denial.at, row: denial.rows[0]}, nil
 	}
 	return row, err
 }
@@ -148,18 +147,14 @@ func denialIn(err error, limits int) (row applyRow, ok bool) {
 	if decoder.Decode(&detail) != nil || decoder.More() || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
 		return row, false
 	}
-	row = applyRow{At: instant(*detail.At), Ord: detail.Ord, Value: detail.Value}
+	row = applyRow{at: algebra.Micros(*detail.At), ord: detail.Ord}
 	for i, ord := range detail.Ord {
 		if ord < 1 || int(ord) > limits {
 			return row, false
 		}
-		row.Ts = append(row.Ts, instant(detail.Ts[i]))
+		row.rows = append(row.rows, algebra.Row{Value: detail.Value[i], TS: algebra.Micros(detail.Ts[i])})
 	}
 	return row, true
-}
-
-func instant(micros int64) pgtype.Timestamptz {
-	return pgtype.Timestamptz{Time: algebra.Micros(micros).Time(), Valid: true}
 }
 
 // BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, but

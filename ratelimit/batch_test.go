@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 func TestOnlyWhatTheRaisingFunctionWritesIsADenial(t *testing.T) {
@@ -33,12 +34,12 @@ func TestOnlyWhatTheRaisingFunctionWritesIsADenial(t *testing.T) {
 		{"PT429", `{"at": 1, "ord": [1], "value": [0.1], "ts": [2], "retry": 1}`, false},
 	} {
 		answer, ok := denialIn(fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: row.code, Detail: row.detail}), 2)
-		if ok != row.ok || answer.Granted.Bool || len(answer.Ts) > len(answer.Ord) {
+		if ok != row.ok || answer.granted || len(answer.rows) > len(answer.ord) {
 			t.Errorf("%s %s: %+v, %v", row.code, row.detail, answer, ok)
 		}
 	}
 	answer, ok := denialIn(&pgconn.PgError{Code: "PT429", Detail: `{"at": 1, "ord": [2], "value": [0.1], "ts": [2]}`}, 2)
-	if !ok || !answer.At.Time.Equal(time.UnixMicro(1)) || !reflect.DeepEqual(answer.Ord, []int32{2}) || answer.Value[0] != 0.1 || !answer.Ts[0].Time.Equal(time.UnixMicro(2)) {
+	if !ok || !reflect.DeepEqual(answer, applyRow{at: 1, ord: []int32{2}, rows: []algebra.Row{{Value: 0.1, TS: 2}}}) {
 		t.Errorf("%+v, %v", answer, ok)
 	}
 	if _, ok := denialIn(errors.New("no error of a server"), 1); ok {

@@ -238,16 +238,16 @@ func (b *batch) consumeSum(ctx context.Context, q *queries) (dbsqlc.ConsumeKeysR
 		return dbsqlc.ConsumeKeysRow{}, err
 	}
 	granted := int32(1)
-	if !row.Granted.Bool {
+	if !row.granted {
 		granted = 0
-		rows, at := []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}, algebra.At(row.At.Time)
-		if retryAt := g.numbers.When(rows, 1, g.first.count, 0, at); retryAt > at {
-			denied.remember(sum, retryAt.Time().Sub(at.Time()))
+		if retryAt := g.numbers.When([]algebra.Row{row.row}, 1, g.first.count, 0, row.at); retryAt > row.at {
+			denied.remember(sum, retryAt.Time().Sub(row.at.Time()))
 		}
 	}
+	at := pgtype.Timestamptz{Time: row.at.Time(), Valid: true}
 	return dbsqlc.ConsumeKeysRow{
-		Seen: row.At, At: row.At, Early: pgtype.Int4{Int32: granted, Valid: true},
-		Ord: []int32{1}, Value: []float64{row.Value.Float64}, Ts: []pgtype.Timestamptz{row.Ts},
+		Seen: at, At: at, Early: pgtype.Int4{Int32: granted, Valid: true},
+		Ord: []int32{1}, Value: []float64{row.row.Value}, Ts: []pgtype.Timestamptz{{Time: row.row.TS.Time(), Valid: true}},
 	}, nil
 }
 

@@ -253,8 +253,7 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 		if err != nil {
 			return err
 		}
-		s := state{taken: row.Granted.Bool, rows: []algebra.Row{{Value: row.Value.Float64, TS: algebra.At(row.Ts.Time)}}}
-		answer(result, c.demands, []state{s}, algebra.At(row.At.Time), row.Granted.Bool)
+		answer(result, c.demands, []state{{taken: row.granted, rows: []algebra.Row{row.row}}}, row.at, row.granted)
 		if !result.OK {
 			denied.remember(d, result.RetryAfter)
 		}
@@ -270,7 +269,7 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.Granted.Bool, result)
+	applied(c.demands, row, row.granted, result)
 	return nil
 }
 
@@ -302,7 +301,7 @@ func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) er
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.Granted.Bool, result)
+	applied(c.demands, row, row.granted, result)
 	return nil
 }
 
@@ -340,25 +339,25 @@ func (c *call) apply(ctx context.Context, q querier, result *Result) error {
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.Granted.Bool && c.verb != verbCheck, result)
+	applied(c.demands, row, row.granted && c.verb != verbCheck, result)
 	return nil
 }
 
 // applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
 func applied(ds []demand, row applyRow, taken bool, result *Result) {
 	states := make([]state, len(ds))
-	for i := range row.Value {
-		place := i // one row for each limit, in order
-		if row.Ord != nil {
-			place = int(row.Ord[i]) - 1
+	for i := range row.rows {
+		place := i
+		if row.ord != nil {
+			place = int(row.ord[i]) - 1
 		}
 		s := &states[place]
-		s.rows = append(s.rows, algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)})
+		s.rows = append(s.rows, row.rows[i])
 	}
 	for i := range states {
 		states[i].taken = taken
 	}
-	answer(result, ds, states, algebra.At(row.At.Time), row.Granted.Bool)
+	answer(result, ds, states, row.at, row.granted)
 }
 
 func (c *call) reset(ctx context.Context, q querier) error {

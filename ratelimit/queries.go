@@ -2,9 +2,11 @@ package ratelimit
 
 import (
 	"context"
+	"math"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
@@ -21,19 +23,17 @@ func queriesOn(db DB, commits bool) *queries { return &queries{*dbsqlc.New(wire{
 
 // consumeRow is the answer for one limit without shards: a ratelimit_decision, what became of its row.
 type consumeRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Value   pgtype.Float8
-	Ts      pgtype.Timestamptz
+	granted bool
+	at      algebra.Micros
+	row     algebra.Row
 }
 
 // applyRow is the answer for any number of limits: a ratelimit_decisions.
 type applyRow struct {
-	Granted pgtype.Bool
-	At      pgtype.Timestamptz
-	Ord     []int32
-	Value   []float64
-	Ts      []pgtype.Timestamptz
+	granted bool
+	at      algebra.Micros
+	ord     []int32 // of each row, the place of its limit; nil: one row for each limit, in order
+	rows    []algebra.Row
 }
 
 func (q *queries) Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error) {
@@ -56,20 +56,35 @@ func (q *queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, 
 	return anyLimits(q.Queries.Apply(ctx, arg))
 }
 
-func oneLimit(answer []byte, err error) (row consumeRow, _ error) {
-	err = unpack(answer, err, &row.Granted, &row.At, &row.Value, &row.Ts)
-	return row, err
-}
+// What has been answered and cannot be read may have been committed: here it is not known on what it was asked.
 
-func anyLimits(answer []byte, err error) (row applyRow, _ error) {
-	err = unpack(answer, err, &row.Granted, &row.At, &row.Ord, &row.Value, &row.Ts)
-	return row, err
-}
-
-// unpack reads an answer, if there is one. What cannot be read may have been committed: here it is not known on what it was asked.
-func unpack(answer []byte, err error, dest ...any) error {
+func oneLimit(answer []byte, err error) (consumeRow, error) {
 	if err != nil {
-		return err
+		return consumeRow{}, err
 	}
-	return unknownUnless(scanRecord(answer, dest...))
+	r := newRecord(answer, 4)
+	row := consumeRow{granted: r.boolean(), at: r.instant(), row: algebra.Row{Value: r.float(), TS: r.instant()}}
+	if err := r.end(); err != nil {
+		return consumeRow{}, unknownUnless(err)
+	}
+	return row, nil
+}
+
+func anyLimits(answer []byte, err error) (applyRow, error) {
+	if err != nil {
+		return applyRow{}, err
+	}
+	r := newRecord(answer, 5)
+	row := applyRow{granted: r.boolean(), at: r.instant()}
+	row.ord = array(r, pgtype.Int4ArrayOID, pgtype.Int4OID, 4, func(v uint64) int32 { return int32(v) })
+	values := array(r, pgtype.Float8ArrayOID, pgtype.Float8OID, 8, math.Float64frombits)
+	ts := array(r, pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8, sinceY2K)
+	if err := r.end(); err != nil || len(values) != len(ts) || row.ord != nil && len(row.ord) != len(ts) {
+		return applyRow{}, unknownUnless(errRecord)
+	}
+	row.rows = make([]algebra.Row, len(values))
+	for i, value := range values {
+		row.rows[i] = algebra.Row{Value: value, TS: ts[i]}
+	}
+	return row, nil
 }

@@ -97,8 +97,20 @@ var goMutations = []mutation{
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
 		name: "check-rows-after", file: "ratelimit/limiter.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.Granted.Bool && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.Granted.Bool, result)",
+		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
 		tests: "TestCheckAnswersLikeConsume",
+	}, {
+		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
+		old: "if r.failed || len(r.rest) > 0 {", new: "if r.failed {",
+		tests: "TestAnswersAreReadAsPgtypeWritesThem",
+	}, {
+		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		old: "TS: ts[i]}", new: "TS: ts[len(ts)-1-i]}",
+		tests: "TestAnswersAreReadAsPgtypeWritesThem",
+	}, {
+		name: "record-infinity", file: "ratelimit/record.go", what: "an infinite instant wraps around",
+		old: "if v == math.MaxInt64 || v == 1<<63 {", new: "if v == 1<<63 {",
+		tests: "TestAnInfiniteInstantIsTheFirst",
 	},
 
 	// ratelimit: transactions

@@ -240,6 +240,10 @@ var sqlMutations = []mutation{
 		old: "IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN", new: "IF shard_a <> shard_b THEN",
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
+		name: "sharded-trusts", file: functions, what: "numbers are taken to be validated by whoever does not say so",
+		old: "    IF validated THEN\n        at :=", new: "    IF true THEN\n        at :=",
+		tests: "TestTheFunctionsRefuseHostileArguments",
+	}, {
 		name: "sharded-keeps-a-lost-lock", file: functions, what: "the shard that was locked and then found wanting stays locked while all are locked",
 		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;\n",
 		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;\n            END IF;\n",
@@ -257,9 +261,13 @@ var sqlMutations = []mutation{
 		old: "FOR taken IN 1..p - 1 LOOP", new: "FOR taken IN 1..p LOOP",
 		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
 	}, {
-		name: "several-trusts", file: functions, what: "limits are locked in the order of the arguments, which nobody has said is everybody's",
-		old: "EXIT WHEN validated IS NOT TRUE;", new: "EXIT WHEN false;",
+		name: "several-order", file: functions, what: "limits are locked in the order of the arguments, whatever it is",
+		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
+	}, {
+		name: "several-trusts", file: functions, what: "numbers are taken to be validated by whoever does not say so",
+		old: "EXIT WHEN validated IS NOT TRUE;", new: "EXIT WHEN false;",
+		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "several-denial-writes", file: functions, what: "a denial takes and gives back",
 		old: "                EXIT passes WHEN new_value - count < floor;\n", new: "",
