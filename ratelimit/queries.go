@@ -56,16 +56,15 @@ func (q *queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, 
 	return anyLimits(q.Queries.Apply(ctx, arg))
 }
 
-// What has been answered and cannot be read may have been committed: here it is not known on what it was asked.
-
 func oneLimit(answer []byte, err error) (consumeRow, error) {
 	if err != nil {
 		return consumeRow{}, err
 	}
-	r := newRecord(answer, 4)
+	r := record{rest: answer}
+	r.expect(4)
 	row := consumeRow{granted: r.boolean(), at: r.instant(), row: algebra.Row{Value: r.float(), TS: r.instant()}}
-	if err := r.end(); err != nil {
-		return consumeRow{}, unknownUnless(err)
+	if !r.ended() {
+		return consumeRow{}, errRecord
 	}
 	return row, nil
 }
@@ -74,17 +73,20 @@ func anyLimits(answer []byte, err error) (applyRow, error) {
 	if err != nil {
 		return applyRow{}, err
 	}
-	r := newRecord(answer, 5)
+	r := record{rest: answer}
+	r.expect(5)
 	row := applyRow{granted: r.boolean(), at: r.instant()}
-	row.ord = array(r, pgtype.Int4ArrayOID, pgtype.Int4OID, 4, func(v uint64) int32 { return int32(v) })
-	values := array(r, pgtype.Float8ArrayOID, pgtype.Float8OID, 8, math.Float64frombits)
-	ts := array(r, pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8, sinceY2K)
-	if err := r.end(); err != nil || len(values) != len(ts) || row.ord != nil && len(row.ord) != len(ts) {
-		return applyRow{}, unknownUnless(errRecord)
+	ord := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
+	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
+	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
+	if !r.ended() || values == nil || ts == nil || len(ts) != len(values) || ord != nil && len(ord) != len(values) {
+		return applyRow{}, errRecord
 	}
-	row.rows = make([]algebra.Row, len(values))
-	for i, value := range values {
-		row.rows[i] = algebra.Row{Value: value, TS: ts[i]}
+	for i := range values {
+		row.rows = append(row.rows, algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])})
+		if ord != nil {
+			row.ord = append(row.ord, int32(ord[i]))
+		}
 	}
 	return row, nil
 }

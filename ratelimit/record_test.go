@@ -14,6 +14,25 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
+var (
+	oneLimitOIDs  = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Float8OID, pgtype.TimestamptzOID}
+	anyLimitsOIDs = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID}
+)
+
+// written is a record as pgtype writes it.
+func written(t *testing.T, oids []uint32, values ...any) []byte {
+	t.Helper()
+	b := pgtype.NewCompositeBinaryBuilder(pgtype.NewMap(), nil)
+	for i, v := range values {
+		b.AppendValue(oids[i], v)
+	}
+	record, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
 // What pgtype writes is read as it was; and if anything is cut off, or added, it is not read at all.
 func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 	t.Parallel()
@@ -24,109 +43,78 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 			t.Logf("seed %d", seed)
 		}
 	}()
-	write := func(values ...any) []byte {
-		oids := []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Float8OID, pgtype.TimestamptzOID}
-		if len(values) == 5 {
-			oids = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID}
-		}
-		b := pgtype.NewCompositeBinaryBuilder(pgtype.NewMap(), nil)
-		for i, v := range values {
-			b.AppendValue(oids[i], v)
-		}
-		record, err := b.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return record
+	instant := func() algebra.Micros {
+		return algebra.Min + algebra.Micros(r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
-	instant := func() (algebra.Micros, time.Time) {
-		at := algebra.Min + algebra.Micros(r.Int64N(int64(algebra.Max-algebra.Min)))
-		return at, at.Time()
+	reads := func(want any, record []byte, read func([]byte) (any, error)) {
+		t.Helper()
+		if got, err := read(record); err != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%x: %+v, %v; want %+v", record, got, err, want)
+		}
+		for n := range record {
+			if got, err := read(record[:n]); !errors.Is(err, ErrUnknownOutcome) {
+				t.Fatalf("%x: %+v, %v, want ErrUnknownOutcome", record[:n], got, err)
+			}
+		}
+		if got, err := read(append(slices.Clip(record), 0)); !errors.Is(err, ErrUnknownOutcome) {
+			t.Fatalf("%x and a byte more: %+v, %v, want ErrUnknownOutcome", record, got, err)
+		}
 	}
+	one := func(b []byte) (any, error) { return oneLimit(b, nil) }
+	several := func(b []byte) (any, error) { return anyLimits(b, nil) }
 	for range 1000 {
-		at, atTime := instant()
-		granted := r.IntN(2) == 0
-		var rows []algebra.Row
-		var values []float64
-		var ts []time.Time
-		var ord []int32
-		for range 1 + r.IntN(4) {
-			row := algebra.Row{Value: math.Float64frombits(r.Uint64())}
-			if math.IsNaN(row.Value) {
+		want := applyRow{granted: r.IntN(2) == 0, at: instant()}
+		values, ts, ord := []float64{}, []time.Time{}, []int32{}
+		for range r.IntN(4) {
+			row := algebra.Row{Value: math.Float64frombits(r.Uint64()), TS: instant()}
+			if math.IsNaN(row.Value) { // which is not itself
 				row.Value = math.Inf(-1)
 			}
-			var when time.Time
-			row.TS, when = instant()
-			rows, values, ts = append(rows, row), append(values, row.Value), append(ts, when)
-			ord = append(ord, r.Int32())
+			want.rows = append(want.rows, row)
+			values, ts, ord = append(values, row.Value), append(ts, row.TS.Time()), append(ord, r.Int32())
 		}
+		reads(want, written(t, anyLimitsOIDs, want.granted, want.at.Time(), nil, values, ts), several)
+		if len(values) > 0 {
+			reads(consumeRow{want.granted, want.at, want.rows[0]}, written(t, oneLimitOIDs, want.granted, want.at.Time(), values[0], ts[0]), one)
+			want.ord = ord
+		}
+		reads(want, written(t, anyLimitsOIDs, want.granted, want.at.Time(), ord, values, ts), several)
+	}
+}
 
-		record := write(granted, atTime, values[0], ts[0])
-		if got, err := oneLimit(record, nil); err != nil || got != (consumeRow{granted, at, rows[0]}) {
-			t.Fatalf("%x: %+v, %v; want %v, %v, %v", record, got, err, granted, at, rows[0])
-		}
-		several := write(granted, atTime, ord, values, ts)
-		if got, err := anyLimits(several, nil); err != nil || !reflect.DeepEqual(got, applyRow{granted, at, ord, rows}) {
-			t.Fatalf("%x: %+v, %v; want %v, %v, %v, %v", several, got, err, granted, at, ord, rows)
-		}
-		inOrder := write(granted, atTime, nil, values, ts)
-		if got, err := anyLimits(inOrder, nil); err != nil || !reflect.DeepEqual(got, applyRow{granted, at, nil, rows}) {
-			t.Fatalf("%x: %+v, %v; want %v, %v, %v", inOrder, got, err, granted, at, rows)
-		}
-
-		for _, whole := range [][]byte{record, several, inOrder} {
-			read := func(b []byte) error {
-				if &whole[0] == &record[0] {
-					_, err := oneLimit(b, nil)
-					return err
-				}
-				_, err := anyLimits(b, nil)
-				return err
+// A NULL would be an empty limit, of long ago; no rows, a full one.
+func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
+	t.Parallel()
+	now, null := time.Now(), pgtype.Timestamptz{}
+	for name, values := range map[string][]any{
+		"no value":               {true, now, nil, now},
+		"no instant":             {true, now, 1.0, null},
+		"no values":              {true, now, nil, nil, []time.Time{}},
+		"no instants":            {true, now, nil, []float64{}, nil},
+		"a value is NULL":        {true, now, nil, []*float64{nil}, []time.Time{now}},
+		"an instant is NULL":     {true, now, nil, []float64{1}, []pgtype.Timestamptz{null}},
+		"more values":            {true, now, nil, []float64{1, 2}, []time.Time{now}},
+		"more instants":          {true, now, nil, []float64{1}, []time.Time{now, now}},
+		"fewer places than rows": {true, now, []int32{1}, []float64{1, 2}, []time.Time{now, now}},
+		"two dimensions":         {true, now, nil, [][]float64{{1}}, [][]time.Time{{now}}},
+	} {
+		if len(values) == 4 {
+			if row, err := oneLimit(written(t, oneLimitOIDs, values...), nil); !errors.Is(err, ErrUnknownOutcome) {
+				t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, row, err)
 			}
-			for n := range whole {
-				if err := read(whole[:n]); !errors.Is(err, ErrUnknownOutcome) {
-					t.Fatalf("%x: %v, want ErrUnknownOutcome", whole[:n], err)
-				}
-			}
-			if err := read(append(slices.Clip(whole), 0)); !errors.Is(err, ErrUnknownOutcome) {
-				t.Fatalf("%x and a byte more: %v, want ErrUnknownOutcome", whole, err)
-			}
+		} else if row, err := anyLimits(written(t, anyLimitsOIDs, values...), nil); !errors.Is(err, ErrUnknownOutcome) {
+			t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, row, err)
 		}
 	}
 }
 
-// A value that is NULL is not read as zero: that would be an empty limit, of long ago.
-func TestANullInAnAnswerIsNotRead(t *testing.T) {
+// What somebody wrote by hand. Time goes from the one, and never reaches the other.
+func TestInfiniteInstantsAreTheFirstAndTheLast(t *testing.T) {
 	t.Parallel()
-	b := pgtype.NewCompositeBinaryBuilder(pgtype.NewMap(), nil)
-	b.AppendValue(pgtype.BoolOID, true)
-	b.AppendValue(pgtype.TimestamptzOID, time.Now())
-	b.AppendValue(pgtype.Float8OID, nil)
-	b.AppendValue(pgtype.TimestamptzOID, time.Now())
-	record, err := b.Finish()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if row, err := oneLimit(record, nil); !errors.Is(err, ErrUnknownOutcome) {
-		t.Errorf("%+v, %v, want ErrUnknownOutcome", row, err)
-	}
-}
-
-// What somebody wrote by hand.
-func TestAnInfiniteInstantIsTheFirst(t *testing.T) {
-	t.Parallel()
-	for _, infinity := range []pgtype.InfinityModifier{pgtype.Infinity, pgtype.NegativeInfinity} {
-		b := pgtype.NewCompositeBinaryBuilder(pgtype.NewMap(), nil)
-		b.AppendValue(pgtype.BoolOID, false)
-		b.AppendValue(pgtype.TimestamptzOID, time.Now())
-		b.AppendValue(pgtype.Float8OID, 1.0)
-		b.AppendValue(pgtype.TimestamptzOID, pgtype.Timestamptz{InfinityModifier: infinity, Valid: true})
-		record, err := b.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if row, err := oneLimit(record, nil); err != nil || row.row.TS != algebra.Min {
-			t.Errorf("%v: %+v, %v", infinity, row, err)
+	for infinity, want := range map[pgtype.InfinityModifier]algebra.Micros{pgtype.Infinity: algebra.Max, pgtype.NegativeInfinity: algebra.Min} {
+		record := written(t, oneLimitOIDs, false, time.Now(), 1.0, pgtype.Timestamptz{InfinityModifier: infinity, Valid: true})
+		if row, err := oneLimit(record, nil); err != nil || row.row.TS != want {
+			t.Errorf("%v: %+v, %v, want %v", infinity, row, err, want)
 		}
 	}
 }

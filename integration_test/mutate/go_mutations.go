@@ -101,16 +101,20 @@ var goMutations = []mutation{
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
-		old: "if r.failed || len(r.rest) > 0 {", new: "if r.failed {",
+		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
 		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
-		old: "TS: ts[i]}", new: "TS: ts[len(ts)-1-i]}",
+		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-infinity", file: "ratelimit/record.go", what: "an infinite instant wraps around",
-		old: "if v == math.MaxInt64 || v == 1<<63 {", new: "if v == 1<<63 {",
-		tests: "TestAnInfiniteInstantIsTheFirst",
+		name: "record-infinity", file: "ratelimit/record.go", what: "what is written in the infinite future counts as long ago",
+		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
+		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
+	}, {
+		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
 	// ratelimit: transactions
