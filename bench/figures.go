@@ -94,8 +94,7 @@ func ownKeys(n, goroutines int) (pick func(worker int) string) {
 	return func(worker int) string { return all[worker*share+rand.IntN(share)] }
 }
 
-// anyKey picks at random from n keys. They are not kept: ten million strings would be the garbage collector's, of which the sides that
-// allocate more would have more.
+// anyKey picks at random from n keys. They are not kept: the garbage collector would go over ten million strings, again and again.
 func anyKey(n int) (pick func(worker int) string) {
 	return func(int) string { return strconv.Itoa(rand.IntN(n)) }
 }

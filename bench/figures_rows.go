@@ -106,9 +106,9 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 	return c.outcome(), nil
 }
 
-// tenMillionRows compares on tables that are larger than Postgres' own cache. Beside them is the least function that decides.
-// Each side has a table of its own: the first change of a page after a checkpoint costs the most, and of a
-// table that two sides share each has fewer of them.
+// tenMillionRows compares on tables that are larger than Postgres' own cache. Beside them is the least function that decides. Each
+// side has a table of its own: the first change of a page after a checkpoint costs the most, and of a table that two sides share
+// each has fewer of them.
 func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	const n, goroutines, step = 10_000_000, 16, 1_000_000
 	o := plenty(goroutines)
