@@ -441,9 +441,10 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), window.Key("dan"))
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
+		start, now := noon, clock.now.Add(time.Hour+time.Minute)
 		_, err = dbsqlc.New(ratelimit.SQL(r)).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
 			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
-			Start: pgtype.Timestamptz{Time: noon, Valid: true}, Now: pgtype.Timestamptz{Time: clock.now.Add(time.Hour + time.Minute), Valid: true},
+			Start: &start, Now: &now,
 		})
 		must(err)
 		clock.Advance(1700 * time.Millisecond)
@@ -482,7 +483,6 @@ func recordRaising(ctx context.Context, t *testing.T, r *recorder, limiter *rate
 // recordCoalesced notes down what a coalescer sends: two keys that are asked for alike, and one with different counts.
 func recordCoalesced(ctx context.Context, t *testing.T, r *recorder, now time.Time) {
 	t.Helper()
-	at := pgtype.Timestamptz{Time: now, Valid: true}
 	grid := pgtype.Timestamptz{Time: noon.Add(-time.Hour), Valid: true}
 	n := len(r.sent)
 	_, _ = dbsqlc.New(ratelimit.SQL(r)).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
@@ -490,7 +490,7 @@ func recordCoalesced(ctx context.Context, t *testing.T, r *recorder, now time.Ti
 		Capacities: []float64{4, 3}, Keys: []string{"ann", "bob", "cid"}, Defs: []int32{1, 2, 1}, Starts: []pgtype.Timestamptz{{}, grid, {}},
 		Repeats: []int32{3, 1}, Counts: []float64{1, 2}, Floors: []float64{0, -5},
 		Calls: []int32{0, 1}, Asks: []int32{3, 3}, AskDefs: []int32{1, 1}, AskStarts: []pgtype.Timestamptz{{}, {}},
-		AskCounts: []float64{1.5, 2}, AskFloors: []float64{0, 0}, Now: at,
+		AskCounts: []float64{1.5, 2}, AskFloors: []float64{0, 0}, Now: &now,
 	})
 	if len(r.sent) != n+1 {
 		t.Fatal("the coalescer's statement was not sent")

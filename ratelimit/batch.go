@@ -53,9 +53,9 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	// take runs twice: now it only has the statement noted down, with its arguments; when the results are read, by decide, the answer
 	// is there.
 	var note note
-	_ = c.take(ctx, &queries{*dbsqlc.New(&note), true}, nil) // errNoted
+	_ = c.take(ctx, &queries{Queries: *dbsqlc.New(&note), orRaise: true}, nil) // errNoted
 	row := new(wireRow)
-	batch.Queue(note.sql, slices.Concat([]any{row}, note.args)...).Fn = func(results pgx.BatchResults) (err error) {
+	batch.Queue(note.sql, row.before(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		result, err = c.decide(ctx, asked{results: results, row: row})
 		l.observe(ctx, verbConsume, began, result, err)

@@ -90,7 +90,7 @@ func (b *batch) group() {
 		Repeats: empty(a.Repeats), Counts: empty(a.Counts), Floors: empty(a.Floors),
 		Calls: empty(a.Calls), Asks: empty(a.Asks), AskDefs: empty(a.AskDefs), AskStarts: empty(a.AskStarts),
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
-		Now: b.waiters[0].now,
+		Now: nullable(b.waiters[0].now),
 	}
 	for i := range b.groups {
 		b.order = append(b.order, int32(i))

@@ -249,7 +249,7 @@ func sharded(ds []demand) bool {
 func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 	d := c.demands[0]
 	if d.limit.shards == 1 {
-		row, err := q.Consume(ctx, consumeParams(d, c.now))
+		row, err := q.Consume(ctx, consumeParams(d, nullable(c.now)))
 		if err != nil {
 			return err
 		}
@@ -263,8 +263,8 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 	a, b := pick(ctx, d)
 	row, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
 		Name: d.limit.name, Key: d.key,
-		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers), Shards: int32(d.limit.shards),
-		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: c.now,
+		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: nullable(start(numbers)), Shards: int32(d.limit.shards),
+		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: nullable(c.now),
 	})
 	if err != nil {
 		return err
@@ -274,11 +274,11 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 }
 
 // consumeParams asks for one demand, of a limit without shards.
-func consumeParams(d demand, now pgtype.Timestamptz) dbsqlc.ConsumeParams {
+func consumeParams(d demand, now *time.Time) dbsqlc.ConsumeParams {
 	numbers := d.limit.forKey(d.key)
 	return dbsqlc.ConsumeParams{
 		Name: d.limit.name, Key: d.key,
-		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: start(numbers),
+		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: nullable(start(numbers)),
 		Count: d.count, Floor: d.floor, Now: now, ExpectDenial: denied.expect(d),
 	}
 }
@@ -289,7 +289,7 @@ func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) er
 	args := dbsqlc.ConsumeSeveralParams{
 		Names: make([]string, n), Keys: make([]string, n),
 		Rates: make([]float64, n), Periods: make([]time.Duration, n), Capacities: make([]float64, n), Starts: make([]pgtype.Timestamptz, n),
-		Counts: make([]float64, n), Floors: make([]float64, n), Now: c.now,
+		Counts: make([]float64, n), Floors: make([]float64, n), Now: nullable(c.now),
 	}
 	for i, d := range c.demands { // in lock order, as demands puts them
 		numbers := d.limit.forKey(d.key)
@@ -316,7 +316,7 @@ func pick(ctx context.Context, d demand) (a, b int32) {
 
 // apply is the way for any number of demands.
 func (c *call) apply(ctx context.Context, q querier, result *Result) error {
-	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: c.consumedAt, Now: c.now}
+	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: nullable(c.consumedAt), Now: nullable(c.now)}
 	if c.verb == verbCharge {
 		args.Op = string(verbConsume) // without a floor
 	}
@@ -372,6 +372,15 @@ func (c *call) reset(ctx context.Context, q querier) error {
 // start is the argument of that name: NULL for a token bucket.
 func start(numbers algebra.Limit) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: numbers.Window}
+}
+
+// nullable is an argument as sqlc has it. (A pointer that is nil needs no allocation to be one, a Timestamptz that is NULL does.)
+func nullable(t pgtype.Timestamptz) *time.Time {
+	if !t.Valid {
+		return nil
+	}
+	at := t.Time
+	return &at
 }
 
 // timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.

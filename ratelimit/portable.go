@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -70,7 +69,7 @@ type wire struct {
 
 func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	r := &wireRow{commits: db.commits}
-	r.Row = db.DB.QueryRow(ctx, sql, slices.Concat([]any{r}, args)...) // in front, where pgx looks for a rewriter
+	r.Row = db.DB.QueryRow(ctx, sql, r.before(args)...)
 	return r
 }
 
@@ -79,7 +78,14 @@ type wireRow struct {
 	pgx.Row
 	portable bool
 	commits  bool
-	sent     bool // there was a connection to send it on
+	sent     bool    // there was a connection to send it on
+	args     [12]any // of before: room for those of Consume
+}
+
+// before is the row and the arguments after it: pgx looks for a rewriter in the first place.
+func (r *wireRow) before(args []any) []any {
+	r.args[0] = r
+	return append(r.args[:1], args...)
 }
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.

@@ -15,11 +15,16 @@ import (
 // instructions for one limit.
 type queries struct {
 	dbsqlc.Queries
+	db      wire // which they ask, except in a batch
 	orRaise bool // a denial is a SQL error, as it has to be in a batch
 }
 
 // queriesOn are the queries of a DB; commits is wire's.
-func queriesOn(db DB, commits bool) *queries { return &queries{*dbsqlc.New(wire{db, commits}), false} }
+func queriesOn(db DB, commits bool) *queries {
+	q := &queries{db: wire{db, commits}}
+	q.Queries = *dbsqlc.New(&q.db)
+	return q
+}
 
 // consumeRow is the answer for one limit without shards: a ratelimit_decision, what became of its row.
 type consumeRow struct {

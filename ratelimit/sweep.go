@@ -83,14 +83,16 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
 		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
-		Capacity: limit.numbers.Capacity, Start: pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart},
+		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	for {
 		begin := time.Now()
 		if l.Clock != nil {
-			if args.Now, err = timestamp("the clock's time", l.Clock()); err != nil {
+			now, err := timestamp("the clock's time", l.Clock())
+			if err != nil {
 				return deleted, err
 			}
+			args.Now = nullable(now)
 		}
 		var row dbsqlc.SweepRow
 		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {

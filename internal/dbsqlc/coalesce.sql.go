@@ -7,9 +7,9 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"time"
 )
 
 const coalesce = `-- name: Coalesce :one
@@ -40,7 +40,7 @@ type CoalesceParams struct {
 	AskStarts  []pgtype.Timestamptz
 	AskCounts  []float64
 	AskFloors  []float64
-	Now        pgtype.Timestamptz
+	Now        *time.Time
 }
 
 type CoalesceRow struct {
@@ -101,7 +101,7 @@ type ConsumeKeysParams struct {
 	Period   time.Duration
 	Capacity float64
 	Counts   []float64
-	Now      pgtype.Timestamptz
+	Now      *time.Time
 }
 
 type ConsumeKeysRow struct {

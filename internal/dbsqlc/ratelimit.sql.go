@@ -7,9 +7,9 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"time"
 )
 
 const apply = `-- name: Apply :one
@@ -34,8 +34,8 @@ type ApplyParams struct {
 	Floors     []float64
 	ShardA     []int32
 	ShardB     []int32
-	ConsumedAt pgtype.Timestamptz
-	Now        pgtype.Timestamptz
+	ConsumedAt *time.Time
+	Now        *time.Time
 	OrRaise    bool
 }
 
@@ -75,10 +75,10 @@ type ConsumeParams struct {
 	Rate         float64
 	Period       time.Duration
 	Capacity     float64
-	Start        pgtype.Timestamptz
+	Start        *time.Time
 	Count        float64
 	Floor        float64
-	Now          pgtype.Timestamptz
+	Now          *time.Time
 	ExpectDenial bool
 	OrRaise      bool
 }
@@ -118,7 +118,7 @@ type ConsumeSeveralParams struct {
 	Starts     []pgtype.Timestamptz
 	Counts     []float64
 	Floors     []float64
-	Now        pgtype.Timestamptz
+	Now        *time.Time
 	OrRaise    bool
 }
 
@@ -154,13 +154,13 @@ type ConsumeShardedParams struct {
 	Rate     float64
 	Period   time.Duration
 	Capacity float64
-	Start    pgtype.Timestamptz
+	Start    *time.Time
 	Shards   int32
 	Count    float64
 	Floor    float64
 	ShardA   int32
 	ShardB   int32
-	Now      pgtype.Timestamptz
+	Now      *time.Time
 	OrRaise  bool
 }
 
@@ -212,9 +212,9 @@ type SweepParams struct {
 	Period   time.Duration
 	Kind     string
 	Capacity float64
-	Start    pgtype.Timestamptz
+	Start    *time.Time
 	First    string
-	Now      pgtype.Timestamptz
+	Now      *time.Time
 }
 
 type SweepRow struct {
