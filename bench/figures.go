@@ -79,6 +79,13 @@ const (
 	slice = 700 * time.Millisecond
 )
 
+// How they are where a few hundredths matter. A checkpoint comes every few seconds and takes as long. In slices as short as these,
+// both of a pair are mostly in one, or neither.
+const (
+	quickPairs = 60
+	quick      = 140 * time.Millisecond
+)
+
 // keys are "0", "1", ...
 func keys(n int) []string {
 	s := make([]string, n)

@@ -148,10 +148,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	on := func(name string, call func(ctx context.Context, key string) error) *side {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error { return call(ctx, pick(worker)) }}
 	}
-	// A checkpoint comes every few seconds and takes as long. In slices as short as these, both of a pair are mostly in one, or
-	// neither: three runs of the figure were within 0.01 of each other.
-	const quick = slice / 5
-	c, err := compare(ctx, e.out, 15*pairs, quick,
+	c, err := compare(ctx, e.out, 2*quickPairs, quick, // three runs were within 0.01 of each other
 		on("txlimit", func(ctx context.Context, key string) error {
 			_, err := limits.Consume(ctx, rateLimits, limit.Key(key))
 			return err
