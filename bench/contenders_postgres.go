@@ -255,8 +255,9 @@ func bareUpdate(ctx context.Context, db oneRow, key string) error {
 
 const bareUpdateSQL = `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`
 
-// decideByUpdate is the floor of everything that decides in the database: the statement of decide_in_function, without the function.
-// If no row comes back, nobody knows why, or what there is; and to be planned as an index scan it needs a table that is large enough.
+// decideByUpdate sends the statement of decide_in_function by itself: what is between the two is the cost of the function, with its
+// SET. It is no limiter: a denial is no row, without a reason or what is left; and only on a table that is large enough is it planned
+// as an index scan.
 func decideByUpdate(ctx context.Context, db oneRow, key string) error {
 	return errUnlessGranted(db.QueryRow(ctx, `UPDATE counters AS c
 		   SET value = ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())

@@ -79,11 +79,11 @@ const (
 	slice = 700 * time.Millisecond
 )
 
-// How they are where a few hundredths matter. A checkpoint comes every few seconds and takes as long. In slices as short as these,
-// both of a pair are mostly in one, or neither.
+// How they are where conditions change within seconds by more than the sides differ: both of a pair of short slices mostly have the
+// same, and there are more pairs for the median.
 const (
-	quickPairs = 60
-	quick      = 140 * time.Millisecond
+	manyPairs  = 60
+	shortSlice = 140 * time.Millisecond
 )
 
 // keys are "0", "1", ...

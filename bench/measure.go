@@ -105,6 +105,7 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 
 // comparison is sides that ran in turn.
 type comparison struct {
+	slice  time.Duration
 	totals []tally     // by side: a, b, and those beside them
 	turns  [][]float64 // by side: its throughput in each turn
 }
@@ -119,7 +120,7 @@ func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration,
 			return nil, err
 		}
 	}
-	c := &comparison{totals: make([]tally, len(sides)), turns: make([][]float64, len(sides))}
+	c := &comparison{slice: slice, totals: make([]tally, len(sides)), turns: make([][]float64, len(sides))}
 	order := make([]int, len(sides))
 	for i := range order {
 		order[i] = i
@@ -160,8 +161,8 @@ func (c *comparison) outcome() outcome {
 	ratios := c.ratios(0, 1)
 	return outcome{
 		value: median(ratios),
-		note: fmt.Sprintf("%s/s : %s/s, pairs %.3g to %.3g", thousands(c.totals[0].perSecond()), thousands(c.totals[1].perSecond()),
-			slices.Min(ratios), slices.Max(ratios)),
+		note: fmt.Sprintf("%s/s : %s/s, %d pairs of %v: %.3g to %.3g", thousands(c.totals[0].perSecond()), thousands(c.totals[1].perSecond()),
+			len(ratios), c.slice, slices.Min(ratios), slices.Max(ratios)),
 	}
 }
 

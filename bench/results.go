@@ -61,7 +61,7 @@ func (e *env) writeResults(ctx context.Context, w io.Writer, results []*outcome,
 		return err
 	}
 	fmt.Fprintf(w, "# Results\n\nWritten by `make bench` (%s, %v). %s\n\n", time.Now().UTC().Format("2006-01-02 15:04 MST"), took.Round(time.Second), about)
-	fmt.Fprintf(w, "Both sides of a ratio ran in turn, in slices of %v (or what the figure says) after a warm-up; a ratio is the median of the pairs of slices. Where the host of a virtual machine gave a fiftieth or more of the processors' time to others, the figure says so, and is the less to be relied on.\n\n", slice)
+	fmt.Fprintf(w, "Both sides of a ratio ran in turn, in slices, after a warm-up; a ratio is the median of the pairs of slices. Where the host of a virtual machine gave a fiftieth or more of the processors' time to others, the figure says so, and is the less to be relied on.\n\n")
 	fmt.Fprintf(w, "## Figures\n\n| figure | what | bound | value | pass | measured | command |\n|---|---|---|---|---|---|---|\n")
 	for i, f := range figures {
 		value, pass, note := "", "no", "not measured: it failed"

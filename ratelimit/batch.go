@@ -55,7 +55,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	var note note
 	_ = c.take(ctx, &queries{Queries: *dbsqlc.New(&note), orRaise: true}, nil) // errNoted
 	row := new(wireRow)
-	batch.Queue(note.sql, row.before(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
+	batch.Queue(note.sql, row.prependTo(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		result, err = c.decide(ctx, asked{results: results, row: row})
 		l.observe(ctx, verbConsume, began, result, err)

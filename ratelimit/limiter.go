@@ -374,7 +374,8 @@ func start(numbers algebra.Limit) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: numbers.Window}
 }
 
-// nullable is an argument as sqlc has it. (A pointer that is nil needs no allocation to be one, a Timestamptz that is NULL does.)
+// nullable is an instant as sqlc's parameters have it; nil is NULL. As an argument, an any, a nil pointer allocates nothing; a
+// pgtype.Timestamptz does, NULL or not. (at is a copy so that t itself stays off the heap.)
 func nullable(t pgtype.Timestamptz) *time.Time {
 	if !t.Valid {
 		return nil

@@ -69,7 +69,7 @@ type wire struct {
 
 func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	r := &wireRow{commits: db.commits}
-	r.Row = db.DB.QueryRow(ctx, sql, r.before(args)...)
+	r.Row = db.DB.QueryRow(ctx, sql, r.prependTo(args)...)
 	return r
 }
 
@@ -79,11 +79,11 @@ type wireRow struct {
 	portable bool
 	commits  bool
 	sent     bool    // there was a connection to send it on
-	args     [12]any // of before: room for those of Consume
+	args     [12]any // what prependTo returns: the row and the 11 arguments of Consume; for more, append allocates
 }
 
-// before is the row and the arguments after it: pgx looks for a rewriter in the first place.
-func (r *wireRow) before(args []any) []any {
+// prependTo is the arguments with the row in front of them, where pgx looks for a QueryRewriter.
+func (r *wireRow) prependTo(args []any) []any {
 	r.args[0] = r
 	return append(r.args[:1], args...)
 }

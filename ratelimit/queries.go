@@ -15,7 +15,7 @@ import (
 // instructions for one limit.
 type queries struct {
 	dbsqlc.Queries
-	db      wire // which they ask, except in a batch
+	db      wire // what Queries asks, by a pointer: do not copy. In a batch, that asks a note instead
 	orRaise bool // a denial is a SQL error, as it has to be in a batch
 }
 
