@@ -171,7 +171,8 @@ type BatchTxBeginner interface {
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
 // it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
-// used up: copies of its queries are sent. It must not begin or end a transaction itself. The option [Hot] is refused.
+// used up: copies of its queries are sent. It can be sent again, but not by two goroutines at once. It must not begin or end a
+// transaction itself. The option [Hot] is refused.
 //
 // Functions that were set for the results of the queries (by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are
 // called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
