@@ -268,6 +268,9 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" {
 				t.Errorf("%s: %v", name, err)
 			}
+			if errors.Is(err, ratelimit.ErrUnknownOutcome) {
+				t.Errorf("%s: %v", name, err)
+			}
 			eventually(t, "no connection is taken "+name, func() bool { return db.Stats().InUse == 0 })
 			if n := queued(&limiter); n != 0 {
 				t.Errorf("%s: %d queues are left behind", name, n)

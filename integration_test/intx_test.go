@@ -280,13 +280,15 @@ func TestInTxEndsWithItsContext(t *testing.T) {
 	})
 	t.Run("before COMMIT", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
+		var conn *pgx.Conn
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			conn = tx.Conn()
 			_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (5)")
 			cancel()
 			return err
 		})
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%v", err)
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) || conn.IsClosed() {
+			t.Errorf("%v, closed: %v", err, conn.IsClosed())
 		}
 	})
 	if n := jobs(t, pool, "count(*)"); n != 2 {

@@ -34,7 +34,7 @@ import (
 // costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
 //
 // Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
-// *pgconn.PgError for a denial, and the result is not filled in. In the function of an [Limiter.InTx] with [Hot], ctx must be
+// *pgconn.PgError for a denial, and the result is not filled in. In the function of a [Limiter.InTx] with [Hot], ctx must be
 // the one that it is given: of a limit with shards it says which one was chosen. Otherwise only the Observer is given ctx. The
 // Observer is told how long the answer was waited for once its turn to be read had come.
 func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {

@@ -37,8 +37,11 @@ import (
 //
 // The turn ends with the transaction, whatever becomes of it; an attempt that has to run again queues anew. If ctx ends
 // before it is there, so does InTx, with an error that matches ctx's. Requests that are wrong in themselves, and InTx with
-// Hot inside the function of another, which could wait for itself, are errors that match [ErrInvalid]. Transactions that use
-// the limit without Hot are not in the queue, and can conflict with those that are.
+// Hot inside the function of another with Hot, which could wait for itself, are errors that match [ErrInvalid]. (Inside one
+// without, it waits for itself if that has consumed.) Transactions that use the limit without Hot are not in the queue, and can
+// conflict with those that are.
+//
+// Several of this option add up. Without a request there is no queue.
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
 // BEGIN's round trip, or with database/sql in the one after it. The role needs UPDATE on them. The lock belongs to the

@@ -40,8 +40,8 @@ type Limiter struct {
 	Clock func() time.Time
 
 	// Observer is called after every call of a verb, before it returns, with what came of it: for metrics, logs, alarms. A
-	// denial leaves no row behind that one could look up later. In a transaction the decision holds only if that commits.
-	// Package observe, a module of its own, has metrics and logs to put here.
+	// denial leaves no row behind that one could look up later. In a transaction the decision holds only if that commits; where
+	// one is run again, each attempt's calls are told. Package observe, a module of its own, has metrics and logs to put here.
 	//
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
 	// be quick, and must not use the transaction. Nor should it panic: of a call by QueueConsume on a pool's batch, pgx would not

@@ -242,6 +242,9 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 	if err := tx.run(ctx); err != nil {
 		return false, err
 	}
+	if ctx.Err() != nil { // no driver would send COMMIT, but not every one says so
+		return false, fmt.Errorf("ratelimit: commit: %w", over(ctx))
+	}
 	committing = true // which ends the transaction, whatever it returns
 	if err := tx.commit(ctx); err != nil {
 		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))

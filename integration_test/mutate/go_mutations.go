@@ -148,6 +148,10 @@ var goMutations = []mutation{
 		old: "			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)\n			defer cancel()\n			_ = tx", new: "			rollbackCtx, cancel := context.WithTimeout(ctx, rollbackTimeout)\n			defer cancel()\n			_ = tx",
 		tests: "TestInTxEndsWithItsContext",
 	}, {
+		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is tried under a context that is over",
+		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
+		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
+	}, {
 		name: "tx-begin-not-cleaned", file: "ratelimit/tx.go", what: "a connection is left in a failed transaction when the turn could not be locked",
 		old: "			cleanUp(ctx, db)\n", new: "",
 		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestHotSaysWhatTheRoleLacks",
