@@ -263,19 +263,28 @@ func decideByUpdate(ctx context.Context, db oneRow, key string) error {
 		   SET value = ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
 		 WHERE c.name = $1 AND c.key = $2 AND c.shard = 0 AND c.shards = 1
 		   AND ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6 >= $7
-		RETURNING record_send(ROW(true, statement_timestamp(), c.value, c.ts))`, "limit", key, 1e9, time.Second, 1e9, 1.0, 0.0))
+		RETURNING record_send(ROW(true, statement_timestamp(), c.value, c.ts))`, decideArgs(key)...))
 }
 
 // decideInFunction is the floor of everything that decides in a PL/pgSQL function.
 func decideInFunction(ctx context.Context, db oneRow, key string) error {
-	return errUnlessGranted(db.QueryRow(ctx, decideInFunctionSQL, decideInFunctionArgs(key)...))
+	return errUnlessGranted(db.QueryRow(ctx, decideInFunctionSQL, decideArgs(key)...))
 }
 
 const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL))`
 
-func decideInFunctionArgs(key string) []any {
-	return []any{"limit", key, 1e9, time.Second, 1e9, 1.0, 0.0}
+// decideArgs asks for a token of a limit. Its numbers are variables, as a limiter has them: a constant needs no allocation to be an
+// argument.
+func decideArgs(key string) []any {
+	return []any{ask.name, key, ask.rate, ask.period, ask.rate, ask.count, ask.least}
 }
+
+var ask = struct {
+	name         string
+	rate         float64
+	period       time.Duration
+	count, least float64
+}{"limit", 1e9, time.Second, 1, 0}
 
 // errUnlessGranted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
 // its type and its length, of four bytes each.

@@ -191,7 +191,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	least, err := byHand(byLeast, func(batch *pgx.Batch, key string) {
-		batch.Queue(decideInFunctionSQL, decideInFunctionArgs(key)...).QueryRow(errUnlessGranted)
+		batch.Queue(decideInFunctionSQL, decideArgs(key)...).QueryRow(errUnlessGranted)
 	})
 	if err != nil {
 		return outcome{}, err
