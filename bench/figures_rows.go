@@ -148,8 +148,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	on := func(name string, call func(ctx context.Context, key string) error) *side {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error { return call(ctx, pick(worker)) }}
 	}
-	// A checkpoint comes every few seconds and takes as long: both of a pair are mostly in one, or neither. Three runs of the figure
-	// were within 0.01 of each other.
+	// A checkpoint comes every few seconds and takes as long: both of a pair are mostly in one, or neither.
 	c, err := compare(ctx, e.out, 2*manyPairs, shortSlice,
 		on("txlimit", func(ctx context.Context, key string) error {
 			_, err := limits.Consume(ctx, rateLimits, limit.Key(key))

@@ -96,8 +96,8 @@ func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
 	return c
 }
 
-// Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return [ErrClosed]:
-// close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
+// Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
+// [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
