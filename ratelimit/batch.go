@@ -240,10 +240,11 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	}()
 	err = results.Close()
 	committed = err == nil
+	if committed {
+		return failed, nil
+	}
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
-	case err == nil:
-		return failed, nil
 	case tx.Conn() == nil: // there was none to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
