@@ -239,8 +239,8 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		_ = tx.Rollback(rollbackCtx) // after COMMIT it only lets go of the connection
 	}()
 	err = results.Close()
-	committed = err == nil
-	if committed {
+	if err == nil {
+		committed = true
 		return failed, nil
 	}
 	var preparing pgx.ErrPreprocessingBatch
