@@ -70,7 +70,10 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 			limiter, clock := newLimiter()
 			w := world{t, tx, limiter, clock}
 			denials, debts, windows := 0, 0, 0
-			for n := range unlessShort(800, 200) {
+			enough := func() bool {
+				return denials >= unlessShort(100, 25) && debts >= unlessShort(30, 7) && windows >= unlessShort(200, 50)
+			}
+			for n := 0; n < unlessShort(800, 200) || n < 2000 && !enough(); n++ {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11)
 				a := ask{limit: randomLimit(r, "limit", shards), key: fmt.Sprint(n), reserve: r.IntN(2) == 0}
 				if n%50 == 0 {
@@ -135,7 +138,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 					t.Fatalf("case %d: %+v denied at %v until %v; and then %+v, %v", n, a, now, got.retryAt, again, err)
 				}
 			}
-			if denials < unlessShort(100, 25) || debts < unlessShort(30, 7) || windows < unlessShort(200, 50) {
+			if !enough() {
 				t.Errorf("%d denials, %d debts and %d windows are no test", denials, debts, windows)
 			}
 		})
