@@ -345,7 +345,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		w.deny(ann, site.Global())
 		got := out.records(w.T)
 		if len(got) != 1 || got[0]["level"] != "INFO" || got[0]["msg"] != "rate limit exceeded" || got[0]["limit"] != "perUser" || got[0]["count"] != 1.0 ||
-			got[0]["remaining"] != 0.0 || got[0]["retry_after"] != float64(6*time.Second) || len(got[0]) != 7 {
+			got[0]["remaining"] != 0.0 || got[0]["capacity"] != 10.0 || got[0]["retry_after"] != float64(6*time.Second) || len(got[0]) != 8 {
 			w.Errorf("a denial: %v", got)
 		}
 		w.refuse(ratelimit.ErrExceedsCapacity, ann.Count(11))

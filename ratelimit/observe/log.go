@@ -21,7 +21,7 @@ const DefaultEvery = 10 * time.Second
 // Log writes what was not granted to a slog.Logger. The zero value is ready to use and safe for concurrent use; once it is used
 // it must not be copied, nor its fields be changed.
 //
-//	Info   a consumption was denied (limit, count, remaining, retry_after)
+//	Info   a consumption was denied (limit, count, remaining, capacity, retry_after)
 //	Warn   a count can never be granted (limit, verb, error, took)
 //	Error  a limit or request is invalid, or the database failed (the same)
 //
@@ -72,7 +72,7 @@ func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
 		if exceeded, ok := errors.AsType[*ratelimit.ExceededError](d.Err); ok { // not by a check
 			for _, s := range exceeded.Denied() {
 				l.write(ctx, slog.LevelInfo, "rate limit exceeded", subject{of, limitName(s.Limit)}, []ratelimit.Status{s},
-					slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
+					slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Float64("capacity", s.Limit.Capacity()), slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
 			}
 		}
 	case exceedsCapacity:
