@@ -392,7 +392,7 @@ func TestAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	l := newLoad(t, newSchema(t), loadConfig{goroutines: 13, conns: 1})
 	time.Sleep(lasting(1500*time.Millisecond, 20*time.Second))
-	l.flows(13)
+	l.flows(3 * 13)
 	l.stop()
 	for _, h := range l.handles {
 		fewest, most := h.grants[0], h.grants[0]
