@@ -557,18 +557,15 @@ func TestSendTxOverGrant(t *testing.T) {
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			pool := newPool(t, 16)
-			g := hammer(t, func(ctx context.Context) (time.Time, bool, error) {
+			hammer(t, func(ctx context.Context) (ratelimit.Result, error) {
 				var batch pgx.Batch
-				result, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("k"))
-				if err == nil {
-					err = limiter.SendTx(ctx, pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+				result, err := limiter.QueueConsume(ctx, &batch, limit.Key("k"))
+				if err != nil {
+					return ratelimit.Result{}, err
 				}
-				if denied(err) {
-					return result.At, false, nil
-				}
-				return result.At, err == nil, err
-			})
-			g.exact(t, 0)
+				err = limiter.SendTx(ctx, pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+				return *result, err
+			}).exact(t, 0)
 			if n := pool.Stat().NewConnsCount(); n > 16 {
 				t.Errorf("%d connections", n)
 			}

@@ -407,10 +407,9 @@ func TestDatabaseSQLIsExact(t *testing.T) {
 				t.Parallel()
 				db := openSQL(t, driver, newMigrated(t), 16)
 				var limiter ratelimit.Limiter
-				g := hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
+				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
 					consume := func(ctx context.Context, db ratelimit.SQLQuerier) error {
-						result, err := limiter.Consume(ctx, ratelimit.SQL(db), limit.Key("k"))
-						at = result.At
+						result, err = limiter.Consume(ctx, ratelimit.SQL(db), limit.Key("k"))
 						return err
 					}
 					if level == "autocommit" {
@@ -419,12 +418,8 @@ func TestDatabaseSQLIsExact(t *testing.T) {
 						err = limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error { return consume(ctx, tx) },
 							ratelimit.Isolation(level), ratelimit.Attempts(1000))
 					}
-					if denied(err) {
-						return at, false, nil
-					}
-					return at, err == nil, err
-				})
-				g.exact(t, 0)
+					return result, err
+				}).exact(t, 0)
 			})
 		}
 	}

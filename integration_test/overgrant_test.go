@@ -17,41 +17,55 @@ const (
 	perSecond = 10
 )
 
-// grants is what came of a hammering, by the database's clock.
+// grants is what came of a hammering.
 type grants struct {
-	mu     sync.Mutex
-	at     []time.Time // of each grant
-	denied time.Time   // for the last time
+	mu      sync.Mutex
+	results []ratelimit.Result // of each grant
+	denied  time.Time          // for the last time, by the database's clock
 }
 
-func (g *grants) add(at time.Time, granted bool) {
+func (g *grants) add(result ratelimit.Result, granted bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case granted:
-		g.at = append(g.at, at)
-	case at.After(g.denied):
-		g.denied = at
+		g.results = append(g.results, result)
+	case result.At.After(g.denied):
+		g.denied = result.At
 	}
 }
 
-func (g *grants) first() time.Time { return slices.MinFunc(g.at, time.Time.Compare) }
-
-// deniedAfter says whether it was denied still, so long after the first grant.
-func (g *grants) deniedAfter(d time.Duration) bool {
+// over says whether there was a denial so long after the first grant, or there are by far too many grants.
+func (g *grants) over(d time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.at) > 0 && g.denied.Sub(g.first()) >= d
+	if len(g.results) == 0 {
+		return false
+	}
+	first, _ := g.span()
+	return g.denied.Sub(first) >= d || len(g.results) > 2*g.bound()
+}
+
+// span is from the first to the last grant, by the database's clock.
+func (g *grants) span() (first, last time.Time) {
+	at := func(a, b ratelimit.Result) int { return a.At.Compare(b.At) }
+	return slices.MinFunc(g.results, at).At, slices.MaxFunc(g.results, at).At
 }
 
 // bound is the burst plus what was refilled between the first and the last grant.
 func (g *grants) bound() int {
-	return burst + int(slices.MaxFunc(g.at, time.Time.Compare).Sub(g.first())*perSecond/time.Second)
+	first, last := g.span()
+	return burst + int(last.Sub(first)*perSecond/time.Second)
 }
 
-// left is what a bucket that has granted all this had left when it denied for the last time.
+// left is what the bucket had left, at the least, when it denied for the last time. The grants are replayed in the order in which they
+// changed the row, that of ResetAt: who waits for the row may have read the clock before those who had it meanwhile. Those that came
+// after the denial are subtracted, too, but what was refilled for them is not added: a denial, too, may know of later grants.
 func (g *grants) left() float64 {
-	left, last := float64(burst), g.first()
+	byRow := slices.SortedFunc(slices.Values(g.results), func(a, b ratelimit.Result) int {
+		return a.Requests[0].ResetAt.Compare(b.Requests[0].ResetAt)
+	})
+	left, last := float64(burst), byRow[0].At
 	refill := func(at time.Time) {
 		if at.After(g.denied) {
 			at = g.denied
@@ -60,8 +74,8 @@ func (g *grants) left() float64 {
 			left, last = min(left+at.Sub(last).Seconds()*perSecond, burst), at
 		}
 	}
-	for _, at := range slices.SortedFunc(slices.Values(g.at), time.Time.Compare) {
-		refill(at)
+	for _, result := range byRow {
+		refill(result.At)
 		left--
 	}
 	refill(g.denied)
@@ -71,41 +85,45 @@ func (g *grants) left() float64 {
 // exact says that not one token too many was granted, nor one too few, but for so many that may be lost.
 func (g *grants) exact(t *testing.T, lost float64) {
 	t.Helper()
-	if len(g.at) > g.bound() {
-		t.Errorf("%d grants, %d are due", len(g.at), g.bound())
+	t.Logf("%.3f tokens were left at the last denial", g.left())
+	if len(g.results) > g.bound() {
+		t.Errorf("%d grants, %d are due", len(g.results), g.bound())
 	}
-	if left := g.left(); left >= 1+lost+1e-6 {
-		t.Errorf("%d grants, and a denial where %.3f were left", len(g.at), left)
+	if g.left() >= 1+lost+1e-6 {
+		t.Errorf("it denied when %.3f tokens were left", g.left())
 	}
 }
 
-// hammer lets 64 goroutines ask for one token of one key, until that is denied 3 s after the first grant. consume returns when it
-// was decided.
-func hammer(t *testing.T, consume func(ctx context.Context) (at time.Time, granted bool, err error)) *grants {
+// hammer lets 64 goroutines ask for one token of one key, until it is denied 3 s (1 s if short) after the first grant.
+func hammer(t *testing.T, consume func(ctx context.Context) (ratelimit.Result, error)) *grants {
 	t.Helper()
 	var g grants
 	var wg sync.WaitGroup
 	begin, d := time.Now(), unlessShort(3*time.Second, time.Second)
 	for range 64 {
 		wg.Go(func() {
-			for !g.deniedAfter(d) && time.Since(begin) < time.Minute {
-				at, granted, err := consume(t.Context())
-				if err != nil {
+			for !g.over(d) && time.Since(begin) < time.Minute {
+				result, err := consume(t.Context())
+				if err != nil && !denied(err) {
 					t.Error(err)
 					return
 				}
-				g.add(at, granted)
-				if !granted {
+				g.add(result, err == nil)
+				if err != nil {
 					time.Sleep(2 * time.Millisecond)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if !g.deniedAfter(d) {
-		t.Fatalf("%d grants, and no denial in time", len(g.at))
+	if len(g.results) == 0 {
+		t.Fatal("nothing was granted")
 	}
-	t.Logf("%d grants, denied for the last time %v after the first, when %.3f were left", len(g.at), g.denied.Sub(g.first()).Round(time.Millisecond), g.left())
+	if !g.over(d) {
+		t.Error("no denial for a minute")
+	}
+	first, last := g.span()
+	t.Logf("%d grants in %v; the bound is %d", len(g.results), last.Sub(first).Round(time.Millisecond), g.bound())
 	return &g
 }
 
@@ -116,27 +134,19 @@ func TestOverGrant(t *testing.T) {
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			pool := newPool(t, 64)
-			hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
+			hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
 				err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-					result, err := limiter.Consume(ctx, tx, limit.Key("k"))
-					at = result.At
+					result, err = limiter.Consume(ctx, tx, limit.Key("k"))
 					return err
 				}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
-				if denied(err) {
-					return at, false, nil
-				}
-				return at, err == nil, err
+				return result, err
 			}).exact(t, 0)
 		})
 	}
 	t.Run("autocommit", func(t *testing.T) {
 		pool := newPool(t, 64)
-		hammer(t, func(ctx context.Context) (time.Time, bool, error) {
-			result, err := limiter.Consume(ctx, pool, limit.Key("k"))
-			if denied(err) {
-				return result.At, false, nil
-			}
-			return result.At, err == nil, err
+		hammer(t, func(ctx context.Context) (ratelimit.Result, error) {
+			return limiter.Consume(ctx, pool, limit.Key("k"))
 		}).exact(t, 0)
 	})
 
@@ -146,25 +156,25 @@ func TestOverGrant(t *testing.T) {
 		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
 			t.Fatal(err)
 		}
-		g := hammer(t, func(ctx context.Context) (at time.Time, granted bool, err error) {
+		g := hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
 			err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 				var value float64
 				var ts time.Time
-				err := tx.QueryRow(ctx, `SELECT value, ts, clock_timestamp() FROM rate_limits WHERE name = 'hot' AND key = 'k'`).Scan(&value, &ts, &at)
+				err := tx.QueryRow(ctx, `SELECT value, ts, clock_timestamp() FROM rate_limits WHERE name = 'hot' AND key = 'k'`).Scan(&value, &ts, &result.At)
 				if err != nil {
 					return err
 				}
-				value = min(burst, value+at.Sub(ts).Seconds()*perSecond)
-				if granted = value >= 1; !granted {
-					return nil
+				value = min(burst, value+result.At.Sub(ts).Seconds()*perSecond)
+				if value < 1 {
+					return new(ratelimit.ExceededError)
 				}
-				_, err = tx.Exec(ctx, `UPDATE rate_limits SET value = $1, ts = $2 WHERE name = 'hot' AND key = 'k'`, value-1, at)
+				_, err = tx.Exec(ctx, `UPDATE rate_limits SET value = $1, ts = $2 WHERE name = 'hot' AND key = 'k'`, value-1, result.At)
 				return err
 			})
-			return at, granted, err
+			return result, err
 		})
-		if len(g.at) <= g.bound() {
-			t.Errorf("reading, computing and writing granted %d of %d: this test cannot see an over-grant", len(g.at), g.bound())
+		if len(g.results) <= g.bound() {
+			t.Errorf("reading, computing and writing granted %d of %d: this test cannot see an over-grant", len(g.results), g.bound())
 		}
 	})
 }

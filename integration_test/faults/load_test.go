@@ -244,7 +244,10 @@ func (l *load) flows(n int) {
 	l.Helper()
 	for _, h := range l.handles {
 		before := h.count()
-		eventually(l.T, fmt.Sprintf("%d more calls granted on %s; it had %v", n, h.limit.Name(), h.outcomes), func() bool { return h.count() >= before+n })
+		h.mu.Lock()
+		what := fmt.Sprintf("%d more calls granted on %s; it had %v", n, h.limit.Name(), h.outcomes)
+		h.mu.Unlock()
+		eventually(l.T, what, func() bool { return h.count() >= before+n })
 	}
 }
 
