@@ -52,7 +52,10 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner,
 	running, end := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		done <- limiter.InTx(t.Context(), db, func(context.Context, pgx.Tx) error {
+		done <- limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			if err := firstStatement(ctx, tx); err != nil {
+				return err
+			}
 			close(running)
 			<-end
 			return nil
@@ -73,6 +76,12 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner,
 			t.Error(err)
 		}
 	}
+}
+
+// firstStatement is that of a function of InTx, with which its transaction begins, and its turn in the database.
+func firstStatement(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "SELECT")
+	return err
 }
 
 // nothing is a function for InTx that only has to be reached.
@@ -129,7 +138,10 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	for i := range n {
 		ctx := inLine{t.Context(), new(sync.Once), make(chan struct{})}
 		wg.Go(func() {
-			err := limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error {
+			err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				if err := firstStatement(ctx, tx); err != nil {
+					return err
+				}
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
@@ -406,6 +418,9 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		attempts := 0
 		held := make(chan func(), 1)
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if err := firstStatement(ctx, tx); err != nil {
+				return err
+			}
 			attempts++
 			go func() { // between this attempt and the next
 				held <- holdTurn(t, limiter, pool, limit.Global())
@@ -700,7 +715,12 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 				}
 			}
 			begin(func(db ratelimit.TxBeginner) {
-				err := limiter.InTx(t.Context(), db, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
+				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := limiter.Consume(ctx, tx, limit.Global()); sqlState(err) != "55P03" {
+						t.Errorf("Consume: %v, want 55P03", err)
+					}
+					return nil
+				}, ratelimit.Hot(limit.Global()))
 				if sqlState(err) != "55P03" {
 					t.Errorf("%v, want 55P03", err)
 				}

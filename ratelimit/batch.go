@@ -263,13 +263,17 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 func read(results pgx.BatchResults, batch *pgx.Batch, n int) error {
 	for range n {
 		if _, err := results.Exec(); err != nil {
-			if retryable(err) || sqlState(err) == denialState {
-				// pgx prepares the queries of a batch that failed anew, since that may be why. Here it is not: pgx shall find
-				// none in it, so that a flood of denials is not one of preparations.
-				batch.QueuedQueries = nil
-			}
-			return err
+			return keepPrepared(batch, err)
 		}
 	}
 	return nil
+}
+
+// keepPrepared returns a query's error. pgx prepares the queries of a batch that failed anew, since that may be why. Where it is not,
+// pgx shall find none in it, so that a flood of denials, or of conflicts, is not one of preparations.
+func keepPrepared(batch *pgx.Batch, err error) error {
+	if retryable(err) || sqlState(err) == denialState {
+		batch.QueuedQueries = nil
+	}
+	return err
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
@@ -24,10 +22,11 @@ import (
 //
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
-// no more than two of a process are past the queue: one that runs, and one that has begun and waits in the database. There
+// no more than two of a process are past the queue: one that runs, and one whose first statement waits in the database. There
 // they take turns with those of other processes. The snapshot is taken when the turn has come, after the one before has
 // committed: so transactions that queue for the same limit do not conflict over it. (SERIALIZABLE ones of several processes
-// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.)
+// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.) What fn does before its
+// first statement, the other may do at the same time.
 //
 // How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it is
 // given. Of a limit with shards, InTx chooses one when it queues, of two at random that with the shorter queue in this
@@ -44,7 +43,7 @@ import (
 // Several of this option add up. Without a request there is no queue.
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
-// BEGIN's round trip, or with database/sql in the one after it. The role needs UPDATE on them. The lock belongs to the
+// BEGIN's round trip, or with database/sql in the one after it, before fn. The role needs UPDATE on them. The lock belongs to the
 // transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
 // they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
@@ -102,15 +101,6 @@ func (n lane) places() int {
 		return 1
 	}
 	return 2
-}
-
-// beginQuery begins the transaction and locks the views of the turn.
-func (t turn) beginQuery(isolation pgx.TxIsoLevel) string {
-	begin := "begin"
-	if isolation != "" {
-		begin += " isolation level " + string(isolation)
-	}
-	return begin + "; " + t.lockQuery()
 }
 
 // lockQuery locks the views of the turn, in the order of their numbers, which is everybody's.

@@ -63,7 +63,7 @@ type Decision struct {
 	// Count. A check that says no has OK false and no Err.
 	Result Result
 	Err    error         // the caller's
-	Took   time.Duration // of the call, with the wait for other transactions that hold the row
+	Took   time.Duration // of the call, with the wait for other transactions that hold the row and, first in InTx, that for BEGIN
 }
 
 // Consume takes the tokens of all requests, or of none. A denial is an [*ExceededError], and the result beside it says the

@@ -66,6 +66,10 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
+// The transaction begins with fn's first statement. If that is a verb of this package, such as Consume, BEGIN is sent with it and
+// costs no round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it in one more. A db of
+// another type than those of [TxBeginner] begins before fn.)
+//
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
@@ -78,32 +82,56 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 		return errInTransaction
 	}
 	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
-		begin := pgx.TxOptions{IsoLevel: isolation}
-		if len(t) > 0 {
-			begin = pgx.TxOptions{BeginQuery: t.beginQuery(isolation)}
-		}
-		tx, err := db.BeginTx(ctx, begin)
+		conn, release, err := acquire(ctx, db)
 		if err != nil {
-			cleanUp(ctx, db)
 			return nil, err
 		}
+		if conn == nil {
+			return beginAtOnce(ctx, db, isolation, t, fn)
+		}
+		tx := &lateTx{ctx: ctx, conn: conn, isolation: isolation, turn: t}
 		return &transaction{
-			run:      func(ctx context.Context) error { return fn(ctx, tx) },
-			commit:   tx.Commit,
-			rollback: tx.Rollback, // pgx closes a connection that it cannot roll back: either way it is undone
+			run: func(ctx context.Context) error {
+				err := fn(ctx, tx)
+				if err == nil {
+					err = tx.begin(ctx) // where fn had no statement
+				}
+				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
+					return tx.failed
+				}
+				return err
+			},
+			commit: func(ctx context.Context) error {
+				defer release()
+				return tx.Commit(ctx)
+			},
+			rollback: func(ctx context.Context) error {
+				defer release()
+				return tx.Rollback(ctx) // pgx closes a connection that it cannot roll back: either way it is undone
+			},
 		}, nil
 	})
 }
 
-// cleanUp rolls back what a BEGIN that could not lock what it queues for leaves on a connection of the caller's: a failed
-// transaction. A pool throws such a connection away.
-func cleanUp(ctx context.Context, db TxBeginner) {
-	conn := connOf(db)
-	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'E' {
-		rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-		defer cancel()
-		_, _ = conn.Exec(rollbackCtx, "rollback")
+// beginAtOnce is for a handle that is no pool or connection of pgx's.
+func beginAtOnce(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
+	if err != nil {
+		return nil, err
 	}
+	if len(t) > 0 {
+		if _, err := tx.Exec(ctx, t.lockQuery()); err != nil {
+			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+			defer cancel()
+			_ = tx.Rollback(rollbackCtx)
+			return nil, err
+		}
+	}
+	return &transaction{
+		run:      func(ctx context.Context) error { return fn(ctx, tx) },
+		commit:   tx.Commit,
+		rollback: tx.Rollback,
+	}, nil
 }
 
 // connOf is the connection that a handle is, or nil for a pool.
@@ -197,12 +225,12 @@ func over(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// transaction is one that has begun.
+// transaction is one that has begun, or begins with its first statement. It ends with commit or rollback, one of them.
 type transaction struct {
 	run, commit, rollback func(ctx context.Context) error
 }
 
-// beginner begins a transaction and locks the views of the turn, if there is one, before anything takes a snapshot.
+// beginner makes a transaction. Before anything in it takes a snapshot, the views of the turn are locked, if there is one.
 type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error)
 
 // inTx runs transactions until one could be serialized.
@@ -218,7 +246,6 @@ func (l *Limiter) inTx(ctx context.Context, options []TxOption, begin beginner) 
 // once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
 func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
 	var t turn
-	what := "begin"
 	if len(hot) > 0 {
 		var leave func()
 		if t, leave, err = l.queues.enter(ctx, hot); err != nil {
@@ -226,11 +253,10 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 		}
 		defer leave()
 		ctx = context.WithValue(ctx, turnKey{}, t)
-		what = "begin, with a turn on " + t.String()
 	}
 	tx, err := begin(ctx, isolation, t)
 	if err != nil {
-		return false, beginFailed(what, err)
+		return false, beginFailed(t, err)
 	}
 	defer func() {
 		if !committing {
@@ -253,7 +279,11 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 }
 
 // beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for.
-func beginFailed(what string, err error) error {
+func beginFailed(t turn, err error) error {
+	what := "begin"
+	if len(t) > 0 {
+		what += ", with a turn on " + t.String()
+	}
 	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also for a database that one may not connect to
 	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+

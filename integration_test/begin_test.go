@@ -1,0 +1,403 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// firstStatements are what a function of InTx may begin with: all that a pgx.Tx can do, and the verbs.
+var firstStatements = map[string]func(ctx context.Context, tx pgx.Tx) error{
+	"Consume": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := new(ratelimit.Limiter).Consume(ctx, tx, firstLimit.Key("a"))
+		return err
+	},
+	"Consume of several": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := new(ratelimit.Limiter).Consume(ctx, tx, firstLimit.Key("a"), firstLimit.Key("b"))
+		return err
+	},
+	"a denial": func(ctx context.Context, tx pgx.Tx) error {
+		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+		if _, err := limiter.Consume(ctx, tx, firstLimit.Key("denied").Count(10)); err != nil {
+			return err
+		}
+		if _, err := limiter.Consume(ctx, tx, firstLimit.Key("denied")); !denied(err) {
+			return errors.New("not denied")
+		}
+		return nil
+	},
+	"Check": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := new(ratelimit.Limiter).Check(ctx, tx, firstLimit.Key("a"))
+		return err
+	},
+	"Reset": func(ctx context.Context, tx pgx.Tx) error {
+		return new(ratelimit.Limiter).Reset(ctx, tx, firstLimit.Key("a"))
+	},
+	"QueueConsume": func(ctx context.Context, tx pgx.Tx) error {
+		var batch pgx.Batch
+		if _, err := new(ratelimit.Limiter).QueueConsume(ctx, &batch, firstLimit.Key("a")); err != nil {
+			return err
+		}
+		return tx.SendBatch(ctx, &batch).Close()
+	},
+	"Exec": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "SELECT 1")
+		return err
+	},
+	"Query": func(ctx context.Context, tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, "SELECT $1::int", 1)
+		_, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
+		return err
+	},
+	"QueryRow": func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT $1::int", pgx.QueryExecModeExec, 1).Scan(new(int))
+	},
+	"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.CopyFrom(ctx, pgx.Identifier{"stored"}, []string{"by"}, pgx.CopyFromRows([][]any{{"copy"}}))
+		return err
+	},
+	"Prepare": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Prepare(ctx, "", "SELECT 1")
+		return err
+	},
+	"Begin": func(ctx context.Context, tx pgx.Tx) error {
+		nested, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		return nested.Commit(ctx)
+	},
+	"LargeObjects": func(ctx context.Context, tx pgx.Tx) error {
+		lo := tx.LargeObjects()
+		oid, err := lo.Create(ctx, 0)
+		if err != nil {
+			return err
+		}
+		return lo.Unlink(ctx, oid)
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Conn().Exec(ctx, "SELECT 1")
+		return err
+	},
+	"none": func(context.Context, pgx.Tx) error { return nil },
+}
+
+var firstLimit = ratelimit.TokenBucket("first", 10, time.Hour)
+
+// Whatever comes first is in the transaction, at its level, and is committed or rolled back with the rest.
+func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			needsMode(t, mode)
+			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
+				c.MaxConns = 1
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})
+			mustExec(t, pool, "CREATE TABLE stored (by text)")
+			stop := errors.New("stop")
+			for name, first := range firstStatements {
+				for _, options := range [][]ratelimit.TxOption{
+					{ratelimit.Isolation(pgx.RepeatableRead)},
+					{ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(firstLimit.Global())},
+				} {
+					for _, end := range []error{nil, stop} {
+						var limiter ratelimit.Limiter
+						err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+							if err := first(ctx, tx); err != nil {
+								t.Errorf("%s: %v", name, err)
+							}
+							var level string
+							if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil || level != string(pgx.RepeatableRead) {
+								t.Errorf("%s: in a transaction at level %q: %v", name, level, err)
+							}
+							if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ($1)", name); err != nil {
+								t.Errorf("%s: %v", name, err)
+							}
+							return end
+						}, options...)
+						if !errors.Is(err, end) {
+							t.Errorf("%s: %v, want %v", name, err, end)
+						}
+						var stored, consumed int
+						if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM stored WHERE by IN ($1, 'copy')),
+							(SELECT count(*) FROM rate_limits)`, name).Scan(&stored, &consumed); err != nil {
+							t.Fatal(err)
+						}
+						if end == nil != (stored > 0) || end != nil && consumed > 0 {
+							t.Errorf("%s, ended with %v: %d rows and %d limits are stored", name, end, stored, consumed)
+						}
+						mustExec(t, pool, "TRUNCATE stored, rate_limits")
+					}
+				}
+			}
+			if n := pool.Stat().NewConnsCount(); n != 1 {
+				t.Errorf("%d connections were made, want one", n)
+			}
+		})
+	}
+}
+
+// counted counts how often something is sent.
+type counted struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c counted) Write(b []byte) (int, error) {
+	c.sent.Add(1)
+	return c.Conn.Write(b)
+}
+
+// A limit that comes first costs no round trip, with the queue and without it.
+func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
+	t.Parallel()
+	needsMode(t, pgx.QueryExecModeCacheStatement)
+	var sent atomic.Int64
+	pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return counted{conn, &sent}, err
+		}
+	})
+	for _, options := range [][]ratelimit.TxOption{nil, {ratelimit.Hot(firstLimit.Key("a"))}} {
+		for _, row := range []struct {
+			first string
+			want  int64
+		}{{"Consume", 2}, {"Consume of several", 2}, {"Check", 2}, {"Exec", 3}, {"none", 2}} {
+			var limiter ratelimit.Limiter
+			run := func() {
+				t.Helper()
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return firstStatements[row.first](ctx, tx) }, options...)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+			run() // prepares
+			before := sent.Load()
+			run()
+			if n := sent.Load() - before; n != row.want {
+				t.Errorf("%s, %d options: %d round trips with COMMIT, want %d", row.first, len(options), n, row.want)
+			}
+		}
+	}
+}
+
+// A transaction that does not begin: no statement runs outside it, and InTx says why, even if fn does not.
+func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			needsMode(t, mode)
+			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
+				c.MaxConns = 1
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})
+			mustExec(t, pool, "CREATE TABLE stored (by text)")
+			for name, first := range firstStatements {
+				for _, hide := range []bool{false, true} {
+					var limiter ratelimit.Limiter
+					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						err := first(ctx, tx)
+						if err == nil && name != "none" {
+							t.Errorf("%s: no error", name)
+						}
+						if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
+							t.Errorf("%s: a statement that follows has no error", name)
+						}
+						if _, err := tx.Conn().Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
+							t.Errorf("%s: a statement on its connection has no error", name)
+						}
+						if hide {
+							return nil
+						}
+						return err
+					}, ratelimit.Isolation("no level"))
+					if sqlState(err) != "42601" || !strings.Contains(err.Error(), "ratelimit: begin: ") {
+						t.Errorf("%s: %v, want the server's syntax error", name, err)
+					}
+				}
+			}
+			var n int
+			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
+				t.Errorf("%d rows were stored, %v", n, err)
+			}
+		})
+	}
+}
+
+// Where a function is missing, the error is Consume's, as fn returns it, and what follows does not run.
+func TestInTxWithoutTheSchema(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			needsMode(t, mode)
+			pool := reconfigured(t, connect(t, newSchema(t), 1), func(c *pgxpool.Config) {
+				c.MaxConns = 1
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})
+			var limiter ratelimit.Limiter
+			mine := errors.New("mine")
+			for _, hide := range []bool{false, true} {
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := limiter.Consume(ctx, tx, firstLimit.Key("a"))
+					if _, err := tx.Exec(ctx, "CREATE TABLE outside ()"); err == nil {
+						t.Error("a statement that follows has no error")
+					}
+					if hide {
+						return nil
+					}
+					return errors.Join(mine, err)
+				})
+				if hide {
+					if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+						t.Errorf("hidden: %v", err)
+					}
+				} else if !errors.Is(err, mine) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
+					t.Errorf("%v", err)
+				}
+			}
+			if _, err := pool.Exec(t.Context(), "SELECT FROM outside"); sqlState(err) != "42P01" {
+				t.Errorf("%v, want no such table", err)
+			}
+		})
+	}
+}
+
+// A function that has sent nothing can roll back, as deferred rollbacks do, and return an error of its own.
+func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var limiter ratelimit.Limiter
+	mine := errors.New("mine")
+	var kept pgx.Tx
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		kept = tx
+		defer tx.Rollback(ctx)
+		return mine
+	})
+	if err != mine { //nolint:errorlint // as it is
+		t.Errorf("%v, want it as it is", err)
+	}
+	for range 2 {
+		if _, err := kept.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) {
+			t.Errorf("the transaction is over: %v", err)
+		}
+		if _, err := limiter.Consume(t.Context(), kept, firstLimit.Key("a")); !errors.Is(err, pgx.ErrTxClosed) {
+			t.Errorf("the transaction is over: %v", err)
+		}
+		err = limiter.InTx(t.Context(), pool, func(_ context.Context, tx pgx.Tx) error { kept = tx; return nil })
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) })
+	if err == nil {
+		t.Error("what was rolled back is said to be committed")
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were made, want one", n)
+	}
+}
+
+// Conflicts at the first statement have none of its queries prepared again.
+func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
+	t.Parallel()
+	needsMode(t, pgx.QueryExecModeCacheStatement)
+	var bytesSent atomic.Pointer[bytes.Buffer]
+	bytesSent.Store(new(bytes.Buffer))
+	pool := newPool(t, 1)
+	conn := reconfigured(t, pool, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return tapped{conn, &bytesSent}, err
+		}
+	})
+	mustExec(t, pool, `CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$;
+		CREATE TRIGGER conflict BEFORE INSERT ON rate_limits FOR EACH ROW WHEN (NEW.key = 'conflict') EXECUTE FUNCTION conflict()`)
+	var limiter ratelimit.Limiter
+	consume := func(key string) error {
+		return limiter.InTx(t.Context(), conn, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limiter.Consume(ctx, tx, firstLimit.Key(key))
+			return err
+		}, ratelimit.Attempts(4))
+	}
+	if err := consume("a"); err != nil { // prepares
+		t.Fatal(err)
+	}
+	if !bytes.Contains(bytesSent.Load().Bytes(), []byte("ratelimit_consume(")) {
+		t.Fatal("the tap does not see a query that is prepared")
+	}
+	bytesSent.Store(new(bytes.Buffer))
+	if err := consume("conflict"); !errors.As(err, new(*ratelimit.RetryError)) || sqlState(err) != "40001" {
+		t.Errorf("%v, want four attempts that conflict", err)
+	}
+	if err := consume("b"); err != nil {
+		t.Error(err)
+	}
+	if sent := bytesSent.Load().Bytes(); bytes.Contains(sent, []byte("ratelimit_consume(")) {
+		t.Errorf("prepared again: %q", sent)
+	}
+}
+
+// tapped keeps what is sent, by one goroutine at a time.
+type tapped struct {
+	net.Conn
+	sent *atomic.Pointer[bytes.Buffer]
+}
+
+func (c tapped) Write(b []byte) (int, error) {
+	return io.MultiWriter(c.sent.Load(), c.Conn).Write(b)
+}
+
+// beginner is a handle of the caller's own.
+type beginner struct{ *pgxpool.Pool }
+
+func (b beginner) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	return b.Pool.BeginTx(ctx, options)
+}
+
+func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	var limiter ratelimit.Limiter
+	db := beginner{pool}
+	release := holdTurn(t, &limiter, db, firstLimit.Global())
+	var other ratelimit.Limiter // another process
+	done := make(chan error, 1)
+	go func() {
+		done <- other.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := other.Consume(ctx, tx, firstLimit.Global())
+			return err
+		}, ratelimit.Hot(firstLimit.Global()))
+	}()
+	eventually(t, "the other waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	err := limiter.InTx(t.Context(), beginner{connect(t, newSchema(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
+	if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "with a turn on first") {
+		t.Errorf("%v, want that there are no views", err)
+	}
+}

@@ -1,0 +1,180 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// lateTx is what InTx gives its function: a transaction that begins with the first statement. If that is a query of this package,
+// BEGIN, the lock of a turn and the query are one round trip; before any other, BEGIN and the lock are one of their own.
+type lateTx struct {
+	ctx       context.Context // for what is given none
+	conn      *pgx.Conn
+	isolation pgx.TxIsoLevel
+	turn      turn
+
+	tx     pgx.Tx // nil: there was no statement yet
+	failed error  // why it did not begin: all statements fail so, and tx is closed or aborted
+}
+
+// acquire is the connection for a transaction: one of the pool's, until it is released, or the one that the handle is. Of a handle
+// that is neither, which may be a caller's own, there is none.
+func acquire(ctx context.Context, db TxBeginner) (conn *pgx.Conn, release func(), err error) {
+	pool, ok := db.(*pgxpool.Pool)
+	if !ok {
+		return connOf(db), func() {}, nil
+	}
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.Conn(), c.Release, nil
+}
+
+// batch begins the transaction, and locks the views of the turn before anything takes a snapshot.
+func (t *lateTx) batch() *pgx.Batch {
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})
+	if len(t.turn) > 0 {
+		batch.Queue(t.turn.lockQuery())
+	}
+	return batch
+}
+
+// begin begins the transaction if it has not begun.
+func (t *lateTx) begin(ctx context.Context) error {
+	if t.tx == nil {
+		results := t.conn.SendBatch(ctx, t.batch())
+		t.tx = results.Tx()
+		if err := results.Close(); err != nil {
+			t.failed = beginFailed(t.turn, err)
+		}
+	}
+	return t.failed
+}
+
+// QueryRow begins the transaction in the same round trip, if the query is this package's. Others may have arguments that mean
+// something else in a batch.
+func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if t.tx == nil && len(args) > 0 {
+		if _, ours := args[0].(*wireRow); ours {
+			row := &firstRow{late: t, batch: t.batch()}
+			row.before = row.batch.Len()
+			row.batch.Queue(sql, args...)
+			row.results = t.conn.SendBatch(ctx, row.batch)
+			t.tx = row.results.Tx()
+			return row
+		}
+	}
+	if err := t.begin(ctx); err != nil {
+		return failedResults(err).QueryRow()
+	}
+	return t.tx.QueryRow(ctx, sql, args...)
+}
+
+// firstRow is the answer to the query that was sent with BEGIN.
+type firstRow struct {
+	late    *lateTx
+	batch   *pgx.Batch
+	before  int // so many queries
+	results pgx.BatchResults
+}
+
+func (r *firstRow) Scan(dest ...any) error {
+	query := r.batch.QueuedQueries[r.before].SQL
+	err := read(r.results, r.batch, r.before)
+	var preparing pgx.ErrPreprocessingBatch
+	switch {
+	case err == nil:
+		if err = r.results.QueryRow().Scan(dest...); err != nil {
+			err = keepPrepared(r.batch, err)
+		}
+	case errors.As(err, &preparing) && preparing.SQL() == query: // its function may be missing. Nothing was sent
+		r.late.failed = err
+	default:
+		err = beginFailed(r.late.turn, err)
+		r.late.failed = err
+	}
+	if closeErr := r.results.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// failedResults fail with err.
+func failedResults(err error) pgx.BatchResults { return pgx.FailedBatchResults(new(pgx.Batch), err) }
+
+func (t *lateTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.begin(ctx); err != nil {
+		return failedResults(err).Query()
+	}
+	return t.tx.Query(ctx, sql, args...)
+}
+
+func (t *lateTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.begin(ctx); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return t.tx.Exec(ctx, sql, args...)
+}
+
+func (t *lateTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if err := t.begin(ctx); err != nil {
+		return pgx.FailedBatchResults(batch, err)
+	}
+	return t.tx.SendBatch(ctx, batch)
+}
+
+func (t *lateTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := t.begin(ctx); err != nil {
+		return 0, err
+	}
+	return t.tx.CopyFrom(ctx, table, columns, rows)
+}
+
+func (t *lateTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.begin(ctx); err != nil {
+		return nil, err
+	}
+	return t.tx.Prepare(ctx, name, sql)
+}
+
+func (t *lateTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := t.begin(ctx); err != nil {
+		return nil, err
+	}
+	return t.tx.Begin(ctx)
+}
+
+func (t *lateTx) LargeObjects() pgx.LargeObjects {
+	_ = t.begin(t.ctx)
+	return t.tx.LargeObjects()
+}
+
+// Conn begins the transaction, since what is sent on the connection is to be part of it. If there is none, nothing may be sent.
+func (t *lateTx) Conn() *pgx.Conn {
+	if t.begin(t.ctx) != nil && t.conn.PgConn().TxStatus() == 'I' {
+		_ = t.conn.Close(t.ctx)
+	}
+	return t.conn
+}
+
+func (t *lateTx) Commit(ctx context.Context) error {
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	return t.tx.Commit(ctx)
+}
+
+// Rollback keeps a transaction that has not begun from doing so later.
+func (t *lateTx) Rollback(ctx context.Context) error {
+	if t.tx == nil {
+		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()
+		return nil
+	}
+	return t.tx.Rollback(ctx)
+}
