@@ -136,7 +136,8 @@ func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 							(SELECT count(*) FROM rate_limits)`, name).Scan(&stored, &consumed); err != nil {
 							t.Fatal(err)
 						}
-						if end == nil != (stored > 0) || end != nil && consumed > 0 {
+						committed := end == nil
+						if (stored > 0) != committed || consumed > 0 && !committed {
 							t.Errorf("%s, ended with %v: %d rows and %d limits are stored", name, end, stored, consumed)
 						}
 						mustExec(t, pool, "TRUNCATE stored, rate_limits")
@@ -150,29 +151,19 @@ func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 	}
 }
 
-// counted counts how often something is sent.
-type counted struct {
-	net.Conn
-	sent *atomic.Int64
-}
-
-func (c counted) Write(b []byte) (int, error) {
-	c.sent.Add(1)
-	return c.Conn.Write(b)
-}
-
 // A limit that comes first costs no round trip, with the queue and without it.
 func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 	t.Parallel()
 	needsMode(t, pgx.QueryExecModeCacheStatement)
-	var sent atomic.Int64
+	var n atomic.Int64
+	var written atomic.Bool
 	pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
 		c.MaxConns = 1
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
-			return counted{conn, &sent}, err
+			return trips{conn, &n, &written}, err
 		}
 	})
 	for _, options := range [][]ratelimit.TxOption{nil, {ratelimit.Hot(firstLimit.Key("a"))}} {
@@ -189,9 +180,9 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 				}
 			}
 			run() // prepares
-			before := sent.Load()
+			before := n.Load()
 			run()
-			if n := sent.Load() - before; n != row.want {
+			if n := n.Load() - before; n != row.want {
 				t.Errorf("%s, %d options: %d round trips with COMMIT, want %d", row.first, len(options), n, row.want)
 			}
 		}
@@ -321,8 +312,7 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	t.Parallel()
 	needsMode(t, pgx.QueryExecModeCacheStatement)
-	var bytesSent atomic.Pointer[bytes.Buffer]
-	bytesSent.Store(new(bytes.Buffer))
+	var sent bytes.Buffer
 	pool := newPool(t, 1)
 	conn := reconfigured(t, pool, func(c *pgxpool.Config) {
 		c.MaxConns = 1
@@ -330,7 +320,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
-			return tapped{conn, &bytesSent}, err
+			return tapped{conn, &sent}, err
 		}
 	})
 	mustExec(t, pool, `CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$;
@@ -345,17 +335,17 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("a"); err != nil { // prepares
 		t.Fatal(err)
 	}
-	if !bytes.Contains(bytesSent.Load().Bytes(), []byte("ratelimit_consume(")) {
+	if !bytes.Contains(sent.Bytes(), []byte("ratelimit_consume(")) {
 		t.Fatal("the tap does not see a query that is prepared")
 	}
-	bytesSent.Store(new(bytes.Buffer))
+	sent.Reset()
 	if err := consume("conflict"); !errors.As(err, new(*ratelimit.RetryError)) || sqlState(err) != "40001" {
 		t.Errorf("%v, want four attempts that conflict", err)
 	}
 	if err := consume("b"); err != nil {
 		t.Error(err)
 	}
-	if sent := bytesSent.Load().Bytes(); bytes.Contains(sent, []byte("ratelimit_consume(")) {
+	if sent := sent.Bytes(); bytes.Contains(sent, []byte("ratelimit_consume(")) {
 		t.Errorf("prepared again: %q", sent)
 	}
 }
@@ -363,25 +353,21 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 // tapped keeps what is sent, by one goroutine at a time.
 type tapped struct {
 	net.Conn
-	sent *atomic.Pointer[bytes.Buffer]
+	sent *bytes.Buffer
 }
 
 func (c tapped) Write(b []byte) (int, error) {
-	return io.MultiWriter(c.sent.Load(), c.Conn).Write(b)
+	return io.MultiWriter(c.sent, c.Conn).Write(b)
 }
 
-// beginner is a handle of the caller's own.
-type beginner struct{ *pgxpool.Pool }
-
-func (b beginner) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	return b.Pool.BeginTx(ctx, options)
-}
+// ownHandle is no type that InTx knows.
+type ownHandle struct{ *pgxpool.Pool }
 
 func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
 	var limiter ratelimit.Limiter
-	db := beginner{pool}
+	db := ownHandle{pool}
 	release := holdTurn(t, &limiter, db, firstLimit.Global())
 	var other ratelimit.Limiter // another process
 	done := make(chan error, 1)
@@ -396,7 +382,7 @@ func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	err := limiter.InTx(t.Context(), beginner{connect(t, newSchema(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
+	err := limiter.InTx(t.Context(), ownHandle{connect(t, newSchema(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
 	if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "with a turn on first") {
 		t.Errorf("%v, want that there are no views", err)
 	}

@@ -53,7 +53,7 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner,
 	done := make(chan error, 1)
 	go func() {
 		done <- limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
-			if err := firstStatement(ctx, tx); err != nil {
+			if err := beginNow(ctx, tx); err != nil {
 				return err
 			}
 			close(running)
@@ -78,8 +78,8 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner,
 	}
 }
 
-// firstStatement is that of a function of InTx, with which its transaction begins, and its turn in the database.
-func firstStatement(ctx context.Context, tx pgx.Tx) error {
+// beginNow is a first statement: with it the transaction of InTx begins, and its turn in the database.
+func beginNow(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "SELECT")
 	return err
 }
@@ -139,7 +139,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 		ctx := inLine{t.Context(), new(sync.Once), make(chan struct{})}
 		wg.Go(func() {
 			err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-				if err := firstStatement(ctx, tx); err != nil {
+				if err := beginNow(ctx, tx); err != nil {
 					return err
 				}
 				mu.Lock()
@@ -418,7 +418,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		attempts := 0
 		held := make(chan func(), 1)
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			if err := firstStatement(ctx, tx); err != nil {
+			if err := beginNow(ctx, tx); err != nil {
 				return err
 			}
 			attempts++

@@ -313,10 +313,10 @@ func ExampleHot() {
 	for i := range 30 {
 		wg.Go(func() {
 			err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-				if _, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", fmt.Sprintf("user%d@example.com", i)); err != nil {
+				if _, err := limits.Consume(ctx, tx, signUps.Global()); err != nil { // with the ctx that the function is given
 					return err
 				}
-				_, err := limits.Consume(ctx, tx, signUps.Global()) // with the ctx that the function is given
+				_, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", fmt.Sprintf("user%d@example.com", i))
 				return err
 			}, ratelimit.Hot(signUps.Global()))
 			var exceeded *ratelimit.ExceededError

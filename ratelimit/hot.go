@@ -17,7 +17,8 @@ import (
 // Name the limits that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry`
 // prints what it is worth.
 //
-// A turn is all of a transaction, wherever in it Consume stands: keep it short. Where other statements take their time before the
+// A turn is all of a transaction, wherever in it Consume stands: keep it short, and let Consume come first, which saves BEGIN's round
+// trip. Where other statements take their time before the
 // limit, READ COMMITTED without Hot commits more (`go run ./bench hot_queue_vs_update`); each that waits holds a connection then.
 //
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
@@ -25,8 +26,8 @@ import (
 // no more than two of a process are past the queue: one that runs, and one whose first statement waits in the database. There
 // they take turns with those of other processes. The snapshot is taken when the turn has come, after the one before has
 // committed: so transactions that queue for the same limit do not conflict over it. (SERIALIZABLE ones of several processes
-// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.) What fn does before its
-// first statement, the other may do at the same time.
+// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.) Up to their first
+// statements, the functions of both may run at the same time.
 //
 // How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it is
 // given. Of a limit with shards, InTx chooses one when it queues, of two at random that with the shorter queue in this
@@ -43,7 +44,7 @@ import (
 // Several of this option add up. Without a request there is no queue.
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
-// BEGIN's round trip, or with database/sql in the one after it, before fn. The role needs UPDATE on them. The lock belongs to the
+// BEGIN's round trip, or with database/sql, or a db that is not pgx's, in one of its own, before fn. The role needs UPDATE on them. The lock belongs to the
 // transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
 // they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
@@ -103,8 +104,8 @@ func (n lane) places() int {
 	return 2
 }
 
-// lockQuery locks the views of the turn, in the order of their numbers, which is everybody's.
-func (t turn) lockQuery() string {
+// views are those to lock for the turn, in the order of their numbers, which is everybody's.
+func (t turn) views() []string {
 	var numbers []int
 	for _, n := range t {
 		numbers = append(numbers, n.stripe())
@@ -114,6 +115,10 @@ func (t turn) lockQuery() string {
 	for _, number := range slices.Compact(numbers) {
 		views = append(views, fmt.Sprintf("rate_limits_turn_%02d", number))
 	}
+	return views
+}
+
+func lockQuery(views ...string) string {
 	// The weakest mode that conflicts with itself.
 	return "lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
 }

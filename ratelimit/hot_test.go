@@ -323,7 +323,7 @@ func TestTheStripesStayTheSame(t *testing.T) {
 		"lock table rate_limits_turn_15 in share update exclusive mode": {"wide", "k", 0, 10},
 		"lock table rate_limits_turn_22 in share update exclusive mode": {"wide", "k", 7, 10},
 	} {
-		if got := (turn{n}).lockQuery(); got != want {
+		if got := lockQuery((turn{n}).views()...); got != want {
 			t.Errorf("%+v: %q", n, got)
 		}
 	}
@@ -334,7 +334,7 @@ func TestTheStripesStayTheSame(t *testing.T) {
 	if len(seen) != stripes {
 		t.Errorf("%d shards share %d stripes", stripes, len(seen))
 	}
-	query := turn{{"wide", "k", 3, 10}, {"wide", "k", 3 + stripes, 100}, {"wide", "k", 1, 10}}.lockQuery()
+	query := lockQuery(turn{{"wide", "k", 3, 10}, {"wide", "k", 3 + stripes, 100}, {"wide", "k", 1, 10}}.views()...)
 	if !strings.Contains(query, "rate_limits_turn_16, rate_limits_turn_18 in") {
 		t.Errorf("not sorted, or locked twice: %q", query)
 	}

@@ -6,41 +6,26 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lateTx is what InTx gives its function: a transaction that begins with the first statement. If that is a query of this package,
-// BEGIN, the lock of a turn and the query are one round trip; before any other, BEGIN and the lock are one of their own.
+// lateTx is what InTx gives its function: a transaction that begins with the first statement. If that is a query of this package
+// for a row (all but Reset's), BEGIN, the lock of a turn and the query are one round trip; before any other, BEGIN and the lock are one of their own.
 type lateTx struct {
-	ctx       context.Context // for what is given none
+	ctx       context.Context // for Conn and LargeObjects, which are given none
 	conn      *pgx.Conn
 	isolation pgx.TxIsoLevel
 	turn      turn
 
 	tx     pgx.Tx // nil: there was no statement yet
-	failed error  // why it did not begin: all statements fail so, and tx is closed or aborted
-}
-
-// acquire is the connection for a transaction: one of the pool's, until it is released, or the one that the handle is. Of a handle
-// that is neither, which may be a caller's own, there is none.
-func acquire(ctx context.Context, db TxBeginner) (conn *pgx.Conn, release func(), err error) {
-	pool, ok := db.(*pgxpool.Pool)
-	if !ok {
-		return connOf(db), func() {}, nil
-	}
-	c, err := pool.Acquire(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return c.Conn(), c.Release, nil
+	failed error  // why it did not begin: what follows fails so, and tx is closed or aborted
 }
 
 // batch begins the transaction, and locks the views of the turn before anything takes a snapshot.
 func (t *lateTx) batch() *pgx.Batch {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})
-	if len(t.turn) > 0 {
-		batch.Queue(t.turn.lockQuery())
+	for _, view := range t.turn.views() { // one by one: each of these queries stays prepared
+		batch.Queue(lockQuery(view))
 	}
 	return batch
 }
@@ -63,7 +48,6 @@ func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 	if t.tx == nil && len(args) > 0 {
 		if _, ours := args[0].(*wireRow); ours {
 			row := &firstRow{late: t, batch: t.batch()}
-			row.before = row.batch.Len()
 			row.batch.Queue(sql, args...)
 			row.results = t.conn.SendBatch(ctx, row.batch)
 			t.tx = row.results.Tx()
@@ -80,24 +64,24 @@ func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 type firstRow struct {
 	late    *lateTx
 	batch   *pgx.Batch
-	before  int // so many queries
 	results pgx.BatchResults
 }
 
 func (r *firstRow) Scan(dest ...any) error {
-	query := r.batch.QueuedQueries[r.before].SQL
-	err := read(r.results, r.batch, r.before)
-	var preparing pgx.ErrPreprocessingBatch
-	switch {
-	case err == nil:
-		if err = r.results.QueryRow().Scan(dest...); err != nil {
-			err = keepPrepared(r.batch, err)
+	before := r.batch.Len() - 1                // BEGIN, and the lock of a turn
+	query := r.batch.QueuedQueries[before].SQL // as it was sent; read may drop it
+	if err := read(r.results, r.batch, before); err != nil {
+		var preparing pgx.ErrPreprocessingBatch
+		if !errors.As(err, &preparing) || preparing.SQL() != query { // else it is ours, whose function may be missing
+			err = beginFailed(r.late.turn, err)
 		}
-	case errors.As(err, &preparing) && preparing.SQL() == query: // its function may be missing. Nothing was sent
 		r.late.failed = err
-	default:
-		err = beginFailed(r.late.turn, err)
-		r.late.failed = err
+		_ = r.results.Close()
+		return err
+	}
+	err := r.results.QueryRow().Scan(dest...)
+	if err != nil {
+		err = keepPrepared(r.batch, err)
 	}
 	if closeErr := r.results.Close(); err == nil {
 		err = closeErr
@@ -105,7 +89,7 @@ func (r *firstRow) Scan(dest ...any) error {
 	return err
 }
 
-// failedResults fail with err.
+// failedResults make rows that fail with err.
 func failedResults(err error) pgx.BatchResults { return pgx.FailedBatchResults(new(pgx.Batch), err) }
 
 func (t *lateTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {

@@ -62,8 +62,11 @@ type Decision struct {
 	// Result is the caller's. If Err is set and no *ExceededError, and for reset, its requests hold only Limit, Key and
 	// Count. A check that says no has OK false and no Err.
 	Result Result
-	Err    error         // the caller's
-	Took   time.Duration // of the call, with the wait for other transactions that hold the row and, first in InTx, that for BEGIN
+	Err    error // the caller's
+
+	// Took is the time of the call, with the wait for other transactions that hold the row; first in InTx, also BEGIN and, with
+	// Hot, the wait for the turn in the database.
+	Took time.Duration
 }
 
 // Consume takes the tokens of all requests, or of none. A denial is an [*ExceededError], and the result beside it says the

@@ -170,7 +170,7 @@ func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx con
 			return nil, err
 		}
 		if len(t) > 0 {
-			if _, err := tx.ExecContext(ctx, t.lockQuery()); err != nil {
+			if _, err := tx.ExecContext(ctx, lockQuery(t.views()...)); err != nil {
 				_ = tx.Rollback()
 				return nil, err
 			}

@@ -66,9 +66,10 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
-// The transaction begins with fn's first statement. If that is a verb of this package, such as Consume, BEGIN is sent with it and
-// costs no round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it in one more. A db of
-// another type than those of [TxBeginner] begins before fn.)
+// fn is called before the transaction begins, which it does with fn's first statement (or tx.Conn). If that is Consume, Check,
+// Charge or Refund, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a query, BEGIN
+// among them, for the first time prepares it in one more. On a db that is none of the three that [TxBeginner] names, it begins
+// before fn.) If it cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns why, even if fn hides it.
 //
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
@@ -113,28 +114,40 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	})
 }
 
-// beginAtOnce is for a handle that is no pool or connection of pgx's.
+// beginAtOnce is for a handle that is no pool or connection of pgx's: BEGIN and the lock are a round trip each, before fn.
 func beginAtOnce(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
 		return nil, err
 	}
-	if len(t) > 0 {
-		if _, err := tx.Exec(ctx, t.lockQuery()); err != nil {
-			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-			defer cancel()
-			_ = tx.Rollback(rollbackCtx)
-			return nil, err
-		}
-	}
 	return &transaction{
-		run:      func(ctx context.Context) error { return fn(ctx, tx) },
+		run: func(ctx context.Context) error {
+			if len(t) > 0 {
+				if _, err := tx.Exec(ctx, lockQuery(t.views()...)); err != nil {
+					return beginFailed(t, err)
+				}
+			}
+			return fn(ctx, tx)
+		},
 		commit:   tx.Commit,
 		rollback: tx.Rollback,
 	}, nil
 }
 
-// connOf is the connection that a handle is, or nil for a pool.
+// acquire is connOf, or for a pool one of its connections, until it is released.
+func acquire(ctx context.Context, db TxBeginner) (conn *pgx.Conn, release func(), err error) {
+	pool, ok := db.(*pgxpool.Pool)
+	if !ok {
+		return connOf(db), func() {}, nil
+	}
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.Conn(), c.Release, nil
+}
+
+// connOf is the connection that a handle is, or nil: for a pool, or a handle of the caller's own.
 func connOf(db TxBeginner) *pgx.Conn {
 	switch db := db.(type) {
 	case *pgx.Conn:
@@ -225,7 +238,8 @@ func over(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// transaction is one that has begun, or begins with its first statement. It ends with commit or rollback, one of them.
+// transaction is one that has begun, or begins with its first statement. Either commit or rollback is called, once, and lets go of
+// its connection.
 type transaction struct {
 	run, commit, rollback func(ctx context.Context) error
 }

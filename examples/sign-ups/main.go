@@ -31,11 +31,11 @@ var (
 func signUp(ctx context.Context, pool *pgxpool.Pool, email string) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { // SERIALIZABLE
 		transactions.Add(1)
-		if _, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", email); err != nil {
+		if _, err := limits.Consume(ctx, tx, signUps.Global()); err != nil { // first: it is sent with BEGIN
 			return err
 		}
-		_, err := limits.Consume(ctx, tx, signUps.Global())
-		return err // a denial rolls the user back
+		_, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", email)
+		return err // which gives the token back
 	}, ratelimit.Hot(signUps.Global()))
 }
 

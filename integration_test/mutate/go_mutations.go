@@ -145,16 +145,32 @@ var goMutations = []mutation{
 		tests: "TestInTxWorksOnAPoolAndAConnectionAtEveryLevel|TestInTxRetriesA40001OfCommit",
 	}, {
 		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback under a context that is over",
-		old: "			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)\n			defer cancel()\n			_ = tx", new: "			rollbackCtx, cancel := context.WithTimeout(ctx, rollbackTimeout)\n			defer cancel()\n			_ = tx",
+		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
 		tests: "TestInTxEndsWithItsContext",
 	}, {
 		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is tried under a context that is over",
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
-		name: "tx-begin-not-cleaned", file: "ratelimit/tx.go", what: "a connection is left in a failed transaction when the turn could not be locked",
-		old: "			cleanUp(ctx, db)\n", new: "",
-		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestHotSaysWhatTheRoleLacks",
+		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
+		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		tests: "TestTheFirstLimitIsSentWithBegin",
+	}, {
+		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
+		old: "if tx.failed != nil && !errors.Is(err, tx.failed) {", new: "if tx.failed != nil && err != nil && !errors.Is(err, tx.failed) {",
+		tests: "TestInTxWhoseTransactionDoesNotBegin",
+	}, {
+		name: "late-outside", file: "ratelimit/late.go", what: "what is sent on the connection of a transaction that did not begin is committed by itself",
+		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
+		tests: "TestInTxWhoseTransactionDoesNotBegin",
+	}, {
+		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
+		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
+		tests: "TestInTxOfAFunctionThatRollsBackItself",
+	}, {
+		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
+		old: "		r.late.failed = err\n", new: "",
+		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestInTxWhoseTransactionDoesNotBegin",
 	}, {
 		name: "sql-commit-ignored", file: "ratelimit/sql.go", what: "an error of COMMIT is ignored on database/sql",
 		old: "				err := tx.Commit()\n", new: "				_ = tx.Commit()\n				var err error\n",
@@ -185,8 +201,8 @@ var goMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
 	}, {
 		name: "batch-reprepares", file: "ratelimit/batch.go", what: "each denial of a batch has its statements prepared anew",
-		old: "				batch.QueuedQueries = nil\n", new: "",
-		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip",
+		old: "		batch.QueuedQueries = nil\n", new: "",
+		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip|TestConflictsAtTheFirstStatementPrepareNothing",
 	},
 
 	// ratelimit: the queue of hot limits
@@ -232,8 +248,8 @@ var goMutations = []mutation{
 		old: "in share update exclusive mode", new: "in row exclusive mode",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-late-lock", file: "ratelimit/hot.go", what: "the views are locked after a snapshot was taken",
-		old: "return begin + \"; \" + t.lockQuery()", new: "return begin + \"; select 1; \" + t.lockQuery()",
+		name: "hot-late-lock", file: "ratelimit/late.go", what: "the views are locked after a snapshot was taken",
+		old: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n", new: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n	batch.Queue(\"select 1\")\n",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
 		name: "hot-other-shard", file: "ratelimit/limiter.go", what: "the shard that was queued for is not the one that is taken from",

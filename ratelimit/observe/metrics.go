@@ -14,7 +14,8 @@ import (
 //
 //	ratelimit.decisions             counter    requests, by limit, verb and outcome
 //	ratelimit.call.duration         histogram  seconds that a call took, by verb and outcome, and limit if it has but one: with
-//	                                           the wait for transactions that hold the row
+//	                                           the wait for transactions that hold the row and, first in InTx with Hot, for
+//	                                           the turn in the database
 //	ratelimit.reservation.wait      histogram  seconds that granted consumption had to wait for its tokens, by limit. What did not
 //	                                           have to wait is not in it
 //	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx and SendTx ran again, by SQLSTATE
@@ -46,7 +47,7 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 	m.decisions, errs[0] = meter.Int64Counter("ratelimit.decisions", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests that were decided."))
 	m.duration, errs[1] = meter.Float64Histogram("ratelimit.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("How long calls took, with the wait for transactions that hold the row."),
+		metric.WithDescription("How long calls took, with the wait for transactions that hold the row and, first in InTx with Hot, for the turn."),
 		metric.WithExplicitBucketBoundaries(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10))
 	m.wait, errs[2] = meter.Float64Histogram("ratelimit.reservation.wait", metric.WithUnit("s"),
 		metric.WithDescription("How long granted reservations have to wait for their tokens."),
