@@ -202,7 +202,11 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 			})
 			mustExec(t, pool, "CREATE TABLE stored (by text)")
 			for name, first := range firstStatements {
-				for _, hide := range []bool{false, true} {
+				for _, returned := range []func(err error) error{
+					func(err error) error { return err },
+					func(error) error { return nil },
+					func(error) error { return errors.New("another") },
+				} {
 					var limiter ratelimit.Limiter
 					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 						err := first(ctx, tx)
@@ -215,10 +219,7 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 						if _, err := tx.Conn().Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
 							t.Errorf("%s: a statement on its connection has no error", name)
 						}
-						if hide {
-							return nil
-						}
-						return err
+						return returned(err)
 					}, ratelimit.Isolation("no level"))
 					if sqlState(err) != "42601" || !strings.Contains(err.Error(), "ratelimit: begin: ") {
 						t.Errorf("%s: %v, want the server's syntax error", name, err)
