@@ -92,6 +92,7 @@ func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, 
 	return s, nil
 }
 
+// txOwnKeys shows besides what deciding costs, in a function and without one, and what InTx saves.
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
 	pick := ownKeys(n, txGoroutines)
@@ -103,13 +104,28 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 		}
 		sides = append(sides, &s.side)
 	}
+	inTx, err := openOrders(ctx, e, byConsume, pgx.ReadCommitted, n, pick)
+	if err != nil {
+		return outcome{}, err
+	}
+	inTx.name = "txlimit, in InTx"
+	inTx.call = func(ctx context.Context, worker int) error {
+		key := pick(worker)
+		return limits.InTx(ctx, inTx.pool, func(ctx context.Context, tx pgx.Tx) error {
+			if err := byConsume.take(ctx, tx, key); err != nil {
+				return err
+			}
+			return insertOrder(ctx, tx, key)
+		}, ratelimit.Isolation(pgx.ReadCommitted))
+	}
+	sides = append(sides, &inTx.side)
 	c, err := compare(ctx, e.out, manyPairs, shortSlice, sides[0], sides[1], sides[2:]...)
 	if err != nil {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; the least function that decides comes to %.3g, of which the library comes to %.3g; its UPDATE, as a statement without a function, to %.3g",
-		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1))
+	result.note += fmt.Sprintf("; the least function that decides comes to %.3g, of which the library comes to %.3g; its UPDATE, as a statement without a function, to %.3g; the library in InTx, which sends BEGIN with it, to %.3g",
+		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1), c.ratio(4, 1))
 	return result, nil
 }
 
