@@ -388,3 +388,33 @@ func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 		t.Errorf("%v, want that there are no views", err)
 	}
 }
+
+// Who has the connection may use it beside tx: there all that fn does is in the transaction, and another one is refused.
+func TestInTxOnAConnectionBeginsBeforeTheFunction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	mustExec(t, pool, "CREATE TABLE stored (by text)")
+	conn := acquire(t, pool)
+	var limiter ratelimit.Limiter
+	stop := errors.New("stop")
+	err := limiter.InTx(t.Context(), conn, func(ctx context.Context, _ pgx.Tx) error {
+		if err := limiter.InTx(ctx, conn, nothing); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("another transaction on the connection: %v", err)
+		}
+		if _, err := conn.Exec(ctx, "INSERT INTO stored VALUES ('beside')"); err != nil {
+			t.Error(err)
+		}
+		return stop
+	})
+	if !errors.Is(err, stop) {
+		t.Error(err)
+	}
+	var n int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
+		t.Errorf("%d rows are left of what was rolled back, %v", n, err)
+	}
+	err = limiter.InTx(t.Context(), conn, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Isolation("no level"))
+	if sqlState(err) != "42601" {
+		t.Errorf("%v, want the server's syntax error", err)
+	}
+}

@@ -716,6 +716,9 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 			}
 			begin(func(db ratelimit.TxBeginner) {
 				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+					if db != conns {
+						t.Error("called")
+					}
 					if _, err := limiter.Consume(ctx, tx, limit.Global()); sqlState(err) != "55P03" {
 						t.Errorf("Consume: %v, want 55P03", err)
 					}

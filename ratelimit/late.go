@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lateTx is what InTx gives its function: a transaction that begins with the first statement. If that is a query of this package
-// for a row (all but Reset's), BEGIN, the lock of a turn and the query are one round trip; before any other, BEGIN and the lock are one of their own.
+// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is a query of this
+// package for a row (all but Reset's), BEGIN, the locks of a turn and the query are one round trip; before any other, BEGIN and the
+// locks are one of their own.
 type lateTx struct {
 	ctx       context.Context // for Conn and LargeObjects, which are given none
 	conn      *pgx.Conn

@@ -66,10 +66,10 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
-// fn is called before the transaction begins, which it does with fn's first statement (or tx.Conn). If that is Consume, Check,
-// Charge or Refund, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a query, BEGIN
-// among them, for the first time prepares it in one more. On a db that is none of the three that [TxBeginner] names, it begins
-// before fn.) If it cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns why, even if fn hides it.
+// On a *pgxpool.Pool, the transaction begins with fn's first statement (or tx.Conn). If that is Consume, Check, Charge or Refund,
+// BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a query, BEGIN among them, for the
+// first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns
+// why, even if fn hides it. On any other db it begins before fn.
 //
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
@@ -93,6 +93,11 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 		tx := &lateTx{ctx: ctx, conn: conn, isolation: isolation, turn: t}
 		return &transaction{
 			run: func(ctx context.Context) error {
+				if connOf(db) != nil { // fn may know it, and use it beside tx
+					if err := tx.begin(ctx); err != nil {
+						return err
+					}
+				}
 				err := fn(ctx, tx)
 				if err == nil {
 					err = tx.begin(ctx) // where fn had no statement
