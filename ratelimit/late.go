@@ -19,6 +19,7 @@ type lateTx struct {
 
 	tx     pgx.Tx // nil: there was no statement yet
 	failed error  // why it did not begin: what follows fails so, and tx is closed or aborted
+	ended  bool   // the connection may be another's by now
 }
 
 // batch begins the transaction, and locks the views of the turn before anything takes a snapshot.
@@ -142,7 +143,7 @@ func (t *lateTx) LargeObjects() pgx.LargeObjects {
 
 // Conn begins the transaction, since what is sent on the connection is to be part of it. If there is none, nothing may be sent.
 func (t *lateTx) Conn() *pgx.Conn {
-	if t.begin(t.ctx) != nil && t.conn.PgConn().TxStatus() == 'I' {
+	if t.begin(t.ctx) != nil && !t.ended && t.conn.PgConn().TxStatus() == 'I' {
 		_ = t.conn.Close(t.ctx)
 	}
 	return t.conn
@@ -152,11 +153,13 @@ func (t *lateTx) Commit(ctx context.Context) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
+	t.ended = true
 	return t.tx.Commit(ctx)
 }
 
 // Rollback keeps a transaction that has not begun from doing so later.
 func (t *lateTx) Rollback(ctx context.Context) error {
+	t.ended = true
 	if t.tx == nil {
 		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()
 		return nil
