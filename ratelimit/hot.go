@@ -17,9 +17,9 @@ import (
 // Name the limits that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry`
 // prints what it is worth.
 //
-// A turn is all of a transaction, wherever in it Consume stands: keep it short, and let Consume come first, which saves BEGIN's round
-// trip. Where other statements take their time before the
-// limit, READ COMMITTED without Hot commits more (`go run ./bench hot_queue_vs_update`); each that waits holds a connection then.
+// A turn is all of a transaction, wherever in it Consume stands: keep it short, and let Consume come first, which saves BEGIN's
+// round trip. Where other statements take their time before the limit, READ COMMITTED without Hot commits more (`go run ./bench
+// hot_queue_vs_update`); each that waits holds a connection then.
 //
 // A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
 // connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
@@ -44,8 +44,8 @@ import (
 // Several of this option add up. Without a request there is no queue.
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
-// BEGIN's round trip, or with database/sql, or a db that is not pgx's, in one of its own, before fn. The role needs UPDATE on them. The lock belongs to the
-// transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
+// BEGIN's round trip, or with database/sql, or a db that is not pgx's, in one of its own, before fn. The role needs UPDATE on
+// them. The lock belongs to the transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
 // they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
 	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
