@@ -234,6 +234,48 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 	}
 }
 
+// A first statement whose own context is over leaves the transaction to the next.
+func TestAFirstStatementThatIsNotSent(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, first := range firstStatements {
+		var limiter ratelimit.Limiter
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			if err := first(over, tx); err != nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return tx.QueryRow(ctx, "SELECT 1").Scan(new(int))
+		})
+		if err != nil {
+			t.Errorf("%s: %v, want what follows to be committed", name, err)
+		}
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were made, want one", n)
+	}
+}
+
+// Who keeps a transaction that did not begin has no hold on its connection, which goes to others.
+func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var limiter ratelimit.Limiter
+	var kept pgx.Tx
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		kept = tx
+		_, err := tx.Exec(ctx, "SELECT 1")
+		return err
+	}, ratelimit.Isolation("no level"))
+	if sqlState(err) != "42601" {
+		t.Fatalf("%v, want the server's syntax error", err)
+	}
+	if kept.Conn().IsClosed() {
+		t.Error("it closed the connection")
+	}
+}
+
 // Where a function is missing, the error is Consume's, as fn returns it, and what follows does not run.
 func TestInTxWithoutTheSchema(t *testing.T) {
 	t.Parallel()

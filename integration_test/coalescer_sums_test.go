@@ -110,14 +110,15 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'a', 0, 1, 2, '2026-07-01 12:00Z'), ('limit', 'b', 0, 1, 1, '2026-07-01 12:00Z'),
-		('limit', 'd', 0, 2, 9, '2026-07-01 12:00Z'), ('limit', 'd', 1, 2, 9, '2026-07-01 12:00Z'), ('limit', 'e', 0, 1, 9, '2026-07-01 09:00Z')`); err != nil {
+		('limit', 'd', 0, 2, 9, '2026-07-01 12:00Z'), ('limit', 'd', 1, 2, 9, '2026-07-01 12:00Z'), ('limit', 'e', 0, 1, 9, '2026-07-01 09:00Z'),
+		('limit', 'f', 0, 1, 0, '2026-07-01 09:00Z'), ('limit', 'saved', 0, 1, 20, '2026-07-01 12:00Z')`); err != nil {
 		t.Fatal(err)
 	}
 	var early int
 	var ord []int32
 	var value []float64
 	var ts []time.Time
-	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit_consume_keys('limit', '{a,b,c,d,e}', 1, '1 hour', 10, '{2,2,2,2,2}',
+	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit_consume_keys('limit', '{a,b,c,d,e,f}', 1, '1 hour', 10, '{2,2,2,2,2,2}',
 		'2026-07-01 11:00Z')`).Scan(&early, &ord, &value, &ts)
 	if err != nil {
 		t.Fatal(err)
@@ -126,8 +127,13 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 		ts[i] = ts[i].UTC()
 	}
 	eleven, noon := time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC), time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	if early != 2 || !slices.Equal(ord, []int32{1, 5, 2}) || !slices.Equal(value, []float64{0, 8, 1}) || !slices.Equal(ts, []time.Time{noon, eleven, noon}) {
+	if early != 3 || !slices.Equal(ord, []int32{1, 5, 6, 2}) || !slices.Equal(value, []float64{0, 8, 0, 1}) || !slices.Equal(ts, []time.Time{noon, eleven, eleven, noon}) {
 		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
+	}
+	// The capacity was more than it is.
+	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM ratelimit_consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
+	if err != nil || early != 0 || len(ord) != 1 {
+		t.Errorf("%d of %v granted, %v, want one denial", early, ord, err)
 	}
 }
 

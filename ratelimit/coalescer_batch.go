@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -97,7 +98,7 @@ func (b *batch) group() {
 	}
 	slices.SortFunc(b.order, func(i, j int32) int { // in which the database locks
 		x, y := b.groups[i].first, b.groups[j].first
-		return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))
+		return cmp.Or(strings.Compare(x.limit.name, y.limit.name), strings.Compare(x.key, y.key))
 	})
 	for _, mixed := range []bool{false, true} {
 		for _, i := range b.order {

@@ -12,7 +12,7 @@ import (
 // package for a row (all but Reset's), BEGIN, the locks of a turn and the query are one round trip; before any other, BEGIN and the
 // locks are one of their own.
 type lateTx struct {
-	ctx       context.Context // for Conn and LargeObjects, which are given none
+	ctx       context.Context // InTx's
 	conn      *pgx.Conn
 	isolation pgx.TxIsoLevel
 	turn      turn
@@ -32,9 +32,15 @@ func (t *lateTx) batch() *pgx.Batch {
 	return batch
 }
 
+// lapsed says that the context of a statement is over, and InTx's is not: nothing begins, since the next statement still can.
+func (t *lateTx) lapsed(ctx context.Context) bool { return ctx.Err() != nil && t.ctx.Err() == nil }
+
 // begin begins the transaction if it has not begun.
 func (t *lateTx) begin(ctx context.Context) error {
 	if t.tx == nil {
+		if t.lapsed(ctx) {
+			return beginFailed(t.turn, ctx.Err())
+		}
 		results := t.conn.SendBatch(ctx, t.batch())
 		t.tx = results.Tx()
 		if err := results.Close(); err != nil {
@@ -47,7 +53,7 @@ func (t *lateTx) begin(ctx context.Context) error {
 // QueryRow begins the transaction in the same round trip, if the query is this package's. Others may have arguments that mean
 // something else in a batch.
 func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if t.tx == nil && len(args) > 0 {
+	if t.tx == nil && len(args) > 0 && !t.lapsed(ctx) {
 		if _, ours := args[0].(*wireRow); ours {
 			row := &firstRow{late: t, batch: t.batch()}
 			row.batch.Queue(sql, args...)

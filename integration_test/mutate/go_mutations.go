@@ -164,6 +164,14 @@ var goMutations = []mutation{
 		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
+		name: "late-kept", file: "ratelimit/late.go", what: "who keeps a transaction that did not begin closes a connection that is another's by now",
+		old: "!t.ended && ", new: "",
+		tests: "TestATransactionThatIsKeptClosesNoConnection",
+	}, {
+		name: "late-lapsed", file: "ratelimit/late.go", what: "a first statement that is not sent takes the transaction with it",
+		old: "		if t.lapsed(ctx) {\n", new: "		if false {\n",
+		tests: "TestAFirstStatementThatIsNotSent",
+	}, {
 		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
 		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",

@@ -313,6 +313,10 @@ var sqlMutations = []mutation{
 		old: "NULL) - counts[i] >= '0'", new: "NULL) - counts[i] > '0'",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
+		name: "keys-saved", file: coalesce, what: "more is taken than can be saved up, from a row of when that was more",
+		old: "least(r.value, capacity) >= counts[i]", new: "r.value >= counts[i]",
+		tests: "TestConsumeKeysDecidesEachKeyByItself",
+	}, {
 		name: "keys-ts-back", file: coalesce, what: "ts moves back with the clock",
 		old: "ts = greatest(r.ts, seen)", new: "ts = seen",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
