@@ -276,6 +276,34 @@ func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 	}
 }
 
+// Where fn hides that its connection broke, it is known all the same that nothing was committed.
+func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for name, db := range map[string]ratelimit.TxBeginner{"pool": pool, "connection": conn} {
+		var limiter ratelimit.Limiter
+		err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := limiter.Consume(ctx, tx, firstLimit.Key("a")); err != nil {
+				return err
+			}
+			_, _ = tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+			return nil
+		})
+		if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+			t.Errorf("%s: %v, want an error whose outcome is known", name, err)
+		}
+	}
+	result, err := new(ratelimit.Limiter).Check(t.Context(), pool, firstLimit.Key("a"))
+	if err != nil || result.Requests[0].Remaining != 10 {
+		t.Errorf("%+v, %v, want 10 remaining", result, err)
+	}
+}
+
 // Where a function is missing, the error is Consume's, as fn returns it, and what follows does not run.
 func TestInTxWithoutTheSchema(t *testing.T) {
 	t.Parallel()

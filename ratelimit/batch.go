@@ -166,8 +166,8 @@ type BatchTxBeginner interface {
 
 // SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise: BEGIN, the batch and COMMIT are
 // sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
-// in one more.) An error of a query, a denial among them, stops the batch, rolls it back and is returned; the connection is
-// left clean and goes back to its pool.
+// in one more.) An error of a query, a denial among them, stops the batch, rolls it back, in another round trip, and is returned; the
+// connection is left clean and goes back to its pool.
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
 // it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
@@ -178,8 +178,8 @@ type BatchTxBeginner interface {
 // called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
 // nothing back. It keeps those after it from being called, and SendTx returns it when the transaction is committed.
 //
-// If the connection broke or ctx was over, the error matches [ErrUnknownOutcome], since COMMIT may have reached the server with
-// the rest: the batch is not sent again.
+// If the connection broke or ctx was over when it had been sent, the error matches [ErrUnknownOutcome], since COMMIT may have
+// reached the server with the rest: the batch is not sent again.
 func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
 	o := newTxOptions(options)
 	if db == nil || batch == nil {

@@ -32,14 +32,14 @@ func (t *lateTx) batch() *pgx.Batch {
 	return batch
 }
 
-// lapsed says that the context of a statement is over, and InTx's is not: nothing begins, since the next statement still can.
+// lapsed says that the context of a statement is over, but not InTx's: it is not sent, and the transaction can begin with the next.
 func (t *lateTx) lapsed(ctx context.Context) bool { return ctx.Err() != nil && t.ctx.Err() == nil }
 
 // begin begins the transaction if it has not begun.
 func (t *lateTx) begin(ctx context.Context) error {
 	if t.tx == nil {
 		if t.lapsed(ctx) {
-			return beginFailed(t.turn, ctx.Err())
+			return beginFailed(t.turn, over(ctx))
 		}
 		results := t.conn.SendBatch(ctx, t.batch())
 		t.tx = results.Tx()

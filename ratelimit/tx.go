@@ -66,10 +66,11 @@ const rollbackTimeout = 5 * time.Second
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
-// On a *pgxpool.Pool, the transaction begins with fn's first statement (or tx.Conn). If that is Consume, Check, Charge or Refund,
-// BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a query, BEGIN among them, for the
-// first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns
-// why, even if fn hides it. On any other db it begins before fn.
+// On a *pgxpool.Pool, a connection is taken before fn, and the transaction begins with fn's first statement (or tx.Conn). If that is
+// Consume, Check, Charge or Refund, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
+// query, BEGIN among them, for the first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs
+// outside it, and InTx returns why, even if fn hides it. (A first statement whose own context is over is not sent, and is not the
+// first: the next one is.) On any other db it begins before fn.
 //
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
@@ -104,6 +105,9 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 				}
 				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
 					return tx.failed
+				}
+				if err == nil && conn.IsClosed() { // fn may hide that, too; COMMIT cannot be sent
+					return fmt.Errorf("ratelimit: commit: %w", pgconn.ErrConnClosed)
 				}
 				return err
 			},

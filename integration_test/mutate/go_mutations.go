@@ -160,6 +160,10 @@ var goMutations = []mutation{
 		old: "if tx.failed != nil && !errors.Is(err, tx.failed) {", new: "if false && !errors.Is(err, tx.failed) {",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
+		name: "late-closed", file: "ratelimit/tx.go", what: "whether COMMIT was sent on a closed connection is said to be unknown",
+		old: "if err == nil && conn.IsClosed() {", new: "if false {",
+		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
+	}, {
 		name: "late-outside", file: "ratelimit/late.go", what: "what is sent on the connection of a transaction that did not begin is committed by itself",
 		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
@@ -365,7 +369,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalescer-lock-order", file: "ratelimit/coalescer_batch.go", what: "keys are sent in another order than that of the locks",
-		old: "return cmp.Or(cmp.Compare(x.limit.name, y.limit.name), cmp.Compare(x.key, y.key))", new: "return cmp.Or(cmp.Compare(y.limit.name, x.limit.name), cmp.Compare(y.key, x.key))",
+		old: "return cmp.Or(strings.Compare(x.limit.name, y.limit.name), strings.Compare(x.key, y.key))", new: "return cmp.Or(strings.Compare(y.limit.name, x.limit.name), strings.Compare(y.key, x.key))",
 		tests: "TestCoalescerLocksInTheOrderOfADirectCall",
 	}, {
 		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
