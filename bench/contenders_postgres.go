@@ -273,6 +273,13 @@ func decideInFunction(ctx context.Context, db oneRow, key string) error {
 
 const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL))`
 
+// consumeByHand asks the function that the library asks, and reads no more of the answer than whether it was granted: the floor of what
+// decides as the library does (first uses, windows, denials with their numbers, rows of several shards), whoever asks.
+func consumeByHand(ctx context.Context, db oneRow, key string) error {
+	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false, true))`,
+		decideArgs(key)...))
+}
+
 // decideArgs asks for a token of a limit. Its numbers are variables, as a limiter has them: a constant needs no allocation to be an
 // argument.
 func decideArgs(key string) []any {
