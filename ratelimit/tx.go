@@ -106,7 +106,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
 					return tx.failed
 				}
-				if err == nil && conn.IsClosed() { // fn may hide that, too; COMMIT cannot be sent
+				if err == nil && conn.IsClosed() && !tx.ended { // fn may hide that, too; COMMIT cannot be sent
 					return fmt.Errorf("ratelimit: commit: %w", pgconn.ErrConnClosed)
 				}
 				return err

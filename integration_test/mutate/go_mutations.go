@@ -161,7 +161,7 @@ var goMutations = []mutation{
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
 		name: "late-closed", file: "ratelimit/tx.go", what: "whether COMMIT was sent on a closed connection is said to be unknown",
-		old: "if err == nil && conn.IsClosed() {", new: "if false {",
+		old: "if err == nil && conn.IsClosed() && !tx.ended {", new: "if false {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
 		name: "late-outside", file: "ratelimit/late.go", what: "what is sent on the connection of a transaction that did not begin is committed by itself",
