@@ -140,7 +140,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	if err := e.checkpoint(ctx); err != nil {
 		return outcome{}, err
 	}
-	rateLimits, counters, others, more := pools[0], pools[1], pools[2], pools[3]
+	rateLimits, counters, forLeast, forHand := pools[0], pools[1], pools[2], pools[3]
 	limit := o.limit()
 	on := func(name string, call func(ctx context.Context, key string) error) *side {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error { return call(ctx, pick(worker)) }}
@@ -153,8 +153,8 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 			return err
 		}),
 		update,
-		on(byLeast.name, func(ctx context.Context, key string) error { return decideInFunction(ctx, others, key) }),
-		on(byHand.name, func(ctx context.Context, key string) error { return consumeByHand(ctx, more, key) }))
+		on(byLeast.name, func(ctx context.Context, key string) error { return decideInFunction(ctx, forLeast, key) }),
+		on(byHand.name, func(ctx context.Context, key string) error { return consumeByHand(ctx, forHand, key) }))
 	if err != nil {
 		return outcome{}, err
 	}

@@ -280,12 +280,7 @@ func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	for name, db := range map[string]ratelimit.TxBeginner{"pool": pool, "connection": conn} {
+	for name, db := range map[string]ratelimit.TxBeginner{"pool": pool, "connection": acquire(t, pool)} {
 		var limiter ratelimit.Limiter
 		err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
 			if _, err := limiter.Consume(ctx, tx, firstLimit.Key("a")); err != nil {
@@ -301,6 +296,14 @@ func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	result, err := new(ratelimit.Limiter).Check(t.Context(), pool, firstLimit.Key("a"))
 	if err != nil || result.Requests[0].Remaining != 10 {
 		t.Errorf("%+v, %v, want 10 remaining", result, err)
+	}
+	// But not if fn has committed, which it should not.
+	var limiter ratelimit.Limiter
+	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		return errors.Join(tx.Commit(ctx), tx.Conn().Close(ctx))
+	})
+	if !errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("%v, want ErrUnknownOutcome", err)
 	}
 }
 

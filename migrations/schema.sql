@@ -729,7 +729,7 @@ BEGIN
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
-           AND (least(r.value, capacity) >= counts[i] -- what most have without being refilled: 1 % of all is saved
+           AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
                 OR @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )

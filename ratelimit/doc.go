@@ -16,8 +16,8 @@
 // REPEATABLE READ and SERIALIZABLE one of them fails with SQLSTATE 40001 and must run its whole transaction again:
 // [Limiter.InTx] does, [Limiter.InSQLTx] on database/sql, and [Retry] around an ORM's transactions. The row of a key stays
 // locked from Consume to the end of the transaction, so it pays to consume late (with [Hot], first). Several limits that
-// are asked for in one call are locked in one order and never deadlock; calls one after another in a transaction may, and then Postgres ends one of them
-// with 40P01, which InTx runs again too.
+// are asked for in one call are locked in one order and never deadlock; calls one after another in a transaction may, and then
+// Postgres ends one of them with 40P01, which InTx runs again too.
 //
 // A denial is an error in Go and none in SQL: the transaction stays usable. A denial writes nothing. Its one trace in the
 // database is that a call which had to wait for another transaction, and then found too little, holds the row's lock until

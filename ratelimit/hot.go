@@ -45,8 +45,8 @@ import (
 //
 // In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
 // BEGIN's round trip, or with database/sql, or a db that is not pgx's, in one of its own, before fn. The role needs UPDATE on
-// them. The lock belongs to the transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys may meet on a view; then
-// they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
+// them. The lock belongs to the transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys
+// may meet on a view; then they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
 func Hot(requests ...Request) TxOption {
 	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
 }

@@ -164,6 +164,10 @@ var goMutations = []mutation{
 		old: "if err == nil && conn.IsClosed() && !tx.ended {", new: "if false {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
+		name: "late-committed", file: "ratelimit/tx.go", what: "what fn has committed is said to be known not to be, if the connection broke then",
+		old: " && !tx.ended {", new: " {",
+		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
+	}, {
 		name: "late-outside", file: "ratelimit/late.go", what: "what is sent on the connection of a transaction that did not begin is committed by itself",
 		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
