@@ -27,7 +27,7 @@ func decision(err error) (granted bool, _ error) {
 	if err == nil {
 		return true, nil
 	}
-	if _, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+	if _, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 		return false, nil
 	}
 	return false, err

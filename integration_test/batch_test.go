@@ -254,7 +254,7 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 					t.Fatal(err)
 				}
 				result, err = try()
-				exceeded, ok := errors.AsType[*ratelimit.ExceededError](err)
+				exceeded, ok := errors.AsType[*ratelimit.DeniedError](err)
 				if !ok || result.OK || !reflect.DeepEqual(exceeded.Result, *result) || result.RetryAfter <= 0 {
 					t.Fatalf("%s, place %d: %+v, %v, want a denial", name, place, result, err)
 				}
@@ -722,7 +722,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 				"a function's own error, that looks like a conflict and a denial": {
 					func(batch *pgx.Batch) {
 						batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error {
-							return errors.Join(&pgconn.PgError{Code: "40001"}, &ratelimit.ExceededError{}, mine)
+							return errors.Join(&pgconn.PgError{Code: "40001"}, &ratelimit.DeniedError{}, mine)
 						})
 					},
 					func(err error) bool { return errors.Is(err, mine) }, true,

@@ -20,7 +20,7 @@ func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 			}
 		}
 		result, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if !errors.As(err, &exceeded) || result.OK || exceeded.RetryAfter != 6*time.Second {
 			t.Fatalf("call 21: %+v, %v; want a denial for 6 s", result, err)
 		}

@@ -77,7 +77,7 @@ func newLimiter() (*ratelimit.Limiter, *clock) {
 
 // denied says whether an error is a denial.
 func denied(err error) bool {
-	var exceeded *ratelimit.ExceededError
+	var exceeded *ratelimit.DeniedError
 	return errors.As(err, &exceeded)
 }
 

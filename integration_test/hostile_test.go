@@ -282,7 +282,7 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 				if sqlState(err) != "" {
 					return fmt.Errorf("%s %v, %v after noon: %w", verb, count, w.clock.now.Sub(noon), err)
 				}
-				if err != nil && !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.ExceededError)) {
+				if err != nil && !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.DeniedError)) {
 					return fmt.Errorf("%s %v: %w", verb, count, err)
 				}
 				s := result.Requests[0]
@@ -362,7 +362,7 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 		for _, request := range requests {
 			w.deny(request)
 		}
-		if result := w.deny(requests...); len((&ratelimit.ExceededError{Result: result}).Denied()) != len(requests) {
+		if result := w.deny(requests...); len((&ratelimit.DeniedError{Result: result}).Denied()) != len(requests) {
 			w.Fatalf("%+v", result)
 		}
 		var names []byte
@@ -602,7 +602,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			switch {
 			case err == nil:
 				outcomes["granted"]++
-			case errors.As(err, new(*ratelimit.ExceededError)):
+			case errors.As(err, new(*ratelimit.DeniedError)):
 				outcomes["denied"]++
 			case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity):
 				outcomes["refused"]++

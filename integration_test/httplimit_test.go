@@ -1135,7 +1135,7 @@ func TestHTTPTheUsersOwnHandlerMayRefuse(t *testing.T) {
 		return []ratelimit.Request{limit.Key("ann").Count(httplimit.Cost(r.URL.Query().Get("n"), 1))}, nil
 	})
 	s.limit.Refused = func(w http.ResponseWriter, _ *http.Request, d httplimit.Decision) {
-		if exceeded, ok := errors.AsType[*ratelimit.ExceededError](d.Err); ok {
+		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok {
 			http.Error(w, fmt.Sprintf("come back in %v", exceeded.RetryAfter), http.StatusServiceUnavailable) // not what it would have been
 			return
 		}

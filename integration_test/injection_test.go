@@ -139,7 +139,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 						t.Errorf("%q: %v, want a grant", text, err)
 					}
 					_, err := limiter.Consume(t.Context(), db, injected(text))
-					var exceeded *ratelimit.ExceededError
+					var exceeded *ratelimit.DeniedError
 					if !errors.As(err, &exceeded) || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "key of") {
 						t.Errorf("%q: %v, want a denial that names the limit and not the key", text, err)
 					}
@@ -211,7 +211,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 				if _, err := limiter.QueueConsume(t.Context(), batch, request, injected("other")); err != nil {
 					t.Fatal(err)
 				}
-				var exceeded *ratelimit.ExceededError
+				var exceeded *ratelimit.DeniedError
 				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || exceeded.Denied()[0].Limit.Name() != text {
 					t.Errorf("%q in a batch: %v", text, err)
 				}

@@ -322,7 +322,7 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 				_, err := limiter.Consume(ctx, tx, limit.Key("denied"))
 				return err
 			},
-			func(err error) bool { return errors.As(err, new(*ratelimit.ExceededError)) },
+			func(err error) bool { return errors.As(err, new(*ratelimit.DeniedError)) },
 		},
 		"a unique violation": {
 			func(ctx context.Context, tx pgx.Tx) error {
@@ -469,7 +469,7 @@ func TestInTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 				switch {
 				case err == nil:
 					granted.Add(1)
-				case errors.As(err, new(*ratelimit.ExceededError)):
+				case errors.As(err, new(*ratelimit.DeniedError)):
 					denied.Add(1)
 				default:
 					t.Error(err)

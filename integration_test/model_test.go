@@ -309,7 +309,7 @@ func playModel(t *testing.T, calls int) {
 			continue
 		}
 		want, byOneShard := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		got := err == nil && (result.OK || verb == "reset")
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
@@ -436,7 +436,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
-				var exceeded *ratelimit.ExceededError
+				var exceeded *ratelimit.DeniedError
 				switch {
 				case errors.As(err, &exceeded):
 					time.Sleep(time.Millisecond)

@@ -65,7 +65,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 				w.Errorf("decision %d: seen %+v, want %+v", i, d, want[i])
 			}
 		}
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if !errors.As(seen[1].Err, &exceeded) || seen[2].Err != nil || seen[2].Result.OK {
 			w.Errorf("denials: %+v, %+v", seen[1], seen[2])
 		}

@@ -182,7 +182,7 @@ func TestOverGrant(t *testing.T) {
 				}
 				value = min(burst, value+result.At.Sub(ts).Seconds()*perSecond)
 				if value < 1 {
-					return new(ratelimit.ExceededError)
+					return new(ratelimit.DeniedError)
 				}
 				_, err = tx.Exec(ctx, `UPDATE rate_limits SET value = $1, ts = $2 WHERE name = 'hot' AND key = 'k'`, value-1, result.At)
 				return err

@@ -46,7 +46,7 @@ func TestRetryAtIsExact(t *testing.T) {
 					}
 					insert(t, tx, a.key, shard, shards, value, ts)
 				}
-				var exceeded *ratelimit.ExceededError
+				var exceeded *ratelimit.DeniedError
 				at := func(now time.Time) (ratelimit.Result, bool) {
 					t.Helper()
 					clock.now = now

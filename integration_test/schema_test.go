@@ -70,7 +70,7 @@ func works(t *testing.T, db ratelimit.DB) {
 	if _, err := limiter.Consume(t.Context(), db, limit.Key("ann").Count(2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Consume(t.Context(), db, limit.Key("ann"), wide.Key("ann")); !errors.As(err, new(*ratelimit.ExceededError)) {
+	if _, err := limiter.Consume(t.Context(), db, limit.Key("ann"), wide.Key("ann")); !errors.As(err, new(*ratelimit.DeniedError)) {
 		t.Fatal(err)
 	}
 	if err := limiter.Reset(t.Context(), db, limit.Key("ann")); err != nil {

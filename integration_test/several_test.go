@@ -41,7 +41,7 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 			w.Fatalf("denied: %+v", result)
 		}
 		w.retries(result, 18*time.Second) // the largest
-		exceeded := ratelimit.ExceededError{Result: result}
+		exceeded := ratelimit.DeniedError{Result: result}
 		if denied := exceeded.Denied(); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
 			w.Fatalf("denied: %+v", denied)
 		}

@@ -362,7 +362,7 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 					for {
 						count := float64(1 + g%3)
 						_, err := limiter.Consume(t.Context(), pool, limit.Global().Count(count))
-						if errors.As(err, new(*ratelimit.ExceededError)) {
+						if errors.As(err, new(*ratelimit.DeniedError)) {
 							return
 						}
 						if err != nil {
@@ -496,7 +496,7 @@ func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 		wg.Go(func() {
 			for {
 				_, err := limiter.Consume(t.Context(), pool, limit.Global())
-				if errors.As(err, new(*ratelimit.ExceededError)) {
+				if errors.As(err, new(*ratelimit.DeniedError)) {
 					return
 				}
 				if err != nil {

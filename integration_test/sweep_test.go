@@ -257,7 +257,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				continue
 			}
-			if err != nil && !errors.As(err, new(*ratelimit.ExceededError)) {
+			if err != nil && !errors.As(err, new(*ratelimit.DeniedError)) {
 				t.Fatal(story)
 			}
 			models := map[string]model{"swept": swept}

@@ -80,7 +80,7 @@ func TestACommitKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 					_, err := limiter.Consume(t.Context(), tx, limit.Key("ann"))
 					return err
 				})
-				var exceeded *ratelimit.ExceededError
+				var exceeded *ratelimit.DeniedError
 				if denied := errors.As(err, &exceeded); denied != (n >= 3) || err != nil && !denied {
 					t.Fatalf("message %d: %v", n, err)
 				}

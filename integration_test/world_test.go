@@ -50,7 +50,7 @@ func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
-	var exceeded *ratelimit.ExceededError
+	var exceeded *ratelimit.DeniedError
 	if !errors.As(err, &exceeded) || result.OK {
 		w.Fatalf("%+v, %v, want a denial", result, err)
 	}

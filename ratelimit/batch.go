@@ -23,7 +23,7 @@ import (
 // that is committed: with SendTx, if it returns nil.
 //
 // Here a denial is an error in SQL too (SQLSTATE PT429), so that it stops the batch: the statements after it do not run, and
-// Close returns the [*ExceededError]. What becomes of the statements before it depends on where the batch is sent:
+// Close returns the [*DeniedError]. What becomes of the statements before it depends on where the batch is sent:
 //
 //   - with [Limiter.SendTx]: the transaction is rolled back;
 //   - on a connection or a pool: a batch that has no BEGIN in it is a transaction of its own, and is rolled back;
@@ -247,7 +247,7 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	switch {
 	case tx.Conn() == nil: // there was none to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
-	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*ExceededError)):
+	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same, by somebody who knows more about it
 	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"): // our query, whose function may be missing
 		return nil, explain(verbConsume, err)

@@ -69,16 +69,16 @@ func notCommitted(err error) bool {
 	}
 }
 
-// ExceededError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
+// DeniedError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
 // nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
-type ExceededError struct {
+type DeniedError struct {
 	// Result tells when to try again, and of every request of the call: those that are not OK were denied.
 	Result
 }
 
 // Error names every limit that denied, but not the keys, which may be personal data; they are in the Result. What remains
 // is rounded down, the wait up.
-func (e *ExceededError) Error() string {
+func (e *DeniedError) Error() string {
 	type bucket struct{ name, key string }
 	asked := map[bucket]float64{}
 	for _, s := range e.Denied() {
@@ -101,7 +101,7 @@ func (e *ExceededError) Error() string {
 }
 
 // Denied lists the requests that were denied.
-func (e *ExceededError) Denied() []Status {
+func (e *DeniedError) Denied() []Status {
 	var denied []Status
 	for _, s := range e.Requests {
 		if !s.OK {

@@ -34,7 +34,7 @@ func ExampleLimiter_Consume() {
 
 	for range 3 {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx, "ann", "hello") })
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
@@ -56,7 +56,7 @@ func ExampleLimiter_Consume_severalLimits() {
 
 	for range 2 {
 		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			for _, status := range exceeded.Denied() {
 				fmt.Println("denied by", status.Limit.Name())
@@ -155,7 +155,7 @@ func ExampleLimiter_Reset() {
 
 	for _, password := range []string{"123456", "qwerty", "correct horse", "correct", "horse", "horse horse", "correct horse"} {
 		err := login("ann", password)
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			err = errors.New("denied")
 		}
@@ -229,7 +229,7 @@ func ExampleSQL() {
 
 	for range 2 {
 		err := post("ann", "well said")
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
@@ -257,7 +257,7 @@ func ExampleLimiter_InSQLTx() {
 			_, err := limits.Consume(ctx, ratelimit.SQL(tx), askQuestion.Global())
 			return err
 		})
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			fmt.Println(userID, "was denied")
 		} else if err != nil {
@@ -291,7 +291,7 @@ func ExampleRequest_Reserve() {
 			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
 			return err
 		})
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
 			fmt.Println(prompt, "may be asked again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
@@ -319,7 +319,7 @@ func ExampleHot() {
 				_, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", fmt.Sprintf("user%d@example.com", i))
 				return err
 			}, ratelimit.Hot(signUps.Global()))
-			var exceeded *ratelimit.ExceededError
+			var exceeded *ratelimit.DeniedError
 			if err != nil && !errors.As(err, &exceeded) {
 				fmt.Println(err)
 			}
@@ -371,7 +371,7 @@ func ExampleLimiter_QueueConsume() {
 		}
 		batch.Queue("INSERT INTO messages (sender, body) VALUES ('ann', 'first!')")
 		err = pool.SendBatch(ctx, batch).Close() // reads the results
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		fmt.Println("granted:", result.OK, "denied:", errors.As(err, &exceeded))
 	}
 	var stored int
@@ -399,7 +399,7 @@ func ExampleLimiter_SendTx() {
 	}
 
 	fmt.Println("first:", post("ann", "a fine limiter"))
-	var exceeded *ratelimit.ExceededError
+	var exceeded *ratelimit.DeniedError
 	fmt.Println("second denied:", errors.As(post("ann", "a fine limiter"), &exceeded))
 	var stored int
 	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'a fine limiter'").Scan(&stored); err != nil {

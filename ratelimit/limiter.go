@@ -33,7 +33,7 @@ type DB interface {
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
 // [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial by Consume is
-// an [*ExceededError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
+// an [*DeniedError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
 type Limiter struct {
 	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's
 	// clock_timestamp(), the one clock that all processes share. It must stay between the years 1000 and 9999.
@@ -59,7 +59,7 @@ type Limiter struct {
 type Decision struct {
 	Verb string // consume, check, charge, refund or reset
 
-	// Result is the caller's. If Err is set and no *ExceededError, and for reset, its requests hold only Limit, Key and
+	// Result is the caller's. If Err is set and no *DeniedError, and for reset, its requests hold only Limit, Key and
 	// Count. A check that says no has OK false and no Err.
 	Result Result
 	Err    error // the caller's
@@ -69,7 +69,7 @@ type Decision struct {
 	Took time.Duration
 }
 
-// Consume takes the tokens of all requests, or of none. A denial is an [*ExceededError], and the result beside it says the
+// Consume takes the tokens of all requests, or of none. A denial is an [*DeniedError], and the result beside it says the
 // same: what is denied must not look like a success to a caller who forgets to look.
 //
 // In a transaction, let the error roll it back, or go on: nothing was consumed and the transaction is usable. What was
@@ -212,7 +212,7 @@ func (c *call) decide(ctx context.Context, q querier) (Result, error) {
 	case err != nil: // perhaps after an answer, at COMMIT
 		return unanswered(c.requests), explain(c.verb, err)
 	case c.verb == verbConsume && !result.OK:
-		return result, &ExceededError{Result: result}
+		return result, &DeniedError{Result: result}
 	}
 	return result, nil
 }

@@ -202,7 +202,7 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 }
 
 func TestADenialForCenturiesDoesNotOverflowItsText(t *testing.T) {
-	err := &ExceededError{Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
+	err := &DeniedError{Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
 	if text := err.Error(); strings.Contains(text, "-") {
 		t.Error(text)
 	}

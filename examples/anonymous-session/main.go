@@ -73,7 +73,7 @@ func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 		requests = append(requests, newSessions.Key(keyed("network", network(r))))
 	}
 	_, err := limits.Consume(r.Context(), pool, append(requests, perSession.Key(keyed("session", id)))...)
-	switch _, denied := errors.AsType[*ratelimit.ExceededError](err); {
+	switch _, denied := errors.AsType[*ratelimit.DeniedError](err); {
 	case denied:
 		http.Error(w, "try again later", http.StatusTooManyRequests)
 	case err != nil:

@@ -51,7 +51,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		for i := range n {
 			reading.Go(func() error {
 				err := read(readCtx, pool, "orders", size, true)
-				if exceeded := (*ratelimit.ExceededError)(nil); errors.As(err, &exceeded) {
+				if exceeded := (*ratelimit.DeniedError)(nil); errors.As(err, &exceeded) {
 					reads[i], err = exceeded, nil
 				}
 				return err

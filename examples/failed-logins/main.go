@@ -85,7 +85,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	var wg sync.WaitGroup
 	for guess := range 50 {
 		wg.Go(func() {
-			if _, denied := errors.AsType[*ratelimit.ExceededError](login(ctx, pool, "ann", fmt.Sprint(guess))); denied {
+			if _, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, "ann", fmt.Sprint(guess))); denied {
 				denials.Add(1)
 			}
 		})
@@ -98,7 +98,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if passwordsChecked.Load() != 5 || denials.Load() != 45 {
 		return errors.New("want 5 and 45")
 	}
-	denial, denied := errors.AsType[*ratelimit.ExceededError](login(ctx, pool, "ann", "ann's password"))
+	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, "ann", "ann's password"))
 	if !denied {
 		return errors.New("ann was not denied")
 	}

@@ -59,7 +59,7 @@ func (p *thirdParty) call() {
 func callAll(ctx context.Context, pool *pgxpool.Pool, limit ratelimit.Limit, p *thirdParty, end time.Time) (calls []time.Time, err error) {
 	for now.Before(end) {
 		_, err := limits.Consume(ctx, pool, limit.Global())
-		var exceeded *ratelimit.ExceededError
+		var exceeded *ratelimit.DeniedError
 		switch {
 		case errors.As(err, &exceeded):
 			now = exceeded.RetryAt

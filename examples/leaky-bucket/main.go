@@ -64,7 +64,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	wg.Wait()
 	sent, denied := 0, 0
 	for _, err := range errs {
-		var full *ratelimit.ExceededError
+		var full *ratelimit.DeniedError
 		switch {
 		case errors.As(err, &full):
 			denied++

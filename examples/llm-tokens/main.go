@@ -93,7 +93,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	for i := range people {
 		asking.Go(func() error {
 			err := chat(askCtx, pool, "red", "What is this?  ")
-			var exceeded *ratelimit.ExceededError
+			var exceeded *ratelimit.DeniedError
 			switch {
 			case errors.As(err, &exceeded):
 				waits[i] = exceeded.RetryAfter
@@ -145,7 +145,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 
 	_, err = batch(ctx, pool, "red", "Sum up the century.", 51_995)
-	var exceeded *ratelimit.ExceededError
+	var exceeded *ratelimit.DeniedError
 	if !errors.As(err, &exceeded) {
 		return fmt.Errorf("52,000 tokens more: %w, want a denial", err)
 	}

@@ -120,11 +120,11 @@ func manySignUps(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	wg.Wait()
 
 	committed := 0
-	var denial *ratelimit.ExceededError
+	var denial *ratelimit.DeniedError
 	for _, err := range errs {
 		if err == nil {
 			committed++
-		} else if denied, ok := errors.AsType[*ratelimit.ExceededError](err); ok {
+		} else if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
 			denial = denied
 		} else {
 			return err
@@ -163,7 +163,7 @@ func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error
 			sent++
 		}
 	}
-	denial, denied := errors.AsType[*ratelimit.ExceededError](err)
+	denial, denied := errors.AsType[*ratelimit.DeniedError](err)
 	if !denied {
 		return err
 	}
@@ -180,7 +180,7 @@ func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error
 			return err
 		}
 		sentAt, err := send(ctx, pool, "ann", "hello again")
-		if denial, denied = errors.AsType[*ratelimit.ExceededError](err); denied {
+		if denial, denied = errors.AsType[*ratelimit.DeniedError](err); denied {
 			continue // somebody else was faster
 		}
 		if err != nil {
@@ -259,7 +259,7 @@ func twoLimits(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	fmt.Fprintf(out, "   Ann's first mail: granted, %v left in the mail quota\n", before)
 
 	err = sendResetMail("ann")
-	denial, denied := errors.AsType[*ratelimit.ExceededError](err)
+	denial, denied := errors.AsType[*ratelimit.DeniedError](err)
 	if !denied {
 		return errors.Join(errors.New("the second mail was not denied"), err)
 	}

@@ -58,7 +58,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	for _, err := range errs {
 		if err == nil {
 			in++
-		} else if denial, ok := errors.AsType[*ratelimit.ExceededError](err); ok {
+		} else if denial, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
 			denied++
 			if wait := denial.RetryAfter.Round(time.Hour); wait != 23*time.Hour {
 				return fmt.Errorf("told to wait for %v, want 23h", wait)

@@ -123,7 +123,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want int, wantWait time.Duration) error {
 	for granted := 0; ; granted++ {
 		err := p.request(ctx, pool, user)
-		if denial, denied := errors.AsType[*ratelimit.ExceededError](err); denied {
+		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			wait := denial.RetryAfter.Round(time.Hour)
 			fmt.Printf("%s: %d requests granted, the next one in %v\n", user, granted, wait)
 			if granted != want || wait != wantWait {

@@ -188,7 +188,7 @@ func (h *handle) once(ctx context.Context) error {
 	case err == nil:
 		h.granted[id] = true
 		return nil
-	case errors.As(err, new(*ratelimit.ExceededError)):
+	case errors.As(err, new(*ratelimit.DeniedError)):
 		h.denied++
 	case errors.Is(err, ratelimit.ErrUnknownOutcome):
 		h.unknown[id] = true
@@ -214,7 +214,7 @@ func kindOf(err error) string {
 	var sqlErr interface{ SQLState() string }
 	var kind string
 	switch {
-	case errors.As(err, new(*ratelimit.ExceededError)):
+	case errors.As(err, new(*ratelimit.DeniedError)):
 		return "denied"
 	case errors.As(err, &sqlErr):
 		kind = sqlErr.SQLState()
@@ -364,7 +364,7 @@ func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global().Count(left)); err != nil {
 		l.Errorf("%s: what is left is not granted: %v", h.limit.Name(), err)
 	}
-	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global()); !errors.As(err, new(*ratelimit.ExceededError)) {
+	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global()); !errors.As(err, new(*ratelimit.DeniedError)) {
 		l.Errorf("%s: more than the capacity was granted: %v", h.limit.Name(), err)
 	}
 }

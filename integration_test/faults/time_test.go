@@ -203,9 +203,9 @@ func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*
 }
 
 // once consumes a token and counts. It returns the denial, if it is one.
-func (c *consumer) once(ctx context.Context, t *testing.T) *ratelimit.ExceededError {
+func (c *consumer) once(ctx context.Context, t *testing.T) *ratelimit.DeniedError {
 	_, err := c.consume(ctx, c.limit.Global())
-	var denial *ratelimit.ExceededError
+	var denial *ratelimit.DeniedError
 	switch {
 	case err == nil:
 		c.granted.Add(1)
@@ -272,7 +272,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 		t.Helper()
 		clock.to(offset)
 		for _, c := range all {
-			var denial *ratelimit.ExceededError
+			var denial *ratelimit.DeniedError
 			for range 20 {
 				if denial = c.once(t.Context(), t); denial != nil {
 					break
@@ -350,7 +350,7 @@ func TestDaylightSaving(t *testing.T) {
 					result, err := limiter.Consume(t.Context(), pool, limit.Global())
 					if err == nil {
 						granted[window]++
-					} else if !errors.As(err, new(*ratelimit.ExceededError)) {
+					} else if !errors.As(err, new(*ratelimit.DeniedError)) {
 						t.Fatal(err)
 					}
 					ends := start.Add(time.Duration(window+1) * 24 * time.Hour)

@@ -130,7 +130,7 @@ func fits(t *testing.T, db *sql.DB, send send) {
 	expect("after a rollback", 1, 1)
 
 	err = send(ctx, "too much", func(db ratelimit.DB, insert func(string) error) error {
-		if _, err := limits.Consume(ctx, db, limit.Key("ann").Count(2)); !errors.As(err, new(*ratelimit.ExceededError)) {
+		if _, err := limits.Consume(ctx, db, limit.Key("ann").Count(2)); !errors.As(err, new(*ratelimit.DeniedError)) {
 			t.Errorf("%v, want a denial", err)
 		}
 		if err := insert("denied"); err != nil {
@@ -144,7 +144,7 @@ func fits(t *testing.T, db *sql.DB, send send) {
 	}
 	expect("after a denial and a commit", 3, 0)
 
-	if err := send(ctx, "never", consume(ctx, limit.Key("ann"))); !errors.As(err, new(*ratelimit.ExceededError)) {
+	if err := send(ctx, "never", consume(ctx, limit.Key("ann"))); !errors.As(err, new(*ratelimit.DeniedError)) {
 		t.Errorf("%v, want a denial", err)
 	}
 	expect("after a denial that rolls back", 3, 0)
@@ -173,7 +173,7 @@ func fits(t *testing.T, db *sql.DB, send send) {
 		t.Error("no transaction was run again: this test has not seen a serialization failure")
 	}
 	expect("after a crowd", 3+goroutines*each, 0)
-	if _, err := limits.Consume(ctx, ratelimit.SQL(db), hot.Global()); !errors.As(err, new(*ratelimit.ExceededError)) {
+	if _, err := limits.Consume(ctx, ratelimit.SQL(db), hot.Global()); !errors.As(err, new(*ratelimit.DeniedError)) {
 		t.Errorf("%v, want nothing to be left for those who come after the crowd", err)
 	}
 }

@@ -443,7 +443,7 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 		result.OK = err == nil
 	}
 	c.At, c.Granted = result.At, result.OK
-	if errors.As(err, new(*ratelimit.ExceededError)) {
+	if errors.As(err, new(*ratelimit.DeniedError)) {
 		return nil
 	}
 	return err
@@ -607,7 +607,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		for _, c := range calls {
 			g.granted(c)
 		}
-	case errors.As(err, new(*ratelimit.ExceededError)):
+	case errors.As(err, new(*ratelimit.DeniedError)):
 		told = denied
 	case errors.Is(err, errAbandoned):
 		told = abandoned

@@ -272,7 +272,7 @@ func FuzzFields(f *testing.F) {
 func TestTheNamesInAProblemAreThoseInTheFields(t *testing.T) {
 	odd, user := ratelimit.TokenBucket("café \"1\"", 10, time.Minute), ratelimit.TokenBucket("user", 10, time.Minute)
 	result := answered(false, denial(odd, "ann", 0, time.Minute, time.Second), denial(odd, "bob", 0, time.Minute, time.Second), left(user, "ann", 1, time.Minute))
-	p := problemOf(Decision{Status: 429, Err: &ratelimit.ExceededError{Result: result}})
+	p := problemOf(Decision{Status: 429, Err: &ratelimit.DeniedError{Result: result}})
 	if !slices.Equal(p.ViolatedPolicies, []string{`caf%C3%A9 "1"`}) {
 		t.Errorf("%q", p.ViolatedPolicies)
 	}

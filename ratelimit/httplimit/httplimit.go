@@ -112,7 +112,7 @@ type Middleware struct {
 
 // Decision is what an observer is told.
 type Decision struct {
-	// Result is that of [ratelimit.Limiter.Consume]. If Err is set and no [*ratelimit.ExceededError], its requests hold only
+	// Result is that of [ratelimit.Limiter.Consume]. If Err is set and no [*ratelimit.DeniedError], its requests hold only
 	// Limit, Key and Count, and there are none if it is the error of [Middleware.Requests].
 	Result ratelimit.Result
 
@@ -201,7 +201,7 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(*ratelimit.ExceededError)):
+	case errors.As(err, new(*ratelimit.DeniedError)):
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrInvalid) && misdefined(result):
 		return http.StatusInternalServerError

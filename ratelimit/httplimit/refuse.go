@@ -60,7 +60,7 @@ func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
 // problemOf describes a refusal. It tells nothing of the database, nor of keys.
 func problemOf(d Decision) problem {
 	p := problem{Type: "about:blank", Title: http.StatusText(d.Status), Status: d.Status}
-	var exceeded *ratelimit.ExceededError
+	var exceeded *ratelimit.DeniedError
 	var chosen *StatusError
 	switch {
 	case errors.As(d.Err, &exceeded):
