@@ -114,7 +114,7 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 func (l *Limiter) do(ctx context.Context, db DB, v verb, consumedAt time.Time, requests []Request) (result Result, err error) {
 	began := time.Now()
 	c, err := l.newCall(v, consumedAt, requests)
-	if db == nil {
+	if noDatabase(db) {
 		err = fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	if err == nil {
@@ -247,6 +247,9 @@ func (c *call) take(ctx context.Context, q querier, result *Result) error {
 func sharded(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
 }
+
+// goesAlone says whether a Coalescer decides the call by a statement of its own.
+func (c *call) goesAlone() bool { return sharded(c.demands) }
 
 // consume is the short way for one demand.
 func (c *call) consume(ctx context.Context, q querier, result *Result) error {

@@ -305,11 +305,11 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
-		old: "	for c.flying > 0 {\n", new: "	for c.flying < 0 {\n",
+		old: "	if c.flying == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "who comes after Close is let in",
-		old: "	if c.closed {\n", new: "	if c.closed && c.pool == nil {\n",
+		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
@@ -381,7 +381,7 @@ var goMutations = []mutation{
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
-		old: "	c.due = now.Add(c.pace)\n", new: "	c.due = now\n",
+		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "who comes too early has nobody to come for him",
@@ -389,7 +389,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
-		old: "	if c.pace > 0 && len(c.queue) > 0", new: "	if c.pace < 0 && len(c.queue) > 0",
+		old: "	if c.Pace > 0 && len(c.queue) > 0", new: "	if c.Pace < 0 && len(c.queue) > 0",
 		tests: "TestCoalescerPaceKeepsBothPlaces",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
