@@ -26,7 +26,7 @@ func decision(err error) (granted bool, _ error) {
 	if err == nil {
 		return true, nil
 	}
-	if _, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
+	if errors.Is(err, ratelimit.ErrDenied) {
 		return false, nil
 	}
 	return false, err

@@ -212,7 +212,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 					t.Fatal(err)
 				}
 				var exceeded *ratelimit.DeniedError
-				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || exceeded.Denied()[0].Limit.Name() != text {
+				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || deniedBy(exceeded.Result)[0].Limit.Name() != text {
 					t.Errorf("%q in a batch: %v", text, err)
 				}
 				// The error for a limit that is wrong quotes its name.

@@ -58,8 +58,10 @@ func ExampleLimiter_Consume_severalLimits() {
 		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
 		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
-			for _, status := range exceeded.Denied() {
-				fmt.Println("denied by", status.Limit.Name())
+			for _, status := range exceeded.Requests {
+				if !status.OK {
+					fmt.Println("denied by", status.Limit.Name())
+				}
 			}
 		} else if err != nil {
 			fmt.Println(err)

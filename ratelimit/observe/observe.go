@@ -49,7 +49,7 @@ func outcome(ctx context.Context, d ratelimit.Decision) string {
 	switch {
 	case d.Err == nil && d.Result.OK:
 		return granted
-	case d.Err == nil, errors.As(d.Err, new(*ratelimit.DeniedError)):
+	case d.Err == nil, errors.Is(d.Err, ratelimit.ErrDenied):
 		return denied
 	case errors.Is(d.Err, ratelimit.ErrExceedsCapacity):
 		return exceedsCapacity
