@@ -244,7 +244,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 		t.Run(limit.Name(), func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 8)
-			coalescer := ratelimit.NewCoalescer(pool)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
 			defer coalescer.Close()
 			limiter, clock := newLimiter()
 			granted := make(chan bool, 100)

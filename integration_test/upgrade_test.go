@@ -81,7 +81,7 @@ var uses = []struct {
 		})
 	}},
 	{"Coalescer", 3, func(ctx context.Context, pool *pgxpool.Pool) error {
-		return coalesce(ctx, pool, func(ctx context.Context, db ratelimit.DB) error {
+		return coalesce(ctx, &ratelimit.Coalescer{Pool: pool}, func(ctx context.Context, db ratelimit.DB) error {
 			_, err := new(ratelimit.Limiter).Consume(ctx, db, plain.Key(rand.Text())) // for one key, migration 2 can be enough
 			return err
 		})

@@ -126,7 +126,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 	level := Isolation(pgx.ReadCommitted)
 	switch db := db.(type) {
 	case *Coalescer:
-		return l.readCommitted(db.pool)
+		return l.readCommitted(db.Pool)
 	case TxBeginner:
 		if inTransaction(db) {
 			break

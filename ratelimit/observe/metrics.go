@@ -91,7 +91,7 @@ func (m *Metrics) Retry(ctx context.Context, _ int, err error) {
 	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(err)))
 }
 
-// Batch is for [ratelimit.OnBatch].
+// Batch is for OnBatch of a [ratelimit.Coalescer].
 func (m *Metrics) Batch(calls int) {
 	m.batch.Record(context.Background(), int64(calls))
 }
