@@ -432,7 +432,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 						err = errRollback
 					}
 					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.At, requests...)
+						_, err = limiter.Refund(ctx, tx, result.Receipt(), requests...)
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))

@@ -191,9 +191,9 @@ func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
 		if w.rows() != before {
 			w.Fatal("check wrote")
 		}
-		w.refund(consumed.At, key.Count(10))
+		w.refund(consumed.Receipt(), key.Count(10))
 		w.holds(key, 32)
-		w.refund(consumed.At, key.Count(39))
+		w.refund(consumed.Receipt(), key.Count(39))
 		w.holds(key, 40)
 		if values := w.shardValues("hot", "ann"); len(values) != 4 {
 			w.Fatalf("shards hold %v", values)
@@ -211,11 +211,11 @@ func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
 		window := ratelimit.FixedWindow("window", 9, time.Hour, ratelimit.Shards(3), ratelimit.Start(noon)).Key("ann")
 		consumed = w.grant(window.Count(9))
 		w.clock.Advance(59 * time.Minute)
-		w.refund(consumed.At, window.Count(2))
+		w.refund(consumed.Receipt(), window.Count(2))
 		w.holds(window, 2)
 		w.clock.Advance(time.Minute)
 		w.grant(window.Count(9))
-		w.refund(consumed.At, window.Count(2))
+		w.refund(consumed.Receipt(), window.Count(2))
 		w.holds(window, 0)
 	})
 }

@@ -425,7 +425,7 @@ func recordToday(t *testing.T) record {
 			must(err)
 			_, err = limiter.Charge(ctx, db, limit.Key("ann").Count(0.25))
 			must(err)
-			_, err = limiter.Refund(ctx, db, result.At, limit.Key("ann").Count(0.5))
+			_, err = limiter.Refund(ctx, db, result.Receipt(), limit.Key("ann").Count(0.5))
 			must(err)
 			clock.Advance(311 * time.Millisecond)
 		}

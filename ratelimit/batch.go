@@ -43,7 +43,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(verbConsume, time.Time{}, requests)
+	c, err := l.newCall(verbConsume, "", requests)
 	result := unanswered(requests)
 	if err != nil {
 		l.observe(ctx, verbConsume, began, result, err)

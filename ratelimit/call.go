@@ -15,11 +15,11 @@ type call struct {
 	verb       verb
 	requests   []Request
 	demands    []demand
-	consumedAt pgtype.Timestamptz // of a refund
+	receipt    *receipt           // of a refund: what is left of it
 	now        pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -30,13 +30,15 @@ func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c c
 		}
 	}
 	if v == verbRefund {
-		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+		if c.receipt, err = from.read(); err == nil {
+			err = c.receipt.covers(c.demands)
+		}
 	}
 	return c, err
 }
 
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
-func (c *call) goesAlone() bool { return sharded(c.demands) }
+func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
 // timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
@@ -62,6 +64,7 @@ type querier interface {
 	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
 	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error)
 	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error)
+	Refund(ctx context.Context, arg dbsqlc.RefundParams) (applyRow, error)
 	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
 }
 
@@ -72,6 +75,8 @@ func (c *call) decide(ctx context.Context, q querier) (Result, error) {
 	switch coalesced, ok := q.(coalescing); {
 	case ok:
 		err = coalesced.coalescer.decide(ctx, c, &result)
+	case c.verb == verbRefund:
+		err = c.refund(ctx, q, &result)
 	case c.verb == verbReset:
 		err = c.reset(ctx, q)
 		result.OK = err == nil

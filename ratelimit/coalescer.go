@@ -226,7 +226,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		answer(result, asked.demands, w.states, w.at, w.granted)
+		asked.answer(result, w.states, w.at, w.granted)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)

@@ -61,6 +61,10 @@ func (q *queries) Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, 
 	return anyLimits(q.Queries.Apply(ctx, arg))
 }
 
+func (q *queries) Refund(ctx context.Context, arg dbsqlc.RefundParams) (applyRow, error) {
+	return anyLimits(q.Queries.Refund(ctx, arg))
+}
+
 func oneLimit(answer []byte, err error) (consumeRow, error) {
 	if err != nil {
 		return consumeRow{}, err

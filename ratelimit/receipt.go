@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,8 +47,8 @@ const (
 // Receipt is what to store for a later [Limiter.Refund]. That of a refund says what is left to be given back. It is empty if nothing
 // was taken: by a denial, a check or a charge, which cannot be refunded.
 func (r Result) Receipt() Receipt {
-	if r.refunded != nil {
-		return r.refunded.text()
+	if r.receipt != nil {
+		return r.receipt.text()
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.RetryAt}
 	for _, s := range r.Requests {
@@ -128,15 +129,15 @@ func (r *receipt) validate() error {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
 			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
-			!whole || t.Rows < 1 || t.Shards > maxShards:
+			!whole || t.Rows < 1 || t.Shards > MaxShards:
 			return fmt.Errorf("limit %q: its numbers cannot be", t.Limit)
 		}
 	}
 	return nil
 }
 
-// refund sets how much each demand gives back, and what the rule has to know.
-func (r *receipt) refund(ds []demand) error {
+// covers says whether the receipt has what the demands ask for.
+func (r *receipt) covers(ds []demand) error {
 	for i := range ds {
 		d := &ds[i]
 		t := r.find(d.limit.name, d.key)
@@ -144,13 +145,16 @@ func (r *receipt) refund(ds []demand) error {
 			return fmt.Errorf("%w: limit %q: the receipt has nothing of it for this key", ErrInvalid, d.limit.name)
 		}
 		left := t.Count - t.Refunded
-		if d.count > left+1e-9*t.Count { // parts may add up to a little more, by rounding
+		if d.count > left+t.rounding() {
 			return fmt.Errorf("%w: limit %q: %v to be refunded, the receipt has %v left", ErrInvalid, d.limit.name, d.count, left)
 		}
 		d.count = min(d.count, left)
 	}
 	return nil
 }
+
+// rounding is by how much parts may add up to more or less than the whole.
+func (t *taken) rounding() float64 { return 1e-12 * t.Count }
 
 // algebra is what the rule has to know.
 func (r *receipt) algebra(t *taken) algebra.Taken {
@@ -159,4 +163,27 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 		part = 1 / float64(t.Shards)
 	}
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
+}
+
+// refunded notes that a demand has been refunded, and returns the rows as they are by now. rows are those before.
+func (r *receipt) refunded(d demand, rows []algebra.Row, now algebra.Micros) []algebra.Row {
+	t := r.find(d.limit.name, d.key)
+	numbers := d.limit.forKey(d.key)
+	after := rows
+	if len(rows) > 0 {
+		if back := numbers.Refund(rows, r.algebra(t), d.count, now); back > 0 {
+			// The refund pays a debt first. What another part of it finds paid is still owed to those who wait.
+			t.Held += min(back, max(-numbers.Total(rows, now), 0))
+			after = numbers.Take(rows, len(rows), -back, now)
+		}
+	}
+	t.Held += d.count // as if so much less had been taken
+	t.Refunded += d.count
+	return after
+}
+
+// rest is the receipt without what has nothing left.
+func (r *receipt) rest() *receipt {
+	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count-t.Refunded <= t.rounding() })
+	return r
 }

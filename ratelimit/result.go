@@ -12,8 +12,8 @@ type Result struct {
 	// OK says whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption. A call that had to wait for
-	// another transaction that held the row, and was then granted, has the instant at which it began to wait.
+	// At is the instant of the decision. A call that had to wait for another transaction that held the row, and was then granted,
+	// has the instant at which it began to wait.
 	At time.Time
 
 	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
@@ -27,6 +27,8 @@ type Result struct {
 
 	// Requests answers each request of the call, in order.
 	Requests []Status
+
+	receipt *receipt // what is left of it after a refund
 }
 
 // Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
@@ -48,21 +50,53 @@ type Status struct {
 
 	// RetryAt is the same as [Result.RetryAt], for this request alone.
 	RetryAt time.Time
+
+	took took
+}
+
+// took is what a receipt has to say of a request that was consumed: what the rows that it took from held afterwards, together, and how
+// many they were. None: nothing was consumed.
+type took struct {
+	held float64
+	rows int
 }
 
 // state is what the database answered for one demand.
 type state struct {
 	rows []algebra.Row
-	// taken says that the rows are those after the demand was granted.
-	taken bool
+	// taken says that the rows are those after the demand was granted; whole, that they are all there are. Otherwise one row
+	// of a sharded limit is the shard that was taken from, and speaks for all.
+	taken, whole bool
 }
 
 // answer works out what the state of each demand means for the requests.
-func answer(result *Result, ds []demand, states []state, now algebra.Micros, granted bool) {
+func (c *call) answer(result *Result, states []state, now algebra.Micros, granted bool) {
+	ds := c.demands
 	retryAt := now
+	var lefts []float64 // of a check that says yes to a reservation
+	var waiting bool
+	if forfeits(ds) && !states[0].taken {
+		waiting = true
+		asked := make([]algebra.Demand, len(ds))
+		for i, d := range ds {
+			asked[i] = d.algebra(states[i].rows)
+		}
+		if granted {
+			_, lefts, _ = algebra.Reserve(asked, now)
+		} else {
+			retryAt = algebra.WhenReserved(asked, now)
+		}
+	}
 	for i, d := range ds {
 		numbers, rows := d.limit.forKey(d.key), states[i].rows
-		if states[i].taken && len(rows) == 1 { // one shard speaks for all
+		var took took
+		if states[i].taken && c.verb == verbConsume {
+			for _, row := range rows {
+				took.held += row.Value
+			}
+			took.rows = len(rows)
+		}
+		if states[i].taken && !states[i].whole && len(rows) == 1 { // one shard speaks for all
 			for len(rows) < d.limit.shards {
 				rows = append(rows, rows[0])
 			}
@@ -70,6 +104,7 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 		s := Status{
 			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
 			Remaining: numbers.Total(rows, now),
+			took:      took,
 		}
 		if numbers.Window {
 			s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
@@ -80,6 +115,12 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 		switch {
 		case states[i].taken:
 			at = numbers.When(rows, d.limit.shards, 0, 0, now)
+		case waiting && granted:
+			at = numbers.When(numbers.Spread(rows, d.limit.shards, lefts[i], now), d.limit.shards, 0, 0, now)
+		case waiting:
+			alone := []algebra.Demand{d.algebra(rows)}
+			_, _, s.OK = algebra.Reserve(alone, now)
+			at = algebra.WhenReserved(alone, now)
 		case !s.OK:
 			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
 		case granted: // by a check: when the work might run
@@ -97,4 +138,9 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 	result.At = now.Time()
 	result.RetryAt = retryAt.Time()
 	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
+}
+
+// algebra is the demand in the terms of the arithmetic.
+func (d demand) algebra(rows []algebra.Row) algebra.Demand {
+	return algebra.Demand{Limit: d.limit.forKey(d.key), Rows: rows, Shards: d.limit.shards, Count: d.count, Floor: d.floor}
 }

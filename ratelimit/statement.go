@@ -14,6 +14,8 @@ import (
 // take takes all of the demands or nothing, the shortest way.
 func (c *call) take(ctx context.Context, q querier, result *Result) error {
 	switch {
+	case forfeits(c.demands):
+		return c.apply(ctx, q, result)
 	case len(c.demands) == 1:
 		return c.consume(ctx, q, result)
 	case !sharded(c.demands):
@@ -30,7 +32,7 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 		if err != nil {
 			return err
 		}
-		answer(result, c.demands, []state{{taken: row.granted, rows: []algebra.Row{row.row}}}, row.at, row.granted)
+		c.answer(result, []state{{taken: row.granted, rows: []algebra.Row{row.row}}}, row.at, row.granted)
 		if !result.OK {
 			denied.remember(d, result.RetryAfter)
 		}
@@ -46,7 +48,7 @@ func (c *call) consume(ctx context.Context, q querier, result *Result) error {
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.granted, result)
+	c.applied(row, row.granted, result)
 	return nil
 }
 
@@ -78,13 +80,13 @@ func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) er
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.granted, result)
+	c.applied(row, row.granted, result)
 	return nil
 }
 
 // apply is the way for any number of demands.
 func (c *call) apply(ctx context.Context, q querier, result *Result) error {
-	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: nullable(c.consumedAt), Now: nullable(c.now)}
+	args := dbsqlc.ApplyParams{Op: string(c.verb), Reserve: forfeits(c.demands), Now: nullable(c.now)}
 	if c.verb == verbCharge {
 		args.Op = string(verbConsume) // without a floor
 	}
@@ -107,13 +109,22 @@ func (c *call) apply(ctx context.Context, q querier, result *Result) error {
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.granted && c.verb != verbCheck, result)
+	c.applied(row, row.granted && c.verb != verbCheck, result)
 	return nil
 }
 
 // applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
-func applied(ds []demand, row applyRow, taken bool, result *Result) {
-	states := make([]state, len(ds))
+func (c *call) applied(row applyRow, taken bool, result *Result) {
+	states := row.states(len(c.demands))
+	for i := range states {
+		states[i].taken = taken
+	}
+	c.answer(result, states, row.at, row.granted)
+}
+
+// states are the rows by demand.
+func (row applyRow) states(demands int) []state {
+	states := make([]state, demands)
 	for i := range row.rows {
 		place := i
 		if row.ord != nil {
@@ -122,10 +133,38 @@ func applied(ds []demand, row applyRow, taken bool, result *Result) {
 		s := &states[place]
 		s.rows = append(s.rows, row.rows[i])
 	}
-	for i := range states {
-		states[i].taken = taken
+	return states
+}
+
+// refund gives the demands back. The answer is the rows as they were before: what came back is worked out from them.
+func (c *call) refund(ctx context.Context, q querier, result *Result) error {
+	r := c.receipt
+	args := dbsqlc.RefundParams{TakenAt: r.At, RunAt: r.RunAt, Now: nullable(c.now)}
+	for _, d := range c.demands { // in lock order, as demands puts them
+		numbers := d.limit.forKey(d.key)
+		args.Names = append(args.Names, d.limit.name)
+		args.Keys = append(args.Keys, d.key)
+		args.Rates = append(args.Rates, numbers.Rate)
+		args.Periods = append(args.Periods, numbers.Period)
+		args.Capacities = append(args.Capacities, numbers.Capacity)
+		args.Starts = append(args.Starts, start(numbers))
+		args.Counts = append(args.Counts, d.count)
+		taken := r.algebra(r.find(d.limit.name, d.key))
+		args.Taken = append(args.Taken, taken.Count)
+		args.Held = append(args.Held, taken.Held)
+		args.Parts = append(args.Parts, taken.Part)
 	}
-	answer(result, ds, states, row.at, row.granted)
+	row, err := q.Refund(ctx, args)
+	if err != nil {
+		return err
+	}
+	states := row.states(len(c.demands))
+	for i, d := range c.demands {
+		states[i] = state{rows: r.refunded(d, states[i].rows, row.at), taken: true, whole: true}
+	}
+	c.answer(result, states, row.at, true)
+	result.receipt = r.rest()
+	return nil
 }
 
 func (c *call) reset(ctx context.Context, q querier) error {
