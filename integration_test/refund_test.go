@@ -101,7 +101,7 @@ func TestRefundOfAReservationBreaksNoWindowsCap(t *testing.T) {
 		reservation := w.grant(ann.Count(15).Reserve()) // 10 of noon's window, 5 of the next
 		w.clock.Advance(70 * time.Minute)               // 13:10
 		w.grant(ann.Count(5))                           // what 13:00's window has left
-		w.refund(reservation.Receipt(), ann.Count(15))         // the reserved work did not run
+		w.refund(reservation.Receipt(), ann.Count(15))  // the reserved work did not run
 		granted := 5.0
 		for {
 			if _, err := w.limiter.Consume(w.Context(), w.db, ann); err != nil {

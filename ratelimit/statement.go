@@ -139,7 +139,7 @@ func (row applyRow) states(demands int) []state {
 // refund gives the demands back. The answer is the rows as they were before: what came back is worked out from them.
 func (c *call) refund(ctx context.Context, q querier, result *Result) error {
 	r := c.receipt
-	args := dbsqlc.RefundParams{TakenAt: r.At, RunAt: r.RunAt, Now: nullable(c.now)}
+	args := dbsqlc.RefundParams{TakenAt: pgtype.Timestamptz{Time: r.At, Valid: true}, RunAt: pgtype.Timestamptz{Time: r.RunAt, Valid: true}, Now: nullable(c.now)}
 	for _, d := range c.demands { // in lock order, as demands puts them
 		numbers := d.limit.forKey(d.key)
 		args.Names = append(args.Names, d.limit.name)
