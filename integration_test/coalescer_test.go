@@ -498,7 +498,7 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	})
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
-	if _, err := newGoose(t, db, migrations.FS, migrations.VersionTable).Up(t.Context()); err != nil {
+	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	coalescer := &ratelimit.Coalescer{Pool: pool}

@@ -75,13 +75,17 @@ func migrate(t testing.TB, url string) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	var files fs.FS = migrations.FS
-	if mutated := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); mutated != "" { // see mutate: nothing is compiled for an edit of SQL
-		files = os.DirFS(mutated)
-	}
-	if _, err := newGoose(t, db, files, migrations.VersionTable).Up(t.Context()); err != nil {
+	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// migrationFiles is migrations.FS. For command mutate, it is read anew: nothing is compiled for an edit of SQL.
+func migrationFiles() fs.FS {
+	if mutated := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); mutated != "" {
+		return os.DirFS(mutated)
+	}
+	return migrations.FS
 }
 
 var reusable struct {

@@ -85,7 +85,7 @@ func TestMigrationsGoUpDownAndUpAgain(t *testing.T) {
 			t.Parallel()
 			url := newSchema(t)
 			pool := connect(t, url, 1)
-			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
+			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
 			empty := catalog(t, pool, schemaOf(t, pool))
 			var first string
 			for round := range 2 {
@@ -144,7 +144,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 			pool := connect(t, url, 1)
 			db := openSQL(t, "pgx", url, 4)
 			theirs := newGoose(t, db, app, goose.DefaultTablename)
-			ours := newGoose(t, db, migrations.FS, migrations.VersionTable)
+			ours := newGoose(t, db, migrationFiles(), migrations.VersionTable)
 			providers := []*goose.Provider{ours, theirs}
 			if !oursFirst {
 				slices.Reverse(providers)
@@ -215,7 +215,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 	t.Parallel()
 	migrated := newPool(t, 1)
 	want := catalog(t, migrated, schemaOf(t, migrated))
-	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "ünïcode", "100%"} {
+	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "/* TEMPLATE: schema */", "ünïcode", "100%"} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
 			needsSession(t, "since they SET search_path for the session")
