@@ -224,6 +224,9 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 		}
 	}
 	step("up", func() error { _, err := provider.Up(t.Context()); return err })
+	for deadline := time.Now().Add(20 * time.Second); calls.Load() < granted.Load()+10 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond) // until the bound is what stops them
+	}
 	stop.Store(true)
 	wg.Wait()
 	bound := capacity + int64(time.Since(begin).Seconds()*rate)
