@@ -275,6 +275,9 @@ func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Mic
 		if shard, ok := byOneShard[d.rowsOf]; ok {
 			rows = rows[shard : shard+1]
 		}
+		if d.count == 0 {
+			continue
+		}
 		p := grantPart{count: d.count, rows: len(rows), shards: d.shards}
 		for _, row := range rows {
 			p.held += row.Value

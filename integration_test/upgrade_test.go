@@ -67,7 +67,7 @@ var uses = []struct {
 		return err
 	}},
 	{"refund", 1, func(ctx context.Context, pool *pgxpool.Pool) error {
-		_, err := new(ratelimit.Limiter).Refund(ctx, pool, noon, plain.Key("a"))
+		_, err := new(ratelimit.Limiter).Refund(ctx, pool, receiptOf(noon, plain.Key("a")), plain.Key("a"))
 		return err
 	}},
 	{"reset", 1, func(ctx context.Context, pool *pgxpool.Pool) error {

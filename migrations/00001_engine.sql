@@ -146,7 +146,7 @@ BEGIN
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
             PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -231,7 +231,7 @@ BEGIN
         END;
     END IF;
     RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
 END
 $body$;
 
@@ -327,7 +327,7 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
 END
 $body$;
 

@@ -52,7 +52,7 @@ func (r Result) Receipt() Receipt {
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.RetryAt}
 	for _, s := range r.Requests {
-		if s.took.rows == 0 {
+		if s.took.rows == 0 || s.Count == 0 {
 			continue
 		}
 		if t := made.find(s.Limit.name, s.Key); t != nil {
@@ -124,12 +124,11 @@ func (r *receipt) validate() error {
 		*t = at.Time
 	}
 	for i, t := range r.Taken {
-		whole := t.Rows == t.Shards || t.Rows == 1
 		switch {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
 			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
-			!whole || t.Rows < 1 || t.Shards > MaxShards:
+			t.Shards < 1 || t.Shards > MaxShards, t.Rows != 1 && t.Rows != t.Shards:
 			return fmt.Errorf("limit %q: its numbers cannot be", t.Limit)
 		}
 	}

@@ -73,17 +73,14 @@ type state struct {
 func (c *call) answer(result *Result, states []state, now algebra.Micros, granted bool) {
 	ds := c.demands
 	retryAt := now
-	var lefts []float64 // of a check that says yes to a reservation
-	var waiting bool
+	var asked []algebra.Demand // of reservations that forfeit, and were not made
+	var lefts []float64        // what they would leave
 	if forfeits(ds) && !states[0].taken {
-		waiting = true
-		asked := make([]algebra.Demand, len(ds))
 		for i, d := range ds {
-			asked[i] = d.algebra(states[i].rows)
+			asked = append(asked, d.algebra(states[i].rows))
 		}
-		if granted {
-			_, lefts, _ = algebra.Reserve(asked, now)
-		} else {
+		_, lefts, _ = algebra.Reserve(asked, now)
+		if !granted {
 			retryAt = algebra.WhenReserved(asked, now)
 		}
 	}
@@ -115,12 +112,15 @@ func (c *call) answer(result *Result, states []state, now algebra.Micros, grante
 		switch {
 		case states[i].taken:
 			at = numbers.When(rows, d.limit.shards, 0, 0, now)
-		case waiting && granted:
+		case asked != nil && granted:
 			at = numbers.When(numbers.Spread(rows, d.limit.shards, lefts[i], now), d.limit.shards, 0, 0, now)
-		case waiting:
-			alone := []algebra.Demand{d.algebra(rows)}
-			_, _, s.OK = algebra.Reserve(alone, now)
-			at = algebra.WhenReserved(alone, now)
+		case asked != nil:
+			// Alone, it might have to wait less and forfeit less.
+			if s.OK = asked[i].Enough(lefts[i]); !s.OK {
+				if at = algebra.WhenReserved(asked[i:i+1], now); at == now {
+					at = retryAt
+				}
+			}
 		case !s.OK:
 			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
 		case granted: // by a check: when the work might run

@@ -414,7 +414,7 @@ var goMutations = []mutation{
 	}, {
 		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
 		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
-		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, consumedAt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, receipt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
 		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",

@@ -35,14 +35,14 @@ func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted boo
 			// In this order the sum of what is left and the refill is never below zero, by rounding, when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(latest(d.Rows, now), runAt, 1))
 		}
-		granted = granted && left[i] >= d.floor()
+		granted = granted && d.Enough(left[i])
 	}
 	return runAt, left, granted
 }
 
-// floor is the lowest balance that may be left, but for the rounding of a sum over shards.
-func (d Demand) floor() float64 {
-	return d.Floor - slack(max(len(d.Rows), d.Shards))
+// Enough says whether so much may be left, but for the rounding of a sum over shards.
+func (d Demand) Enough(left float64) bool {
+	return left >= d.Floor-slack(max(len(d.Rows), d.Shards))
 }
 
 // WhenReserved is the first instant, not before now, at which Reserve grants if nobody else takes or gives anything. Beyond [Max] it is
