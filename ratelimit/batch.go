@@ -43,10 +43,10 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(verbConsume, time.Time{}, requests)
+	c, err := l.newCall(VerbConsume, time.Time{}, requests)
 	result := unanswered(requests)
 	if err != nil {
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, VerbConsume, began, result, err)
 		return nil, err
 	}
 
@@ -58,7 +58,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	batch.Queue(note.sql, row.prependTo(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		result, err = c.decide(ctx, asked{results: results, row: row})
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, VerbConsume, began, result, err)
 		return err
 	}
 	return &result, nil

@@ -12,14 +12,14 @@ import (
 
 // call is one use of a verb, as newCall has validated it.
 type call struct {
-	verb       verb
+	verb       Verb
 	requests   []Request
 	demands    []demand
 	consumedAt pgtype.Timestamptz // of a refund
 	now        pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -29,7 +29,7 @@ func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c c
 			return c, err
 		}
 	}
-	if v == verbRefund {
+	if v == VerbRefund {
 		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
 	}
 	return c, err
@@ -48,11 +48,11 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 }
 
 // querierOn is how a database is asked for a verb. What writes in a transaction of its own can end with an unknown outcome.
-func querierOn(db DB, v verb) querier {
-	if coalescer, ok := db.(*Coalescer); ok && (v == verbConsume || v == verbCharge) {
+func querierOn(db DB, v Verb) querier {
+	if coalescer, ok := db.(*Coalescer); ok && (v == VerbConsume || v == VerbCharge) {
 		return coalescing{coalescer: coalescer}
 	}
-	return queriesOn(db, v != verbCheck && !isTx(db))
+	return queriesOn(db, v != VerbCheck && !isTx(db))
 }
 
 // querier is how the database is asked: by queries; by those whose answer is there already (asked), when a batch is read; or by a
@@ -72,10 +72,10 @@ func (c *call) decide(ctx context.Context, q querier) (Result, error) {
 	switch coalesced, ok := q.(coalescing); {
 	case ok:
 		err = coalesced.coalescer.decide(ctx, c, &result)
-	case c.verb == verbReset:
+	case c.verb == VerbReset:
 		err = c.reset(ctx, q)
 		result.OK = err == nil
-	case c.verb == verbConsume || c.verb == verbCharge:
+	case c.verb == VerbConsume || c.verb == VerbCharge:
 		err = c.take(ctx, q, &result)
 	default:
 		err = c.apply(ctx, q, &result)
@@ -83,7 +83,7 @@ func (c *call) decide(ctx context.Context, q querier) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
 		return unanswered(c.requests), explain(c.verb, err)
-	case c.verb == verbConsume && !result.OK:
+	case c.verb == VerbConsume && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil
@@ -99,9 +99,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(v verb, err error) error {
+func explain(verb Verb, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", v, err)
+	return fmt.Errorf("ratelimit: %s: %w", verb, err)
 }

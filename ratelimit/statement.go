@@ -85,8 +85,8 @@ func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) er
 // apply is the way for any number of demands.
 func (c *call) apply(ctx context.Context, q querier, result *Result) error {
 	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: nullable(c.consumedAt), Now: nullable(c.now)}
-	if c.verb == verbCharge {
-		args.Op = string(verbConsume) // without a floor
+	if c.verb == VerbCharge {
+		args.Op = string(VerbConsume) // without a floor
 	}
 	for _, d := range c.demands {
 		numbers := d.limit.forKey(d.key)
@@ -107,7 +107,7 @@ func (c *call) apply(ctx context.Context, q querier, result *Result) error {
 	if err != nil {
 		return err
 	}
-	applied(c.demands, row, row.granted && c.verb != verbCheck, result)
+	applied(c.demands, row, row.granted && c.verb != VerbCheck, result)
 	return nil
 }
 

@@ -81,7 +81,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -97,7 +97,7 @@ var goMutations = []mutation{
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
 		name: "check-rows-after", file: "ratelimit/statement.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		old: "applied(c.demands, row, row.granted && c.verb != VerbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
