@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // call is one use of a verb, as newCall has validated it.
@@ -47,39 +45,41 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// querierOn is how a database is asked for a verb. What writes in a transaction of its own can end with an unknown outcome.
-func querierOn(db DB, v Verb) querier {
-	if coalescer, ok := db.(*Coalescer); ok && (v == VerbConsume || v == VerbCharge) {
-		return coalescing{coalescer: coalescer}
-	}
-	return queriesOn(db, v != VerbCheck && !isTx(db))
-}
-
-// querier is how the database is asked: by queries; by those whose answer is there already (asked), when a batch is read; or by a
-// coalescer with its own (coalescing).
-type querier interface {
-	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
-	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
-	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error)
-	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error)
-	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
-}
-
-// decide asks the database, and makes what the caller gets of the answer. It may be called again: SendTx may send a batch again.
-func (c *call) decide(ctx context.Context, q querier) (Result, error) {
+// decide has the database decide the call.
+func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	switch coalesced, ok := q.(coalescing); {
-	case ok:
-		err = coalesced.coalescer.decide(ctx, c, &result)
-	case c.verb == VerbReset:
-		err = c.reset(ctx, q)
-		result.OK = err == nil
-	case c.verb == VerbConsume || c.verb == VerbCharge:
-		err = c.take(ctx, q, &result)
-	default:
-		err = c.apply(ctx, q, &result)
+	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+		err = coalescer.decide(ctx, c, &result)
+	} else {
+		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
 	}
+	return c.conclude(result, err)
+}
+
+// ask decides the call by a statement of its own.
+func (c *call) ask(ctx context.Context, w wire, result *Result) error {
+	a, err := w.ask(ctx, c.statement(ctx, false))
+	if err == nil {
+		c.fill(result, a)
+	}
+	return err
+}
+
+// fill fills in the result from the answer to the call's statement.
+func (c *call) fill(result *Result, a *answer) {
+	if c.verb == VerbReset {
+		result.OK = true
+		return
+	}
+	result.fill(c.demands, a, a.granted && c.verb != VerbCheck)
+	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+		denied.remember(c.demands[0], result.RetryAfter)
+	}
+}
+
+// conclude is what the caller gets.
+func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
 		return unanswered(c.requests), explain(c.verb, err)

@@ -67,7 +67,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, consumedAt time.Time, r
 		err = fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	if err == nil {
-		result, err = c.decide(ctx, querierOn(db, v))
+		result, err = c.decide(ctx, db)
 	} else {
 		result = unanswered(requests)
 	}
