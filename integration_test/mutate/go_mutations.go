@@ -81,7 +81,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -96,15 +96,15 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/statement.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
@@ -112,8 +112,8 @@ var goMutations = []mutation{
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
-		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
-		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
@@ -153,7 +153,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -204,7 +204,7 @@ var goMutations = []mutation{
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
@@ -301,7 +301,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(asked.demands))\n	}\n",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
