@@ -206,6 +206,8 @@ func TestAPIKeyIsOneForOneCredential(t *testing.T) {
 		{"Authorization", []string{`Token token="S3cret", app="a b"`}},
 		{"Authorization", []string{`Token token="s3cret, app=", b`}},
 		{"Authorization", []string{`Token token="s3cret\", app=\"a b"`}},
+		{"Authorization", []string{`Token token="s3cret", zone=1`}},
+		{"Authorization", []string{`Token token="s3cret, zone=1"`}},
 		{"Authorization", []string{`Token token="s3cret`}},
 		{"Authorization", []string{`Token token="s3cret" x`}},
 		{"Authorization", []string{`Digest username="ann", realm="site", nonce="1", nc=00000001, uri="/", response="6629fae4"`,
