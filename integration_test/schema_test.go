@@ -37,7 +37,7 @@ func catalog(t *testing.T, db ratelimit.DB, schema string) string {
 		UNION ALL
 		SELECT concat_ws(' ', 'index', pg_get_indexdef(c.oid)) FROM pg_class c, n WHERE relnamespace = n.oid AND relkind = 'i' AND relname NOT LIKE '%goose%'
 		UNION ALL
-		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
+		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
 		UNION ALL
 		SELECT concat_ws(' ', 'type', typname) FROM pg_type, n WHERE typnamespace = n.oid AND typname NOT LIKE '%goose%'
 		ORDER BY 1`, schema)
