@@ -32,8 +32,8 @@ SELECT pg_catalog.record_send(ratelimit_refund(
       @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
       @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz))::bytea AS answer;
 
--- name: Reset :exec
-SELECT ratelimit_reset(@names::text[], @keys::text[]);
+-- name: Reset :one
+SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
 -- name: Sweep :one
 SELECT s.deleted, s.next

@@ -6,20 +6,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // call is one use of a verb, as newCall has validated it.
 type call struct {
-	verb       verb
-	requests   []Request
-	demands    []demand
-	receipt    *receipt           // of a refund: what is left of it
-	now        pgtype.Timestamptz // NULL: by the database's clock
+	verb     Verb
+	requests []Request
+	demands  []demand
+	receipt  *receipt           // of a refund
+	now      pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v verb, from Receipt, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -29,7 +27,7 @@ func (l *Limiter) newCall(v verb, from Receipt, requests []Request) (c call, err
 			return c, err
 		}
 	}
-	if v == verbRefund {
+	if v == VerbRefund {
 		if c.receipt, err = from.read(); err == nil {
 			err = c.receipt.covers(c.demands)
 		}
@@ -49,46 +47,45 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// querierOn is how a database is asked for a verb. What writes in a transaction of its own can end with an unknown outcome.
-func querierOn(db DB, v verb) querier {
-	if coalescer, ok := db.(*Coalescer); ok && (v == verbConsume || v == verbCharge) {
-		return coalescing{coalescer: coalescer}
-	}
-	return queriesOn(db, v != verbCheck && !isTx(db))
-}
-
-// querier is how the database is asked: by queries; by those whose answer is there already (asked), when a batch is read; or by a
-// coalescer with its own (coalescing).
-type querier interface {
-	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
-	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
-	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error)
-	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error)
-	Refund(ctx context.Context, arg dbsqlc.RefundParams) (applyRow, error)
-	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
-}
-
-// decide asks the database, and makes what the caller gets of the answer. It may be called again: SendTx may send a batch again.
-func (c *call) decide(ctx context.Context, q querier) (Result, error) {
+// decide has the database decide the call.
+func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	switch coalesced, ok := q.(coalescing); {
-	case ok:
-		err = coalesced.coalescer.decide(ctx, c, &result)
-	case c.verb == verbRefund:
-		err = c.refund(ctx, q, &result)
-	case c.verb == verbReset:
-		err = c.reset(ctx, q)
-		result.OK = err == nil
-	case c.verb == verbConsume || c.verb == verbCharge:
-		err = c.take(ctx, q, &result)
-	default:
-		err = c.apply(ctx, q, &result)
+	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+		err = coalescer.decide(ctx, c, &result)
+	} else {
+		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
 	}
+	return c.conclude(result, err)
+}
+
+// ask decides the call by a statement of its own.
+func (c *call) ask(ctx context.Context, w wire, result *Result) error {
+	a, err := w.ask(ctx, c.statement(ctx, false))
+	if err == nil {
+		c.fill(result, a)
+	}
+	return err
+}
+
+// fill fills in the result from the answer to the call's statement.
+func (c *call) fill(result *Result, a *answer) {
+	if c.verb == VerbReset {
+		result.OK = true
+		return
+	}
+	result.fill(c, a)
+	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+		denied.remember(c.demands[0], result.RetryAfter)
+	}
+}
+
+// conclude is what the caller gets.
+func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
 		return unanswered(c.requests), explain(c.verb, err)
-	case c.verb == verbConsume && !result.OK:
+	case c.verb == VerbConsume && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil
@@ -104,9 +101,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(v verb, err error) error {
+func explain(verb Verb, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", v, err)
+	return fmt.Errorf("ratelimit: %s: %w", verb, err)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
@@ -150,12 +149,8 @@ type waiter struct {
 	flight *flight // of its statement; nil: none yet
 
 	// The answer.
-	err     error
-	granted bool
-	at      algebra.Micros
-	states  []state
-	state   [1]state // where states and its rows usually are
-	row     [1]algebra.Row
+	err    error
+	answer answer
 }
 
 // flight is the way of one statement.
@@ -180,12 +175,6 @@ func newFlight(waiters []*waiter) *flight {
 		f.cancel()
 	}
 	return f
-}
-
-// coalescing is the querier of what is coalesced.
-type coalescing struct {
-	querier   // nil: the coalescer has its own
-	coalescer *Coalescer
 }
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
@@ -226,7 +215,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		asked.answer(result, w.states, w.at, w.granted)
+		result.fill(asked, &w.answer)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
@@ -410,8 +399,8 @@ func (c *Coalescer) separate(b *batch) {
 
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) error {
-	err := c.retry(ctx, func(q *queries) error {
-		return asked.take(ctx, q, result)
+	err := c.retry(ctx, func(db wire) error {
+		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)
 	return err
@@ -425,7 +414,7 @@ func (c *Coalescer) observe(calls int, err error) {
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error) error {
+func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, statement)
@@ -443,7 +432,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error)
 }
 
 // once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *queries) error) error {
+func (c *Coalescer) once(ctx context.Context, begin bool, statement func(db wire) error) error {
 	var db DB = c.Pool
 	switch {
 	case begin:
@@ -454,7 +443,7 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *quer
 					return err
 				}
 			}
-			err := statement(queriesOn(tx, false))
+			err := statement(wire{tx, false})
 			committing = err == nil
 			return err
 		})
@@ -465,7 +454,7 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *quer
 	case c.AsyncCommit:
 		db = asyncDB{c.Pool}
 	}
-	return statement(queriesOn(db, true))
+	return statement(wire{db, true})
 }
 
 // asyncCommit holds until the end of the transaction.
@@ -501,8 +490,8 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(q *queries) (err error) {
-			answer, err = b.consumeSums(b.flight.ctx, q)
+		err := c.once(b.flight.ctx, c.begin.Load(), func(db wire) (err error) {
+			answer, err = b.consumeSums(b.flight.ctx, db)
 			return err
 		})
 		switch {
@@ -524,8 +513,8 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(q *queries) (err error) {
-		row, err = q.Coalesce(b.flight.ctx, b.args)
+	err := c.retry(b.flight.ctx, func(db wire) (err error) {
+		row, err = db.queries().Coalesce(b.flight.ctx, b.args)
 		return err
 	})
 	if err != nil {

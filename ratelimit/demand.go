@@ -21,7 +21,7 @@ type demand struct {
 
 // demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
 // locks.
-func demands(v verb, requests []Request) ([]demand, error) {
+func demands(v Verb, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: no request", ErrInvalid)
 	}
@@ -58,15 +58,15 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
-		d.reserve = d.reserve || r.reserve && (v == verbConsume || v == verbCheck)
+		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
 		d := &ds[i]
-		if d.count > MaxTokens && v != verbReset {
+		if d.count > MaxTokens && v != VerbReset {
 			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
 		}
-		if v == verbRefund || v == verbReset {
+		if v == VerbRefund || v == VerbReset {
 			continue
 		}
 		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
@@ -85,9 +85,9 @@ func demands(v verb, requests []Request) ([]demand, error) {
 }
 
 // floor is the lowest balance that the request alone may leave.
-func (r Request) floor(v verb) float64 {
+func (r Request) floor(v Verb) float64 {
 	switch {
-	case v == verbCharge:
+	case v == VerbCharge:
 		return math.Inf(-1)
 	case r.reserve:
 		return -r.limit.maxReserved

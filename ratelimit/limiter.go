@@ -35,7 +35,7 @@ type Limiter struct {
 
 // Decision is what an observer is told.
 type Decision struct {
-	Verb string // consume, check, charge, refund or reset
+	Verb Verb
 
 	// Result is the caller's. If Err is set and no *DeniedError, and for reset, its requests hold only Limit, Key and
 	// Count. A check that says no has OK false and no Err.
@@ -48,8 +48,8 @@ type Decision struct {
 }
 
 // observe tells the observer what came of a call.
-func (l *Limiter) observe(ctx context.Context, v verb, began time.Time, result Result, err error) {
+func (l *Limiter) observe(ctx context.Context, v Verb, began time.Time, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(began)})
+		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began)})
 	}
 }

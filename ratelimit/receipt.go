@@ -164,25 +164,21 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
 }
 
-// refunded notes that a demand has been refunded, and returns the rows as they are by now. rows are those before.
-func (r *receipt) refunded(d demand, rows []algebra.Row, now algebra.Micros) []algebra.Row {
-	t := r.find(d.limit.name, d.key)
-	numbers := d.limit.forKey(d.key)
-	after := rows
-	if len(rows) > 0 {
-		if back := numbers.Refund(rows, r.algebra(t), d.count, now); back > 0 {
-			// The refund pays a debt first. What another part of it finds paid is still owed to those who wait.
-			t.Held += min(back, max(-numbers.Total(rows, now), 0))
-			after = numbers.Take(rows, len(rows), -back, now)
+// refund notes that the demands have been refunded, makes the rows of the answer what they are by now, and returns what is left.
+func (r *receipt) refund(ds []demand, a *answer) *receipt {
+	for i, d := range ds {
+		t := r.find(d.limit.name, d.key)
+		numbers, rows := d.limit.forKey(d.key), a.rows[i]
+		if len(rows) > 0 {
+			if back := numbers.Refund(rows, r.algebra(t), d.count, a.at); back > 0 {
+				// The refund pays a debt first. What another part of it finds paid is still owed to those who wait.
+				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))
+				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)
+			}
 		}
+		t.Held += d.count // as if so much less had been taken
+		t.Refunded += d.count
 	}
-	t.Held += d.count // as if so much less had been taken
-	t.Refunded += d.count
-	return after
-}
-
-// rest is the receipt without what has nothing left.
-func (r *receipt) rest() *receipt {
 	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count-t.Refunded <= t.rounding() })
 	return r
 }

@@ -28,7 +28,7 @@ type Result struct {
 	// Requests answers each request of the call, in order.
 	Requests []Status
 
-	receipt *receipt // what is left of it after a refund
+	receipt *receipt // of a refund: what is left
 }
 
 // Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
@@ -61,86 +61,91 @@ type took struct {
 	rows int
 }
 
-// state is what the database answered for one demand.
-type state struct {
-	rows []algebra.Row
-	// taken says that the rows are those after the demand was granted; whole, that they are all there are. Otherwise one row
-	// of a sharded limit is the shard that was taken from, and speaks for all.
-	taken, whole bool
-}
-
-// answer works out what the state of each demand means for the requests.
-func (c *call) answer(result *Result, states []state, now algebra.Micros, granted bool) {
-	ds := c.demands
-	retryAt := now
-	var asked []algebra.Demand // of reservations that forfeit, and were not made
-	var lefts []float64        // what they would leave
-	if forfeits(ds) && !states[0].taken {
-		for i, d := range ds {
-			asked = append(asked, d.algebra(states[i].rows))
-		}
-		_, lefts, _ = algebra.Reserve(asked, now)
-		if !granted {
-			retryAt = algebra.WhenReserved(asked, now)
-		}
+// fill works out what the answer to a call means for its requests.
+func (r *Result) fill(c *call, a *answer) {
+	if c.verb == VerbRefund {
+		r.receipt = c.receipt.refund(c.demands, a)
 	}
-	for i, d := range ds {
-		numbers, rows := d.limit.forKey(d.key), states[i].rows
-		var took took
-		if states[i].taken && c.verb == verbConsume {
-			for _, row := range rows {
-				took.held += row.Value
-			}
-			took.rows = len(rows)
-		}
-		if states[i].taken && !states[i].whole && len(rows) == 1 { // one shard speaks for all
-			for len(rows) < d.limit.shards {
-				rows = append(rows, rows[0])
-			}
-		}
-		s := Status{
-			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
-			Remaining: numbers.Total(rows, now),
-			took:      took,
-		}
-		if numbers.Window {
-			s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
-		} else {
-			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
-		}
-		at := now
-		switch {
-		case states[i].taken:
-			at = numbers.When(rows, d.limit.shards, 0, 0, now)
-		case asked != nil && granted:
-			at = numbers.When(numbers.Spread(rows, d.limit.shards, lefts[i], now), d.limit.shards, 0, 0, now)
-		case asked != nil:
-			// Alone, it might have to wait less and forfeit less.
-			if s.OK = asked[i].Enough(lefts[i]); !s.OK {
-				if at = algebra.WhenReserved(asked[i:i+1], now); at == now {
-					at = retryAt
-				}
-			}
-		case !s.OK:
-			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
-		case granted: // by a check: when the work might run
-			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
-		}
-		s.RetryAt = at.Time()
+	w := c.waiting(a)
+	retryAt := max(a.at, w.retryAt)
+	for i := range c.demands {
+		s, at := c.status(i, a, w)
 		retryAt = max(retryAt, at)
-		for _, request := range d.requests {
-			r := &result.Requests[request]
-			s.Limit, s.Key, s.Count = r.Limit, r.Key, r.Count
-			*r = s
+		for _, request := range c.demands[i].requests {
+			of := &r.Requests[request]
+			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
+			*of = s
 		}
 	}
-	result.OK = granted
-	result.At = now.Time()
-	result.RetryAt = retryAt.Time()
-	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
+	r.OK = a.granted
+	r.At = a.at.Time()
+	r.RetryAt = retryAt.Time()
+	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
 }
 
-// algebra is the demand in the terms of the arithmetic.
-func (d demand) algebra(rows []algebra.Row) algebra.Demand {
-	return algebra.Demand{Limit: d.limit.forKey(d.key), Rows: rows, Shards: d.limit.shards, Count: d.count, Floor: d.floor}
+// waiting is what there is to say of reservations that may forfeit tokens (see forfeits), and were not made: by a check or a denial.
+type waiting struct {
+	asked   []algebra.Demand // none: there are no such reservations
+	lefts   []float64        // what each limit would have left
+	retryAt algebra.Micros   // of a denial: when all of them would be granted
+}
+
+func (c *call) waiting(a *answer) (w waiting) {
+	if !forfeits(c.demands) || a.granted && c.verb != VerbCheck {
+		return w
+	}
+	for i, d := range c.demands {
+		w.asked = append(w.asked, algebra.Demand{
+			Limit: d.limit.forKey(d.key), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
+		})
+	}
+	_, w.lefts, _ = algebra.Reserve(w.asked, a.at)
+	if !a.granted {
+		w.retryAt = algebra.WhenReserved(w.asked, a.at)
+	}
+	return w
+}
+
+// status is what the rows of a demand mean for its requests. at is its RetryAt.
+func (c *call) status(i int, a *answer, w waiting) (s Status, at algebra.Micros) {
+	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
+	if taken && c.verb == VerbConsume {
+		s.took.rows = len(rows)
+		for _, row := range rows {
+			s.took.held += row.Value
+		}
+	}
+	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
+	if taken && len(rows) == 1 && c.verb != VerbRefund { // one shard speaks for all
+		for len(rows) < shards {
+			rows = append(rows, rows[0])
+		}
+	}
+	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
+	s.Remaining = numbers.Total(rows, now)
+	if numbers.Window {
+		s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
+	} else {
+		s.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, now).Time()
+	}
+	switch {
+	case taken:
+		at = numbers.When(rows, shards, 0, 0, now)
+	case w.asked != nil && a.granted:
+		at = numbers.When(numbers.Spread(rows, shards, w.lefts[i], now), shards, 0, 0, now)
+	case w.asked != nil:
+		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
+			at = now
+		} else if at = algebra.WhenReserved(w.asked[i:i+1], now); at == now { // alone, it would wait less and forfeit less
+			at = w.retryAt
+		}
+	case !s.OK:
+		at = numbers.When(rows, shards, d.count, d.floor, now)
+	case a.granted: // by a check: when the work might run
+		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
+	default:
+		at = now
+	}
+	s.RetryAt = at.Time()
+	return s, at
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -101,8 +100,8 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same, by somebody who knows more about it
-	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"): // our query, whose function may be missing
-		return nil, explain(verbConsume, err)
+	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
+		return nil, explain(VerbConsume, err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline

@@ -6,15 +6,16 @@ import (
 	"time"
 )
 
-// verb is what is done with requests.
-type verb string
+// Verb names a method of [Limiter] that decides, in [Decision.Verb].
+type Verb string
 
+// The verbs.
 const (
-	verbConsume verb = "consume"
-	verbCheck   verb = "check"
-	verbCharge  verb = "charge"
-	verbRefund  verb = "refund"
-	verbReset   verb = "reset"
+	VerbConsume Verb = "consume"
+	VerbCheck   Verb = "check"
+	VerbCharge  Verb = "charge"
+	VerbRefund  Verb = "refund"
+	VerbReset   Verb = "reset"
 )
 
 // Consume takes the tokens of all requests, or of none. A denial is an [*DeniedError], and the result beside it says the
@@ -23,19 +24,19 @@ const (
 // In a transaction, let the error roll it back, or go on: nothing was consumed and the transaction is usable. What was
 // consumed comes back if the transaction rolls back.
 func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbConsume, "", requests)
+	return l.do(ctx, db, VerbConsume, "", requests)
 }
 
 // Check says what Consume would answer now, denial or not, and writes nothing. To ask for a balance, check a count of 0:
 // Remaining is the answer. Do not check first and consume later where Consume alone would do: in between, others consume.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbCheck, "", requests)
+	return l.do(ctx, db, VerbCheck, "", requests)
 }
 
 // Charge takes the tokens unconditionally, below -maxReserved if need be: a cost that has already been incurred, such as
 // what an estimate fell short of. It is always OK; RetryAt is when what is owed will have been refilled.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbCharge, "", requests)
+	return l.do(ctx, db, VerbCharge, "", requests)
 }
 
 // Refund gives tokens back: all or part of what the receipt says was consumed ([Result.Receipt]). A request that is not in the receipt, or
@@ -56,25 +57,25 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 //
 // A rollback refunds by itself. To refund exactly once, do it in the transaction that marks the work as done.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbRefund, receipt, requests)
+	return l.do(ctx, db, VerbRefund, receipt, requests)
 }
 
 // Reset makes the limits full again for these keys, debts included. How much a request asks for does not matter. Rows that were
 // committed after the snapshot of a REPEATABLE READ or SERIALIZABLE transaction are not seen, and stay: what it is to forget
 // must have been consumed before it began.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
-	_, err := l.do(ctx, db, verbReset, "", requests)
+	_, err := l.do(ctx, db, VerbReset, "", requests)
 	return err
 }
 
-func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (result Result, err error) {
+func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, requests []Request) (result Result, err error) {
 	began := time.Now()
 	c, err := l.newCall(v, receipt, requests)
 	if noDatabase(db) {
 		err = fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	if err == nil {
-		result, err = c.decide(ctx, querierOn(db, v))
+		result, err = c.decide(ctx, db)
 	} else {
 		result = unanswered(requests)
 	}

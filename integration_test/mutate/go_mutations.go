@@ -81,7 +81,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -96,15 +96,15 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/statement.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
@@ -112,8 +112,8 @@ var goMutations = []mutation{
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
-		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
-		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
@@ -153,7 +153,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -204,7 +204,7 @@ var goMutations = []mutation{
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
@@ -301,7 +301,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(asked.demands))\n	}\n",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
@@ -440,6 +440,111 @@ var goMutations = []mutation{
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
 		tests: "TestCost",
+	}, {
+		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
+		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
+		new:   "err = ErrNotLimited",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
+	}, {
+		name: "http-not-limited-wrapped", file: "ratelimit/httplimit/httplimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(d.Err, ErrNotLimited)", new: "d.Err == ErrNotLimited",
+		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
+	}, {
+		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
+		old: "periods := limit.Capacity() / c.Rate", new: "periods := 1.0",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
+		old: "periods = max(periods, 1)", new: "periods = max(periods, 0)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, and q per w above the rate",
+		old: "math.Ceil(micros / 1e6)", new: "math.Floor(micros / 1e6)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "what rounding adds to a whole number of seconds makes w one more",
+		old: "math.Round(periods *", new: "(periods *",
+		tests: "TestFields",
+	}, {
+		name: "http-policy-under-a-second", file: "ratelimit/httplimit/fields.go", what: "a refill in less than a second is stated as one second",
+		old: "micros >= 1e6 && seconds", new: "micros > 0 && seconds",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w too long to be said is cut, and q per w above the rate",
+		old: " && seconds <= maxInteger", new: "",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one, and a 6to4 site many",
+		old: "	addr = canonical(addr)\n", new: "",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "a 6to4 site is told apart by what it chooses itself",
+		old: "\"2002::/16\"), 2, 0}", new: "\"2002::/16\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client is another IPv4 client",
+		old: "\"2001::/32\"), 12, 0xff}", new: "\"2001::/32\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-loopback", file: "ratelimit/httplimit/requests.go", what: "::1 is an IPv4 address",
+		old: "if ip[0] == 0 {", new: "if ip[0] == 0xff {",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one",
+		old: "		bits = 128\n", new: "		bits = 64\n",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "the prefix of IPv4 addresses is that of IPv6",
+		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
+		tests: "TestClientIP",
+	}, {
+		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
+		old: "	value = strings.Trim(value, \" \\t\")\n", new: "",
+		tests: "TestAPIKey|TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-scheme", file: "ratelimit/httplimit/credential.go", what: "the case of the scheme makes another key",
+		old: "strings.ToLower(value[:end])", new: "value[:end]",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme are one if only case tells them apart",
+		old: "return value // a key without", new: "return strings.ToLower(value) // a key without",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is read as if it had",
+		old: "if field != \"Authorization\" && field != \"Proxy-Authorization\" {", new: "if field == \"\" {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is compared as it is",
+		old: " && field != \"Proxy-Authorization\" {", new: " {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each spelling of the base64 of Basic makes a key",
+		old: "	return base64.StdEncoding.EncodeToString(decoded)\n", new: "	_ = decoded\n	return s\n",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-padding", file: "ratelimit/httplimit/credential.go", what: "padding makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "standardBase64.Replace(s)",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-alphabet", file: "ratelimit/httplimit/credential.go", what: "the URL-safe alphabet makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "strings.TrimRight(s, \"=\")",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request of Digest makes a key",
+		old: "if scheme != \"digest\" ||", new: "if scheme != \"Digest\" ||",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-order", file: "ratelimit/httplimit/credential.go", what: "the order of parameters makes another key",
+		old: "slices.Sort(list)", new: "slices.Sort(list[:0])",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-quotes", file: "ratelimit/httplimit/credential.go", what: "a parameter's value can look like another parameter",
+		old: "name+\"=\"+quoted(value)", new: "name+\"=\"+value",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
+		old: "case c != value:", new: "case i < 0:",
+		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
