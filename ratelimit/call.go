@@ -33,6 +33,9 @@ func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c c
 	return c, err
 }
 
+// takes says whether the call takes tokens.
+func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
+
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
 func (c *call) goesAlone() bool { return sharded(c.demands) }
 
@@ -45,14 +48,14 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// decide has the database decide the call.
+// decide has the database decide the call by a statement of its own, or on a Coalescer together with others.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
+		err = c.ask(ctx, wire{db, (c.takes() || c.verb == VerbRefund) && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }

@@ -33,3 +33,17 @@ func isTx(db DB) bool {
 	}
 	return false
 }
+
+// coalescerOf is the Coalescer that a DB is, or that it embeds: a struct that does has the method, too.
+func coalescerOf(db DB) (c *Coalescer, ok bool) {
+	if d, ok := db.(interface{ coalescer() *Coalescer }); ok {
+		return d.coalescer(), true
+	}
+	return nil, false
+}
+
+// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
+func noDatabase(db DB) bool {
+	c, ok := coalescerOf(db)
+	return db == nil || ok && (c == nil || c.Pool == nil)
+}

@@ -23,8 +23,7 @@ type statement struct {
 
 // statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
-	takes := c.verb == VerbConsume || c.verb == VerbCharge
-	now := nullable(c.now)
+	takes, now := c.takes(), nullable(c.now)
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)

@@ -120,13 +120,14 @@ type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx D
 
 // readCommitted is how transactions are run on a DB, if it is not in one already.
 func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
-	if isNil(db) {
+	if isNil(db) || noDatabase(db) {
 		return nil, fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	level := Isolation(pgx.ReadCommitted)
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
 	switch db := db.(type) {
-	case *Coalescer:
-		return l.readCommitted(db.Pool)
 	case TxBeginner:
 		if inTransaction(db) {
 			break

@@ -280,6 +280,10 @@ var goMutations = []mutation{
 	// ratelimit: the coalescer
 
 	{
+		name: "coalescer-embedded", file: "ratelimit/db.go", what: "a struct that embeds a Coalescer silently does not coalesce",
+		old: "db.(interface{ coalescer() *Coalescer }); ok {", new: "db.(*Coalescer); ok {",
+		tests: "TestAStructThatEmbedsACoalescerCoalesces",
+	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
