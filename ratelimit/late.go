@@ -8,9 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is a query of this
-// package for a row (all but Reset's), BEGIN, the locks of a turn and the query are one round trip; before any other, BEGIN and the
-// locks are one of their own.
+// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is one of this
+// package, BEGIN, the locks of a turn and the statement are one round trip; before any other, BEGIN and the locks are one of their own.
 type lateTx struct {
 	ctx       context.Context // InTx's
 	conn      *pgx.Conn
@@ -50,18 +49,20 @@ func (t *lateTx) begin(ctx context.Context) error {
 	return t.failed
 }
 
-// QueryRow begins the transaction in the same round trip, if the query is this package's. Others may have arguments that mean
+// queryOwn sends a query of this package. The first of the transaction goes with BEGIN; other queries may have arguments that mean
 // something else in a batch.
-func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if t.tx == nil && len(args) > 0 && !t.lapsed(ctx) {
-		if _, ours := args[0].(*reply); ours {
-			row := &firstRow{late: t, batch: t.batch()}
-			row.batch.Queue(sql, args...)
-			row.results = t.conn.SendBatch(ctx, row.batch)
-			t.tx = row.results.Tx()
-			return row
-		}
+func (t *lateTx) queryOwn(ctx context.Context, sql string, args []any) pgx.Row {
+	if t.tx != nil || t.lapsed(ctx) {
+		return t.QueryRow(ctx, sql, args...)
 	}
+	row := &firstRow{late: t, batch: t.batch()}
+	row.batch.Queue(sql, args...)
+	row.results = t.conn.SendBatch(ctx, row.batch)
+	t.tx = row.results.Tx()
+	return row
+}
+
+func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.begin(ctx); err != nil {
 		return failedResults(err).QueryRow()
 	}
