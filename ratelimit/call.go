@@ -55,7 +55,8 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, (c.takes() || c.verb == VerbRefund) && !isTx(db)}, &result)
+		writes := c.takes() || c.verb == VerbRefund // Reset does, too, but can be called again
+		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }
@@ -85,7 +86,7 @@ func (c *call) fill(result *Result, a *answer) {
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
-		return unanswered(c.requests), explain(c.verb, err)
+		return unanswered(c.requests), explain(string(c.verb), err)
 	case c.verb == VerbConsume && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
@@ -102,9 +103,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(verb Verb, err error) error {
+func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", verb, err)
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }

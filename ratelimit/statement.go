@@ -18,7 +18,7 @@ type statement struct {
 	sql     string
 	args    []any // the first place is free: see reply
 	demands int   // how many it is about
-	read    func(row pgx.Row, demands int) (*answer, error)
+	read    func(reply pgx.Row, demands int) (*answer, error)
 }
 
 // statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.

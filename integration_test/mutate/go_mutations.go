@@ -181,7 +181,7 @@ var goMutations = []mutation{
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
 		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
-		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
+		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
 		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
