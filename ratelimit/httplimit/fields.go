@@ -82,8 +82,8 @@ func policyItem(limit ratelimit.Limit) string {
 	return item
 }
 
-// window is how many seconds the capacity takes to refill, rounded up, so that q per w is no more than the limit grants. Not ok: that
-// is under a second, or more than can be said.
+// window is how many seconds the capacity takes to refill, rounded up, so that q per w is no more than the limit grants. ok is
+// false if that is under a second, or too long for an Integer.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
 	periods := limit.Capacity() / c.Rate
