@@ -258,7 +258,7 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 				if !ok || result.OK || !reflect.DeepEqual(exceeded.Result, *result) || result.RetryAfter <= 0 {
 					t.Fatalf("%s, place %d: %+v, %v, want a denial", name, place, result, err)
 				}
-				if name == "several" && (result.RetryAfter != time.Minute || result.Requests[1].Remaining != 95 || len(exceeded.Denied()) != 1) {
+				if name == "several" && (result.RetryAfter != time.Minute || result.Requests[1].Remaining != 95 || len(deniedBy(*result)) != 1) {
 					t.Fatalf("%s, place %d: %+v, %v, want a denial by the first", name, place, result, err)
 				}
 				if n := jobs(t, pool, "count(*)"); n != 2 {

@@ -362,7 +362,7 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 		for _, request := range requests {
 			w.deny(request)
 		}
-		if result := w.deny(requests...); len((&ratelimit.DeniedError{Result: result}).Denied()) != len(requests) {
+		if result := w.deny(requests...); len(deniedBy(result)) != len(requests) {
 			w.Fatalf("%+v", result)
 		}
 		var names []byte

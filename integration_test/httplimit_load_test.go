@@ -51,7 +51,7 @@ func underLoad(t *testing.T, polite bool) {
 	const clients, rate, capacity = 50, 100, 20
 	limit := ratelimit.TokenBucket("site", rate, time.Second, ratelimit.Capacity(capacity))
 	s := newSite(t, always(limit.Global()))
-	coalescer := ratelimit.NewCoalescer(s.pool)
+	coalescer := &ratelimit.Coalescer{Pool: s.pool}
 	t.Cleanup(coalescer.Close)
 	s.limit.Limiter, s.limit.DB = &ratelimit.Limiter{}, coalescer // on the database's clock
 	s.serve()

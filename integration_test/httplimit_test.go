@@ -206,7 +206,7 @@ func TestHTTPClientsAreToldWhereTheyStand(t *testing.T) {
 	handles := map[string]func(pool *pgxpool.Pool) ratelimit.DB{
 		"pool": func(pool *pgxpool.Pool) ratelimit.DB { return pool },
 		"coalescer": func(pool *pgxpool.Pool) ratelimit.DB {
-			coalescer := ratelimit.NewCoalescer(pool)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
 			t.Cleanup(coalescer.Close)
 			return coalescer
 		},
@@ -510,7 +510,7 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 		})
 		s.limit.FailOpen = true // it is not the database's fault
 		if coalesced {
-			coalescer := ratelimit.NewCoalescer(s.pool)
+			coalescer := &ratelimit.Coalescer{Pool: s.pool}
 			t.Cleanup(coalescer.Close)
 			s.limit.DB = coalescer
 		}
@@ -640,7 +640,7 @@ func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
 			return []ratelimit.Request{failures.Key(r.URL.Query().Get("user"))}, nil
 		})
 		if coalesced {
-			coalescer := ratelimit.NewCoalescer(s.pool)
+			coalescer := &ratelimit.Coalescer{Pool: s.pool}
 			t.Cleanup(coalescer.Close)
 			s.limit.DB = coalescer
 		}
@@ -962,7 +962,7 @@ func TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice(t *testing.T) {
 			cut := newCut(t, s.pool)
 			s.limit.DB = cut.pool
 			if row.coalesce {
-				coalescer := ratelimit.NewCoalescer(cut.pool)
+				coalescer := &ratelimit.Coalescer{Pool: cut.pool}
 				t.Cleanup(coalescer.Close)
 				s.limit.DB = coalescer
 			}

@@ -92,7 +92,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 		if defaultMode(t) == pgx.QueryExecModeSimpleProtocol && settings["standard_conforming_strings"] == "off" {
 			needsSession(t, "since pgx sends nothing by the simple protocol with standard_conforming_strings=off")
 		}
-		coalescer := ratelimit.NewCoalescer(reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) }))
+		coalescer := &ratelimit.Coalescer{Pool: reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) })}
 		t.Cleanup(coalescer.Close)
 		return coalescer
 	}})
@@ -212,7 +212,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 					t.Fatal(err)
 				}
 				var exceeded *ratelimit.DeniedError
-				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || exceeded.Denied()[0].Limit.Name() != text {
+				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || deniedBy(exceeded.Result)[0].Limit.Name() != text {
 					t.Errorf("%q in a batch: %v", text, err)
 				}
 				// The error for a limit that is wrong quotes its name.

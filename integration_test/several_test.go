@@ -42,7 +42,7 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 		}
 		w.retries(result, 18*time.Second) // the largest
 		exceeded := ratelimit.DeniedError{Result: result}
-		if denied := exceeded.Denied(); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
+		if denied := deniedBy(result); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
 			w.Fatalf("denied: %+v", denied)
 		}
 		for _, part := range []string{"per user", "everybody", "18s"} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,16 +52,21 @@ func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
 	var exceeded *ratelimit.DeniedError
-	if !errors.As(err, &exceeded) || result.OK {
+	if !errors.As(err, &exceeded) || !errors.Is(err, ratelimit.ErrDenied) || result.OK {
 		w.Fatalf("%+v, %v, want a denial", result, err)
 	}
 	if !reflect.DeepEqual(exceeded.Result, result) {
 		w.Fatalf("the error says %+v, the result %+v", exceeded.Result, result)
 	}
-	if len(exceeded.Denied()) == 0 {
+	if len(deniedBy(result)) == 0 {
 		w.Fatalf("a denial that names no limit: %+v", result)
 	}
 	return result
+}
+
+// deniedBy lists the requests that were denied.
+func deniedBy(result ratelimit.Result) []ratelimit.Status {
+	return slices.DeleteFunc(slices.Clone(result.Requests), func(s ratelimit.Status) bool { return s.OK })
 }
 
 // refuse consumes, which must fail before anything is sent.

@@ -69,25 +69,31 @@ func notCommitted(err error) bool {
 	}
 }
 
-// DeniedError is what [Limiter.Consume] returns for a denial. It is no SQL error: the transaction stays usable, and
-// nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
+// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to try again.
+var ErrDenied = errors.New("ratelimit: denied")
+
+// DeniedError is what [Limiter.Consume] returns for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
+// usable, and nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 type DeniedError struct {
-	// Result tells when to try again, and of every request of the call: those that are not OK were denied.
+	// Result says when to try again, and answers every request of the call. The requests that denied it have OK false.
 	Result
 }
+
+// Unwrap returns [ErrDenied].
+func (e *DeniedError) Unwrap() error { return ErrDenied }
 
 // Error names every limit that denied, but not the keys, which may be personal data; they are in the Result. What remains
 // is rounded down, the wait up.
 func (e *DeniedError) Error() string {
 	type bucket struct{ name, key string }
 	asked := map[bucket]float64{}
-	for _, s := range e.Denied() {
+	for _, s := range e.Requests {
 		asked[bucket{s.Limit.name, s.Key}] += s.Count
 	}
 	var denied []string
-	for _, s := range e.Denied() {
+	for _, s := range e.Requests {
 		id := bucket{s.Limit.name, s.Key}
-		if count, first := asked[id]; first {
+		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
 			denied = append(denied, fmt.Sprintf("%s (%v asked, %v of %v remaining%s)", s.Limit.name, count,
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
@@ -97,16 +103,5 @@ func (e *DeniedError) Error() string {
 	if rest := wait % time.Millisecond; rest > 0 && wait < math.MaxInt64-time.Millisecond {
 		wait += time.Millisecond - rest
 	}
-	return fmt.Sprintf("ratelimit: exceeded: %s; retry in %v", strings.Join(denied, ", "), wait)
-}
-
-// Denied lists the requests that were denied.
-func (e *DeniedError) Denied() []Status {
-	var denied []Status
-	for _, s := range e.Requests {
-		if !s.OK {
-			denied = append(denied, s)
-		}
-	}
-	return denied
+	return fmt.Sprintf("%v: %s; retry in %v", ErrDenied, strings.Join(denied, ", "), wait)
 }

@@ -58,8 +58,10 @@ func ExampleLimiter_Consume_severalLimits() {
 		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
 		var exceeded *ratelimit.DeniedError
 		if errors.As(err, &exceeded) {
-			for _, status := range exceeded.Denied() {
-				fmt.Println("denied by", status.Limit.Name())
+			for _, status := range exceeded.Requests {
+				if !status.OK {
+					fmt.Println("denied by", status.Limit.Name())
+				}
 			}
 		} else if err != nil {
 			fmt.Println(err)
@@ -340,8 +342,8 @@ func ExampleHot() {
 // and one commit.
 func ExampleCoalescer() {
 	requests := ratelimit.TokenBucket("requests", 100, 24*time.Hour)
-	coalescer := ratelimit.NewCoalescer(pool) // one for the process
-	defer coalescer.Close()                   // after the server, before the pool
+	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
+	defer coalescer.Close()                       // after the server, before the pool
 
 	var granted atomic.Int64
 	var wg sync.WaitGroup

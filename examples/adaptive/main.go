@@ -56,7 +56,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}))
 	defer service.Close()
-	coalescer := ratelimit.NewCoalescer(pool) // many calls at once, and no transaction of their own
+	coalescer := &ratelimit.Coalescer{Pool: pool} // many calls at once, and no transaction of their own
 	defer coalescer.Close()
 
 	fmt.Println("second  it can take  rate  granted  failed")
@@ -73,7 +73,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		for i := range errs {
 			wg.Go(func() {
 				_, err := limits.Consume(ctx, coalescer, limit.Global())
-				if _, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
+				if errors.Is(err, ratelimit.ErrDenied) {
 					return
 				} else if errs[i] = err; err != nil {
 					return

@@ -67,8 +67,8 @@ func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 		requests = append(requests, newSessions.Key(keyed("network", network(r))))
 	}
 	_, err := limits.Consume(r.Context(), pool, append(requests, perSession.Key(keyed("session", id)))...)
-	switch _, denied := errors.AsType[*ratelimit.DeniedError](err); {
-	case denied:
+	switch {
+	case errors.Is(err, ratelimit.ErrDenied):
 		http.Error(w, "try again later", http.StatusTooManyRequests)
 	case err != nil:
 		http.Error(w, "try again later", http.StatusServiceUnavailable)

@@ -85,7 +85,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	var wg sync.WaitGroup
 	for guess := range 50 {
 		wg.Go(func() {
-			if _, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, "ann", fmt.Sprint(guess))); denied {
+			if errors.Is(login(ctx, pool, "ann", fmt.Sprint(guess)), ratelimit.ErrDenied) {
 				denials.Add(1)
 			}
 		})

@@ -88,7 +88,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
 
-	coalescer := ratelimit.NewCoalescer(pool) // one for the process
+	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
 	var tried atomic.Int64
 	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real one, on a free port

@@ -57,8 +57,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		result, err := limits.Consume(ctx, pool, requests(call.tenant, call.user)...)
 		var deniedBy []string
 		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			for _, status := range denial.Denied() {
-				deniedBy = append(deniedBy, status.Limit.Name())
+			for _, status := range denial.Requests {
+				if !status.OK {
+					deniedBy = append(deniedBy, status.Limit.Name())
+				}
 			}
 		} else if err != nil {
 			return err

@@ -48,11 +48,11 @@ var goMutations = []mutation{
 	// ratelimit: requests
 
 	{
-		name: "demands-order", file: "ratelimit/request.go", what: "several limits are asked for in another order than that of the locks",
+		name: "demands-order", file: "ratelimit/demand.go", what: "several limits are asked for in another order than that of the locks",
 		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",
 		tests: "TestDemandsAreInTheOrderOfLocks",
 	}, {
-		name: "demands-twice", file: "ratelimit/request.go", what: "a limit that is named twice in one call counts once",
+		name: "demands-twice", file: "ratelimit/demand.go", what: "a limit that is named twice in one call counts once",
 		old: "d.count += r.tokens", new: "d.count = r.tokens",
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
@@ -60,11 +60,11 @@ var goMutations = []mutation{
 		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
-		name: "demands-rounding", file: "ratelimit/request.go", what: "requests that together are the whole capacity, but for rounding, are refused",
+		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
 		old: "if d.need <= d.limit.numbers.Capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
-		name: "demands-two-definitions", file: "ratelimit/request.go", what: "one limit with two definitions in one call is granted by one of them",
+		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
 	}, {
@@ -80,15 +80,15 @@ var goMutations = []mutation{
 	// ratelimit: the verbs
 
 	{
-		name: "denial-no-error", file: "ratelimit/limiter.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
+		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
-		name: "commit-failed-answer", file: "ratelimit/limiter.go", what: "what was answered before a COMMIT that failed is the result beside its error",
+		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
 		old: "		return unanswered(c.requests), explain(", new: "		return result, explain(",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "refund-any-time", file: "ratelimit/limiter.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		name: "refund-any-time", file: "ratelimit/call.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
 		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
 		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
@@ -96,15 +96,15 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/limiter.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
@@ -112,8 +112,8 @@ var goMutations = []mutation{
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
-		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
-		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
@@ -153,7 +153,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -200,11 +200,11 @@ var goMutations = []mutation{
 	// ratelimit: batches
 
 	{
-		name: "batch-commit-ignored", file: "ratelimit/batch.go", what: "an error of a batch, its COMMIT's among them, is ignored",
+		name: "batch-commit-ignored", file: "ratelimit/sendtx.go", what: "an error of a batch, its COMMIT's among them, is ignored",
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
@@ -212,11 +212,11 @@ var goMutations = []mutation{
 		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
 		tests: "TestABatchAnswersAsConsumeDoes",
 	}, {
-		name: "batch-not-rolled-back", file: "ratelimit/batch.go", what: "the connection of a denied batch is left in a failed transaction",
+		name: "batch-not-rolled-back", file: "ratelimit/sendtx.go", what: "the connection of a denied batch is left in a failed transaction",
 		old: "		_ = tx.Rollback(rollbackCtx) // after", new: "		_ = rollbackCtx // after",
 		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
 	}, {
-		name: "batch-reprepares", file: "ratelimit/batch.go", what: "each denial of a batch has its statements prepared anew",
+		name: "batch-reprepares", file: "ratelimit/sendtx.go", what: "each denial of a batch has its statements prepared anew",
 		old: "		batch.QueuedQueries = nil\n", new: "",
 		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip|TestConflictsAtTheFirstStatementPrepareNothing",
 	},
@@ -268,7 +268,7 @@ var goMutations = []mutation{
 		old: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n", new: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n	batch.Queue(\"select 1\")\n",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-other-shard", file: "ratelimit/limiter.go", what: "the shard that was queued for is not the one that is taken from",
+		name: "hot-other-shard", file: "ratelimit/statement.go", what: "the shard that was queued for is not the one that is taken from",
 		old: "	if shard, ok := hotShard(ctx, d.limit, d.key); ok {\n		return int32(shard), int32(shard)\n	}\n", new: "	_, _ = hotShard(ctx, d.limit, d.key)\n",
 		tests: "TestAHotLimitsShardIsChosenWhenQueueing",
 	}, {
@@ -301,15 +301,15 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(asked.demands))\n	}\n",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
-		old: "	for c.flying > 0 {\n", new: "	for c.flying < 0 {\n",
+		old: "	if c.flying == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "who comes after Close is let in",
-		old: "	if c.closed {\n", new: "	if c.closed && c.pool == nil {\n",
+		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
@@ -381,7 +381,7 @@ var goMutations = []mutation{
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
-		old: "	c.due = now.Add(c.pace)\n", new: "	c.due = now\n",
+		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "who comes too early has nobody to come for him",
@@ -389,7 +389,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
-		old: "	if c.pace > 0 && len(c.queue) > 0", new: "	if c.pace < 0 && len(c.queue) > 0",
+		old: "	if c.Pace > 0 && len(c.queue) > 0", new: "	if c.Pace < 0 && len(c.queue) > 0",
 		tests: "TestCoalescerPaceKeepsBothPlaces",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",

@@ -210,7 +210,7 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(*ratelimit.DeniedError)):
+	case errors.Is(err, ratelimit.ErrDenied):
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrInvalid) && misdefined(result):
 		return http.StatusInternalServerError

@@ -65,8 +65,8 @@ func problemOf(d Decision) problem {
 	switch {
 	case errors.As(d.Err, &exceeded):
 		p.Type, p.Title = quotaExceededType, quotaExceededTitle
-		for _, s := range exceeded.Denied() {
-			if name := wireName(s.Limit); !slices.Contains(p.ViolatedPolicies, name) {
+		for _, s := range exceeded.Requests {
+			if name := wireName(s.Limit); !s.OK && !slices.Contains(p.ViolatedPolicies, name) {
 				p.ViolatedPolicies = append(p.ViolatedPolicies, name)
 			}
 		}

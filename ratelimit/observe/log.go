@@ -70,7 +70,10 @@ func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
 	switch of := outcome(ctx, d); of {
 	case denied:
 		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok { // not by a check
-			for _, s := range exceeded.Denied() {
+			for _, s := range exceeded.Requests {
+				if s.OK {
+					continue
+				}
 				l.write(ctx, slog.LevelInfo, "rate limit exceeded", subject{of, limitName(s.Limit)}, []ratelimit.Status{s},
 					slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Float64("capacity", s.Limit.Capacity()), slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
 			}
@@ -90,7 +93,7 @@ func (l *Log) failure(ctx context.Context, level slog.Level, message, of string,
 		}
 	}
 	l.write(ctx, level, message, subject{of, strings.Join(names, ", ")}, d.Result.Requests,
-		slog.String("verb", d.Verb), slog.Any("error", d.Err), slog.Duration("took", d.Took))
+		slog.String("verb", string(d.Verb)), slog.Any("error", d.Err), slog.Duration("took", d.Took))
 }
 
 // write writes a record, unless there was one about the same just now.

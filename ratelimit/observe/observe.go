@@ -9,7 +9,7 @@
 //		Observer: observe.Join(metrics.Decision, log.Decision),
 //		OnRetry:  metrics.Retry,
 //	}
-//	coalescer := ratelimit.NewCoalescer(pool, ratelimit.OnBatch(metrics.Batch))
+//	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}
 //
 // In a transaction, what is observed is what was decided; if the transaction then rolls back, or InTx runs it again, the tokens
 // come back, and the observation stays.
@@ -49,7 +49,7 @@ func outcome(ctx context.Context, d ratelimit.Decision) string {
 	switch {
 	case d.Err == nil && d.Result.OK:
 		return granted
-	case d.Err == nil, errors.As(d.Err, new(*ratelimit.DeniedError)):
+	case d.Err == nil, errors.Is(d.Err, ratelimit.ErrDenied):
 		return denied
 	case errors.Is(d.Err, ratelimit.ErrExceedsCapacity):
 		return exceedsCapacity
