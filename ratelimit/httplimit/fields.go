@@ -90,7 +90,7 @@ func window(limit ratelimit.Limit) (w int64, ok bool) {
 	if c.Kind == ratelimit.KindFixedWindow {
 		periods = max(periods, 1) // it refills at the next window, and not before
 	}
-	micros := math.Round(periods * float64(time.Duration(c.Period).Microseconds())) // a quotient of doubles is not exact: 6/3600
+	micros := math.Round(periods * float64(time.Duration(c.Period).Microseconds())) // a quotient of doubles is not exact: 50/3
 	seconds := math.Ceil(micros / 1e6)
 	return int64(min(seconds, maxInteger)), micros >= 1e6 && seconds <= maxInteger
 }
