@@ -9,11 +9,11 @@
 --
 -- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
 -- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_refund(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -56,7 +56,7 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                total := /* TEMPLATE: schema */ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
@@ -78,7 +78,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
