@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -452,16 +453,14 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 					}
 					w.sqlFails("22023", "SELECT _ratelimit_consume("+strings.Join(list, ", ")+")")
 				}
-				for _, op := range []string{"consume", "check", "refund"} {
-					if op == "refund" && value == "11" {
-						continue // a refund may be more than the capacity
-					}
+				for op, reserve := range map[string]string{"consume": "false", "check": "false", "consume, reserving": "true", "check, reserving": "true"} {
+					op, _, _ = strings.Cut(op, ",")
 					if op == "consume" && argument == "shard_b" && level != "read committed" {
 						continue // the first shard is taken
 					}
 					w.sqlFails("22023", fmt.Sprintf(`SELECT _ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
-						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], now())`,
-						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b")))
+						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], %s)`,
+						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b"), reserve))
 				}
 			}
 		}
@@ -525,13 +524,90 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 			apply("'consume'", "'{{a,b}}'", "'{a,b}'", "'{NULL,NULL}'"),
 			apply("'consume'", "'[0:1]={a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
 			`SELECT _ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-			// A refund to a fixed window that does not say of when: it might belong to one that is over.
-			`SELECT _ratelimit_apply('refund', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{0001-01-01}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+			apply("'refund'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			`SELECT _ratelimit_apply('consume', '{a}', '{b}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL)`,
 		} {
 			w.sqlFails("22023", sql)
 		}
 		if after := w.rows(); strings.Split(after, " (")[1] != strings.Split(before, " (")[1] {
 			w.Errorf("rows:\n%s\nbecame\n%s", before, after)
+		}
+		w.stillUsable()
+	})
+}
+
+// Whatever the arguments, a refund gives back no more than what is asked for, and nothing if one is no number.
+func TestTheRefundFunctionMintsNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []struct {
+			ratelimit.Limit
+			start, part string
+		}{
+			{ratelimit.TokenBucket("bucket", 10, time.Hour), "NULL", "1"},
+			{sharded("sharded", 2), "NULL", "0.5"},
+			{ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)), "2026-07-01 12:00Z", "1"},
+		} {
+			ann := limit.Key("ann")
+			w.grant(ann.Count(10))
+			left := w.balance(ann)
+			// what is left after such a refund, or what is wrong with it
+			refund := func(changed, value string) (float64, error) {
+				with := func(name, valid string) string {
+					if name == changed {
+						return value
+					}
+					return valid
+				}
+				array := func(name, kind, valid string) string { return "ARRAY[" + with(name, valid) + "]::" + kind + "[]" }
+				capacity := strconv.FormatFloat(limit.Capacity(), 'g', -1, 64)
+				tx := w.begin()
+				defer func() { w.do(tx.Rollback(w.Context())) }()
+				_, err := tx.Exec(w.Context(), "SELECT _ratelimit_refund("+strings.Join([]string{
+					array("name", "text", "'"+limit.Name()+"'"), array("key", "text", "'ann'"), array("rate", "float8", capacity),
+					array("period", "interval", "'1 hour'"), array("capacity", "float8", capacity),
+					array("start", "timestamptz", "NULLIF('"+limit.start+"', 'NULL')"), array("count", "float8", "1"), array("taken", "float8", "10"),
+					array("held", "float8", "0"), array("part", "float8", limit.part),
+					with("taken_at", "'2026-07-01 12:00Z'"), with("run_at", "'2026-07-01 12:00Z'"), with("now", "'2026-07-01 12:00Z'"),
+				}, ", ")+")")
+				if err != nil {
+					return left, err
+				}
+				result, err := w.limiter.Check(w.Context(), tx, ann.Count(0))
+				return result.Requests[0].Remaining, err
+			}
+
+			if got, err := refund("", ""); err != nil || !near(got, left+1) {
+				w.Errorf("%s: %v are left, %v, want one more than %v", limit.Name(), got, err, left)
+			}
+			for name, values := range map[string][]string{
+				"name": {"NULL", "''", "'other'"}, "key": {"NULL", "''"},
+				"rate": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"}, "period": {"NULL", "'0'", "'-1 hour'"},
+				"capacity": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"}, "start": {"'infinity'", "'-infinity'"},
+				"count": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1", "0"}, "taken": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"},
+				"held": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'"}, "part": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"},
+				"taken_at": {"NULL", "'infinity'", "'-infinity'"}, "run_at": {"NULL", "'infinity'", "'-infinity'"}, "now": {"'infinity'", "'-infinity'"},
+			} {
+				for _, value := range values {
+					if got, err := refund(name, value); got != left || err != nil && sqlState(err) == "" {
+						w.Errorf("%s, %s %s: %v are left, %v, want %v", limit.Name(), name, value, got, err, left)
+					}
+				}
+			}
+			for name, values := range map[string][]string{
+				"rate": {"0", "1e-300", "1e300"}, "period": {"'1 us'", "'100000 days'", "'1 month'"}, "capacity": {"0", "1e-300", "1e300"},
+				"count": {"1e-300", "1e300"}, "taken": {"0", "1e300"}, "held": {"1e300", "-1e300"}, "part": {"0", "1e-300", "1e300"},
+				"taken_at": {"'4000-01-01 BC'", "'9999-01-01'"}, "run_at": {"'4000-01-01 BC'", "'9999-01-01'"},
+			} {
+				for _, value := range values {
+					most := left + 1
+					if name == "count" {
+						most = limit.Capacity()
+					}
+					if got, err := refund(name, value); !(got <= most+1e-9) || err != nil && sqlState(err) == "" {
+						w.Errorf("%s, %s %s: %v are left, %v, want at most %v", limit.Name(), name, value, got, err, most)
+					}
+				}
+			}
 		}
 		w.stillUsable()
 	})

@@ -56,6 +56,10 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
+                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
+                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
                 total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
@@ -65,7 +69,7 @@ BEGIN
                 ELSE
                     wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i]));
-                    owing := CASE WHEN m > 1 THEN '-1e-9' ELSE '0' END;
+                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
                     back := CASE
                         WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
                         WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
