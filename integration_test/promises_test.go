@@ -42,15 +42,14 @@ type promised struct {
 	tokens float64
 }
 
-// excess is by how much jobs break the promise of their limit, in the span in which they do most.
+// excess is by how much jobs break the promise of their limit, in the span in which they do most. It sorts them.
 func excess(l algebra.Limit, jobs []promised) (worst float64) {
-	jobs = slices.SortedFunc(slices.Values(jobs), func(a, b promised) int { return cmp.Compare(a.at, b.at) })
-	period := float64(l.Period.Microseconds())
+	slices.SortFunc(jobs, func(a, b promised) int { return cmp.Compare(a.at, b.at) })
 	for i := range jobs {
-		tokens := 0.0
-		for j := i; j < len(jobs); j++ {
-			tokens += jobs[j].tokens
-			refilled := float64(l.UpTo(jobs[j].at)-l.UpTo(jobs[i].at)) / period * l.Rate
+		tokens, from := 0.0, l.UpTo(jobs[i].at)
+		for _, job := range jobs[i:] {
+			tokens += job.tokens
+			refilled := float64(l.UpTo(job.at)-from) / float64(l.Period.Microseconds()) * l.Rate
 			worst = max(worst, tokens-l.Capacity-refilled)
 		}
 	}
@@ -279,7 +278,7 @@ func (w smallWorld) actions(s smallState) (all []smallAction) {
 // broken says how a promise is broken, if one is.
 func (w smallWorld) broken(s smallState) string {
 	for i, l := range w.numbers {
-		var own, all []promised // at the limit's own time, and at that of all limits
+		own, all := make([]promised, 0, 8), make([]promised, 0, 8) // at the limit's own time, and at that of all limits
 		for _, job := range s.jobs {
 			for _, p := range job.parts {
 				if p.limit == i {
