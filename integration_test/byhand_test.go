@@ -668,7 +668,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
 	if _, err := provider.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}

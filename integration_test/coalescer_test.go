@@ -154,7 +154,7 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				c.result, c.err = call(ctx, limiter, coalescer, c.verb, time.Time{}, c.requests)
+				c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.requests)
 			})
 			select {
 			case <-ctx.arrived:
@@ -165,7 +165,7 @@ func playBatches(t *testing.T, rounds int) {
 		wg.Wait()
 
 		for i, c := range calls {
-			want, wantErr := call(t.Context(), limiter, apart, c.verb, time.Time{}, c.requests)
+			want, wantErr := call(t.Context(), limiter, apart, c.verb, "", c.requests)
 			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
 			}
@@ -498,7 +498,7 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	})
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
-	if _, err := newGoose(t, db, migrations.FS, migrations.VersionTable).Up(t.Context()); err != nil {
+	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	coalescer := &ratelimit.Coalescer{Pool: pool}

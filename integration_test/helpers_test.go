@@ -2,7 +2,9 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -192,4 +194,32 @@ func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
 		t.Fatal(err)
 	}
 	return rows
+}
+
+// receiptOf is a receipt of requests that were granted at that instant, to run at once, by limits that were full before.
+func receiptOf(at time.Time, requests ...ratelimit.Request) ratelimit.Receipt {
+	unsent, _ := new(ratelimit.Limiter).Consume(context.Background(), nil, requests...)
+	type part struct {
+		Limit  string  `json:"limit"`
+		Key    string  `json:"key"`
+		Count  float64 `json:"count"`
+		Held   float64 `json:"held"`
+		Rows   int     `json:"rows"`
+		Shards int     `json:"shards"`
+	}
+	var parts []part
+	for _, s := range unsent.Requests {
+		c := s.Limit.Config()
+		if i := slices.IndexFunc(parts, func(p part) bool { return p.Limit == s.Limit.Name() && p.Key == s.Key }); i >= 0 {
+			parts[i].Count += s.Count
+			parts[i].Held -= s.Count
+			continue
+		}
+		parts = append(parts, part{s.Limit.Name(), s.Key, s.Count, *c.Capacity - s.Count, c.Shards, c.Shards})
+	}
+	text, err := json.Marshal(map[string]any{"v": 1, "at": at, "runAt": at, "taken": parts})
+	if err != nil { // a count or an instant that JSON has no word for, which no receipt has either
+		return "{}"
+	}
+	return ratelimit.Receipt(text)
 }

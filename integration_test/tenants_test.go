@@ -65,7 +65,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			if _, err := limiter.Charge(t.Context(), tx, all[0].Count(4)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
-			if _, err := limiter.Refund(t.Context(), tx, time.Now(), all[0].Count(4)); err != nil {
+			if _, err := limiter.Refund(t.Context(), tx, receiptOf(time.Now(), all[0].Count(4)), all[0].Count(4)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
 			var keys []string
@@ -105,7 +105,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				return err
 			})
 			attack(fmt.Sprint("refund ", len(requests)), "", func(ctx context.Context, db handle) error {
-				_, err := limiter.Refund(ctx, db, time.Now(), requests...)
+				_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), requests...), requests...)
 				return err
 			})
 			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, requests...) })

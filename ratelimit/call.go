@@ -10,14 +10,14 @@ import (
 
 // call is one use of a verb, as newCall has validated it.
 type call struct {
-	verb       Verb
-	requests   []Request
-	demands    []demand
-	consumedAt pgtype.Timestamptz // of a refund
-	now        pgtype.Timestamptz // NULL: by the database's clock
+	verb     Verb
+	requests []Request
+	demands  []demand
+	receipt  *receipt           // of a refund
+	now      pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -28,7 +28,9 @@ func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c c
 		}
 	}
 	if v == VerbRefund {
-		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+		if c.receipt, err = from.read(); err == nil {
+			err = c.receipt.covers(c.demands)
+		}
 	}
 	return c, err
 }
@@ -37,7 +39,7 @@ func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c c
 func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
 
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
-func (c *call) goesAlone() bool { return sharded(c.demands) }
+func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
 // timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
@@ -76,7 +78,7 @@ func (c *call) fill(result *Result, a *answer) {
 		result.OK = true
 		return
 	}
-	result.fill(c.demands, a, a.granted && c.verb != VerbCheck)
+	result.fill(c, a)
 	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)
 	}

@@ -212,7 +212,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		result.fill(asked.demands, &w.answer, w.answer.granted)
+		result.fill(asked, &w.answer)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)

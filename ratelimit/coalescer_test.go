@@ -16,7 +16,7 @@ func TestACoalescerWithoutAPoolIsInvalid(t *testing.T) {
 	_, errs["consume"] = limiter.Consume(ctx, coalescer, limit.Global())
 	_, errs["check"] = limiter.Check(ctx, coalescer, limit.Global())
 	_, errs["charge"] = limiter.Charge(ctx, coalescer, limit.Global())
-	_, errs["refund"] = limiter.Refund(ctx, coalescer, time.Now(), limit.Global())
+	_, errs["refund"] = limiter.Refund(ctx, coalescer, "", limit.Global())
 	_, errs["sweep"] = limiter.Sweep(ctx, coalescer, limit)
 	for verb, err := range errs {
 		if !errors.Is(err, ratelimit.ErrInvalid) {

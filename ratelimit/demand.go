@@ -15,6 +15,7 @@ type demand struct {
 	count    float64
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
+	reserve  bool    // it may wait
 	requests []int
 }
 
@@ -57,6 +58,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
+		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
@@ -99,6 +101,12 @@ func (r Request) floor(v Verb) float64 {
 	default:
 		return 0
 	}
+}
+
+// forfeits says whether what is granted may forfeit tokens while its work waits (see algebra.Reserve): a reservation of a fixed window,
+// and any reservation of several limits, which wait for one another. One of a token bucket alone never does.
+func forfeits(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }
 
 // sharded says whether any of the limits is.

@@ -418,7 +418,7 @@ var goMutations = []mutation{
 	}, {
 		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
 		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
-		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, consumedAt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, receipt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
 		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",
@@ -444,6 +444,111 @@ var goMutations = []mutation{
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
 		tests: "TestCost",
+	}, {
+		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
+		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
+		new:   "err = ErrNotLimited",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
+	}, {
+		name: "http-not-limited-wrapped", file: "ratelimit/httplimit/httplimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(d.Err, ErrNotLimited)", new: "d.Err == ErrNotLimited",
+		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
+	}, {
+		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
+		old: "periods := limit.Capacity() / c.Rate", new: "periods := 1.0",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
+		old: "periods = max(periods, 1)", new: "periods = max(periods, 0)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, and q per w above the rate",
+		old: "math.Ceil(micros / 1e6)", new: "math.Floor(micros / 1e6)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "what rounding adds to a whole number of seconds makes w one more",
+		old: "math.Round(periods *", new: "(periods *",
+		tests: "TestFields",
+	}, {
+		name: "http-policy-under-a-second", file: "ratelimit/httplimit/fields.go", what: "a refill in less than a second is stated as one second",
+		old: "micros >= 1e6 && seconds", new: "micros > 0 && seconds",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w too long to be said is cut, and q per w above the rate",
+		old: " && seconds <= maxInteger", new: "",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one, and a 6to4 site many",
+		old: "	addr = canonical(addr)\n", new: "",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "a 6to4 site is told apart by what it chooses itself",
+		old: "\"2002::/16\"), 2, 0}", new: "\"2002::/16\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client is another IPv4 client",
+		old: "\"2001::/32\"), 12, 0xff}", new: "\"2001::/32\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-loopback", file: "ratelimit/httplimit/requests.go", what: "::1 is an IPv4 address",
+		old: "if ip[0] == 0 {", new: "if ip[0] == 0xff {",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one",
+		old: "		bits = 128\n", new: "		bits = 64\n",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "the prefix of IPv4 addresses is that of IPv6",
+		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
+		tests: "TestClientIP",
+	}, {
+		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
+		old: "	value = strings.Trim(value, \" \\t\")\n", new: "",
+		tests: "TestAPIKey|TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-scheme", file: "ratelimit/httplimit/credential.go", what: "the case of the scheme makes another key",
+		old: "strings.ToLower(value[:end])", new: "value[:end]",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme are one if only case tells them apart",
+		old: "return value // a key without", new: "return strings.ToLower(value) // a key without",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is read as if it had",
+		old: "if field != \"Authorization\" && field != \"Proxy-Authorization\" {", new: "if field == \"\" {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is compared as it is",
+		old: " && field != \"Proxy-Authorization\" {", new: " {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each spelling of the base64 of Basic makes a key",
+		old: "	return base64.StdEncoding.EncodeToString(decoded)\n", new: "	_ = decoded\n	return s\n",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-padding", file: "ratelimit/httplimit/credential.go", what: "padding makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "standardBase64.Replace(s)",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-alphabet", file: "ratelimit/httplimit/credential.go", what: "the URL-safe alphabet makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "strings.TrimRight(s, \"=\")",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request of Digest makes a key",
+		old: "if scheme != \"digest\" ||", new: "if scheme != \"Digest\" ||",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-order", file: "ratelimit/httplimit/credential.go", what: "the order of parameters makes another key",
+		old: "slices.Sort(list)", new: "slices.Sort(list[:0])",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-quotes", file: "ratelimit/httplimit/credential.go", what: "a parameter's value can look like another parameter",
+		old: "name+\"=\"+quoted(value)", new: "name+\"=\"+value",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
+		old: "case c != value:", new: "case i < 0:",
+		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
