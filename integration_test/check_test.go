@@ -105,6 +105,9 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 					s.Remaining, s.ResetAt = check.Requests[i].Remaining, check.Requests[i].ResetAt
 				}
 			}
+			if consumed.OK {
+				consumed.Remaining, consumed.ResetAt = check.Remaining, check.ResetAt
+			}
 			if !reflect.DeepEqual(check, consumed) {
 				w.Fatalf("step %d: check says\n%+v, consume\n%+v", step, check, consumed)
 			}

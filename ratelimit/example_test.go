@@ -84,7 +84,7 @@ func ExampleLimiter_Check() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(balance.Requests[0].Remaining, "left")
+	fmt.Println(balance.Remaining, "left")
 
 	if _, err := limits.Consume(ctx, pool, uploads.Key("ann").Count(15)); err != nil {
 		fmt.Println(err)
@@ -133,7 +133,7 @@ func ExampleLimiter_Refund() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%.0f left\n", result.Requests[0].Remaining)
+	fmt.Printf("%.0f left\n", result.Remaining)
 	// Output:
 	// 90 left
 }
@@ -475,7 +475,7 @@ func ExampleLimit_Key_personalData() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(result.Requests[0].Key, "has", result.Requests[0].Remaining, "left")
+	fmt.Println(result.Requests[0].Key, "has", result.Remaining, "left")
 	// Output:
 	// xi3YOnD-jhzOnUrj3TtZVu5une4d-O_kUV98LhM1KCw has 4 left
 }

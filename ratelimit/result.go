@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"math"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -24,6 +25,11 @@ type Result struct {
 	// RetryAfter is the time from At to RetryAt, measured on the clock that decided: a timer needs no agreement
 	// on what time it is.
 	RetryAfter time.Duration
+
+	// Remaining is the least balance of the call's requests, and ResetAt the latest of their resets: those of the one request,
+	// if there is but one. See [Status].
+	Remaining float64
+	ResetAt   time.Time
 
 	// Requests answers each request of the call, in order.
 	Requests []Status
@@ -59,7 +65,7 @@ type state struct {
 
 // answer works out what the state of each demand means for the requests.
 func answer(result *Result, ds []demand, states []state, now algebra.Micros, granted bool) {
-	retryAt := now
+	retryAt, remaining, resetAt := now, math.Inf(1), algebra.Min
 	for i, d := range ds {
 		numbers, rows := d.limit.forKey(d.key), states[i].rows
 		if states[i].taken && len(rows) == 1 { // one shard speaks for all
@@ -71,11 +77,13 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
 			Remaining: numbers.Total(rows, now),
 		}
+		var reset algebra.Micros
 		if numbers.Window {
-			s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
+			reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
 		} else {
-			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
+			reset = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now)
 		}
+		s.ResetAt = reset.Time()
 		at := now
 		switch {
 		case states[i].taken:
@@ -86,7 +94,7 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
 		}
 		s.RetryAt = at.Time()
-		retryAt = max(retryAt, at)
+		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
 		for _, request := range d.requests {
 			r := &result.Requests[request]
 			s.Limit, s.Key, s.Count = r.Limit, r.Key, r.Count
@@ -97,4 +105,5 @@ func answer(result *Result, ds []demand, states []state, now algebra.Micros, gra
 	result.At = now.Time()
 	result.RetryAt = retryAt.Time()
 	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
+	result.Remaining, result.ResetAt = remaining, resetAt.Time()
 }

@@ -100,6 +100,14 @@ var goMutations = []mutation{
 		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
+		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
+		old: "min(remaining, s.Remaining)", new: "s.Remaining",
+		tests: "TestSeveralLimitsAreAllOrNothing",
+	}, {
+		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
+		old: "max(resetAt, reset)", new: "reset",
+		tests: "TestSeveralLimitsAreAllOrNothing",
+	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
