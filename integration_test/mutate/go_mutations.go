@@ -102,7 +102,7 @@ var goMutations = []mutation{
 	}, {
 		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
 		old: "min(remaining, s.Remaining)", new: "s.Remaining",
-		tests: "TestSeveralLimitsAreAllOrNothing",
+		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
 	}, {
 		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
 		old: "max(resetAt, reset)", new: "reset",
