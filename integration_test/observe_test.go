@@ -91,6 +91,7 @@ func TestMetricsOfDecisions(t *testing.T) {
 		w.deny(user, site)
 		w.grant(user.Count(5).Reserve()) // waits 30 s
 		w.check(user)
+		w.check(user.Count(0)) // in debt
 		w.refuse(ratelimit.ErrExceedsCapacity, user.Count(11))
 		w.refuse(ratelimit.ErrInvalid, perUser.Key(""))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("bad \xff name", 1, time.Minute).Key("ann"))
@@ -118,7 +119,8 @@ func TestMetricsOfDecisions(t *testing.T) {
 			"ratelimit.limit=perSite,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=consume":           2,
 			"ratelimit.limit=perSite,ratelimit.outcome=withheld,ratelimit.verb=consume":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=check":             1,
+			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=check":            1,
 			"ratelimit.limit=perUser,ratelimit.outcome=exceeds_capacity,ratelimit.verb=consume": 1,
 			"ratelimit.limit=perUser,ratelimit.outcome=invalid,ratelimit.verb=consume":          1,
 			"ratelimit.limit=_OTHER,ratelimit.outcome=invalid,ratelimit.verb=consume":           1,

@@ -91,12 +91,16 @@ func (w world) refuse(target error, requests ...ratelimit.Request) {
 	}
 }
 
-// check checks, which must work.
+// check checks, which must work. Its error must be the denial that the result tells of, or none.
 func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Check(w.Context(), w.db, requests...)
-	if err != nil {
-		w.Fatalf("check: %v", err)
+	var exceeded *ratelimit.DeniedError
+	switch {
+	case result.OK && err != nil, !result.OK && !errors.As(err, &exceeded):
+		w.Fatalf("check: %+v, %v", result, err)
+	case !result.OK && !reflect.DeepEqual(exceeded.Result, result):
+		w.Fatalf("check: the error says %+v, the result %+v", exceeded.Result, result)
 	}
 	w.summed(result)
 	return result

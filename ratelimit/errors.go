@@ -72,7 +72,7 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to try again.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is what [Limiter.Consume] returns for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
+// DeniedError is what [Limiter.Consume] and [Limiter.Check] return for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
 // usable, and nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 type DeniedError struct {
 	// Result says when to try again, and answers every request of the call. The requests that denied it have OK false.

@@ -75,7 +75,7 @@ func ExampleLimiter_Consume_severalLimits() {
 	// left: 0 of the user's, 9 of the team's
 }
 
-// Check writes nothing. A check of 0 tokens asks for the balance.
+// Check writes nothing. A check of 0 tokens reads the balance, and is never denied.
 func ExampleLimiter_Check() {
 	uploads := ratelimit.TokenBucket("uploads", 20, time.Hour)
 
@@ -90,12 +90,10 @@ func ExampleLimiter_Check() {
 		fmt.Println(err)
 		return
 	}
-	six, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)) // a denial is no error here
-	if err != nil {
-		fmt.Println(err)
-		return
+	var denied *ratelimit.DeniedError
+	if _, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)); errors.As(err, &denied) {
+		fmt.Println("six more in", denied.RetryAfter.Round(time.Minute))
 	}
-	fmt.Println("six more:", six.OK, "but in", six.RetryAfter.Round(time.Minute))
 	// Output:
 	// 20 left
 	// six more: false but in 3m0s

@@ -100,6 +100,18 @@ var goMutations = []mutation{
 		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
+		name: "check-no-error", file: "ratelimit/limiter.go", what: "a check that says no returns no error",
+		old: "(c.verb == verbConsume || c.verb == verbCheck) && !result.OK", new: "c.verb == verbConsume && !result.OK",
+		tests: "TestCheckAnswersAndWritesNothing",
+	}, {
+		name: "check-zero-denied", file: "ratelimit/request.go", what: "a check of 0 is denied in debt",
+		old: "case v == verbCharge, v == verbCheck && r.tokens == 0:", new: "case v == verbCharge:",
+		tests: "TestACheckOfZeroIsNeverDenied",
+	}, {
+		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":`, new: "case false:",
+		tests: "TestMetricsOfDecisions",
+	}, {
 		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
 		old: "min(remaining, s.Remaining)", new: "s.Remaining",
 		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
