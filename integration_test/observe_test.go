@@ -199,8 +199,7 @@ func TestMetricsOfRetries(t *testing.T) {
 
 	// The last attempt is not followed by another.
 	attempts, failures = 0, nil
-	var gaveUp *ratelimit.RetryError
-	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !errors.As(err, &gaveUp) || !slices.Equal(failures, []int{1}) {
+	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !gaveUpAfter(err, 2) || !slices.Equal(failures, []int{1}) {
 		t.Errorf("%v, told of %v", err, failures)
 	}
 

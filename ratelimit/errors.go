@@ -37,6 +37,12 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // of an answer that cannot be read, whatever it was asked on.
 var ErrUnknownOutcome = errors.New("outcome unknown")
 
+// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized as often as it was tried, or until its
+// context was over. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it, and [Limiter.Consume] and
+// [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error says after how many attempts, and wraps that of the last one
+// and the context's.
+var ErrAttemptsExhausted = errors.New("attempts ran out")
+
 // unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
 func unknownUnless(err error) error {
 	if err == nil || notCommitted(err) {

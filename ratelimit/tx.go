@@ -59,8 +59,8 @@ const rollbackTimeout = 5 * time.Second
 
 // InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
 // (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
-// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error is a
-// [*RetryError].
+// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error matches
+// [ErrAttemptsExhausted].
 //
 // fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
@@ -189,7 +189,8 @@ func inTransaction(db TxBeginner) bool {
 //
 // fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
 // errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
-// pause, the error is a [*RetryError]. What fn calls must not retry by itself: the attempts would multiply.
+// pause, the error matches [ErrAttemptsExhausted]. Retries may be nested: an error that matches it already, of an InTx or a
+// [Coalescer] in fn for example, is returned as it is, so that attempts do not multiply.
 //
 // The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
 // errors that match [ErrInvalid].
@@ -206,6 +207,7 @@ func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...T
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
 func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
+	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
 		committing, err := once()
@@ -213,20 +215,29 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 		case err != nil && retryable(err):
 			conflict = err
 		case conflict != nil && !committing && ctx.Err() != nil && errors.Is(err, ctx.Err()):
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the attempt before: %w", err, conflict)}
+			return gaveUp(attempt, fmt.Errorf("%w; the attempt before: %w", err, conflict))
 		default:
 			return err
 		}
 		if attempt == attempts {
-			return &RetryError{Attempts: attempt, Err: err}
+			return gaveUp(attempt, err)
 		}
 		if !pause(ctx, attempt) {
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", over(ctx), err)}
+			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 		if onRetry != nil {
 			onRetry(ctx, attempt, err)
 		}
 	}
+}
+
+// exhausted is the error of the last attempt, with the reason that the server gave for a 40001 in its text, if the error is pgx's.
+func exhausted(attempts int, err error) error {
+	reason := ""
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
+		reason = ": " + pgErr.Detail
+	}
+	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, err, reason)
 }
 
 // pause waits before the next attempt, unless ctx is over before.
@@ -321,10 +332,10 @@ func isNil(db any) bool {
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// retryable says whether the whole transaction should be run again.
+// retryable says whether the whole transaction should be run again. What has been, as often as it may, should not.
 func retryable(err error) bool {
 	state := sqlState(err)
-	return state == "40001" || state == "40P01"
+	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
 }
 
 // sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
@@ -334,23 +345,3 @@ func sqlState(err error) string {
 	}
 	return ""
 }
-
-// RetryError is what [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return when they give up on a transaction
-// that could not be serialized. Nothing was committed.
-type RetryError struct {
-	Attempts int
-	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
-}
-
-// Error has the reason that the server gave for a 40001, too, if the error is pgx's.
-func (e *RetryError) Error() string {
-	text := fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
-	var pgErr *pgconn.PgError
-	if errors.As(e.Err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
-		text += ": " + pgErr.Detail
-	}
-	return text
-}
-
-// Unwrap returns the error of the last attempt.
-func (e *RetryError) Unwrap() error { return e.Err }

@@ -81,7 +81,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/limiter.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		old: "case (c.verb == verbConsume || c.verb == verbCheck) && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/limiter.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -149,7 +149,7 @@ var goMutations = []mutation{
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
-		old: "return state == \"40001\" || state == \"40P01\"", new: "return state == \"40001\"",
+		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
@@ -159,6 +159,10 @@ var goMutations = []mutation{
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+	}, {
+		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "what was tried as often as it may is tried again by what is around it",
+		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
+		tests: "TestNestedRetriesDoNotMultiply",
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
