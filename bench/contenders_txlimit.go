@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -115,24 +114,23 @@ func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.
 
 // openCoalesced opens a coalescer over a pool.
 func openCoalesced(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openCoalescedWith(ctx, e, o)
+	return openCoalescedWith(ctx, e, o, false)
 }
 
 // openCoalescedAsync opens one whose commits are not waited for.
 func openCoalescedAsync(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openCoalescedWith(ctx, e, o, ratelimit.AsyncCommit())
+	return openCoalescedWith(ctx, e, o, true)
 }
 
-func openCoalescedWith(ctx context.Context, e *env, o setting, options ...ratelimit.CoalescerOption) (*opened, error) {
+func openCoalescedWith(ctx context.Context, e *env, o setting, async bool) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
 		return nil, err
 	}
-	return coalescedOn(e, pool, o, options...), nil
+	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}, o), nil
 }
 
-func coalescedOn(e *env, pool *pgxpool.Pool, o setting, options ...ratelimit.CoalescerOption) *opened {
-	coalescer := ratelimit.NewCoalescer(pool, options...)
+func coalescedOn(e *env, coalescer *ratelimit.Coalescer, o setting) *opened {
 	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 	limit := o.limit()
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {

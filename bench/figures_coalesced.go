@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // coalescedVsRedis compares the coalescer with go-redis, and has rueidis run beside them; for more keys than one, the floor, too.
@@ -86,7 +88,7 @@ func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*open
 	if err != nil {
 		return nil, err
 	}
-	return coalescedOn(e, pool, o), nil
+	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool}, o), nil
 }
 
 // takeEach makes the rows of so many keys, by taking from each.

@@ -71,7 +71,7 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		coalescer := ratelimit.NewCoalescer(own, ratelimit.AsyncCommit(), ratelimit.Pace(floodPace))
+		coalescer := &ratelimit.Coalescer{Pool: own, AsyncCommit: true, Pace: floodPace}
 		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
 
 		before, bare := &floodWay{name: "before"}, &floodWay{name: "flood, refused without a limiter", bare: true}

@@ -162,7 +162,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	result.note += fmt.Sprintf("; the least function that decides comes to %.3g, of which the library comes to %.3g; the library's function, asked by hand, to %.3g, of which the library comes to %.3g",
 		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1), c.ratio(0, 3))
 	// Coalesced only afterwards: that changes more pages in a turn than the others do in theirs.
-	coalesced := coalescedOn(e, rateLimits, o).side("txlimit, coalesced", goroutines, pick)
+	coalesced := coalescedOn(e, &ratelimit.Coalescer{Pool: rateLimits}, o).side("txlimit, coalesced", goroutines, pick)
 	c, err = compare(ctx, e.out, manyPairs, shortSlice, coalesced, update)
 	if err != nil {
 		return outcome{}, err

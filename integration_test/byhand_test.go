@@ -244,7 +244,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 		t.Run(limit.Name(), func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 8)
-			coalescer := ratelimit.NewCoalescer(pool)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
 			defer coalescer.Close()
 			limiter, clock := newLimiter()
 			granted := make(chan bool, 100)
@@ -668,7 +668,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
 	if _, err := provider.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func TestCoalescerChaos(t *testing.T) {
 	}
 	var limiter ratelimit.Limiter
 	var current atomic.Pointer[ratelimit.Coalescer]
-	current.Store(ratelimit.NewCoalescer(pool))
+	current.Store(&ratelimit.Coalescer{Pool: pool})
 	var granted, denials, failed, cancelled, closed, kills, blocks atomic.Int64
 	isChaos := func() bool {
 		return granted.Load() >= 100 && denials.Load() >= 10 && cancelled.Load() >= 10 && failed.Load() >= 10
@@ -138,8 +138,8 @@ func TestCoalescerChaos(t *testing.T) {
 		blocks.Add(1)
 	})
 	every(300*time.Millisecond, func(r *rand.Rand) { // close
-		options := oneOf(r, nil, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}, []ratelimit.CoalescerOption{ratelimit.Pace(5 * time.Millisecond)})
-		old := current.Swap(ratelimit.NewCoalescer(pool, options...))
+		old := current.Swap(oneOf(r, &ratelimit.Coalescer{Pool: pool}, &ratelimit.Coalescer{Pool: pool, AsyncCommit: true},
+			&ratelimit.Coalescer{Pool: pool, Pace: 5 * time.Millisecond}))
 		old.Close()
 	})
 	wg.Wait()

@@ -19,11 +19,11 @@ func TestCoalescerPace(t *testing.T) {
 	pool := newPool(t, 4)
 	var mu sync.Mutex
 	var batches []int
-	coalescer := ratelimit.NewCoalescer(pool, ratelimit.Pace(pace), ratelimit.OnBatch(func(calls int) {
+	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: pace, OnBatch: func(calls int) {
 		mu.Lock()
 		defer mu.Unlock()
 		batches = append(batches, calls)
-	}))
+	}}
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("other")); err != nil { // which has a row from then on
@@ -62,10 +62,10 @@ func TestCoalescerPaceUnderLoad(t *testing.T) {
 	const pace, calls = 20 * time.Millisecond, 4000
 	pool := newPool(t, 4)
 	var statements, decided, granted atomic.Int64
-	coalescer := ratelimit.NewCoalescer(pool, ratelimit.Pace(pace), ratelimit.OnBatch(func(calls int) {
+	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: pace, OnBatch: func(calls int) {
 		statements.Add(1)
 		decided.Add(int64(calls))
-	}))
+	}}
 	limit := slow("limit", calls/4)
 	var limiter ratelimit.Limiter
 	begin := time.Now()
@@ -94,7 +94,7 @@ func TestCoalescerPaceUnderLoad(t *testing.T) {
 func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	coalescer := ratelimit.NewCoalescer(pool, ratelimit.Pace(100*time.Millisecond))
+	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: 100 * time.Millisecond}
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
 	clocked := ratelimit.Limiter{Clock: time.Now} // whose calls share no statement with the others

@@ -16,7 +16,7 @@ import (
 func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit, small := slow("limit", 100), slow("small", 50)
 	for i, batch := range []struct {
@@ -43,7 +43,7 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit, other := slow("limit", 20), slow("other", 20)
 	window := ratelimit.FixedWindow("window", 20, 1000*time.Hour)
@@ -183,17 +183,17 @@ func TestACommitThatFailsGrantsNoneOfABatch(t *testing.T) {
 	for _, c := range []struct {
 		state, level string
 		requests     []ratelimit.Request
-		options      []ratelimit.CoalescerOption
+		async        bool
 	}{
-		{"40001", "read committed", several, nil},
-		{"23000", "read committed", several, nil},
-		{"40001", "read committed", several, []ratelimit.CoalescerOption{ratelimit.AsyncCommit()}},
-		{"40001", "serializable", several, nil},
-		{"40001", "serializable", one, nil},
+		{"40001", "read committed", several, false},
+		{"23000", "read committed", several, false},
+		{"40001", "read committed", several, true},
+		{"40001", "serializable", several, false},
+		{"40001", "serializable", one, false},
 	} {
 		state, requests := c.state, c.requests
 		pool, _ := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
-		coalescer := ratelimit.NewCoalescer(pool, c.options...)
+		coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: c.async}
 		defer coalescer.Close()
 		var limiter ratelimit.Limiter
 		for _, request := range slices.Compact(slices.Clone(requests)) {

@@ -97,7 +97,7 @@ func TestCoalescerIsExact(t *testing.T) {
 func playBatches(t *testing.T, rounds int) {
 	r := newRand(t)
 	together, apart := newPool(t, 6), newPool(t, 1)
-	coalescer := ratelimit.NewCoalescer(together)
+	coalescer := &ratelimit.Coalescer{Pool: together}
 	defer coalescer.Close()
 	limiter, clock := newLimiter()
 	type asked struct {
@@ -287,7 +287,7 @@ func slow(name string, capacity float64, options ...ratelimit.Option) ratelimit.
 func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 100)
 	var requests []ratelimit.Request
@@ -311,7 +311,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	var limiter ratelimit.Limiter
 	for range 10 {
@@ -327,7 +327,7 @@ func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit, other := slow("limit", 3), slow("other", 1)
 	var limiter ratelimit.Limiter
@@ -365,7 +365,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 8)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 100)
 	release := holdFlights(t, coalescer, pool)
@@ -416,7 +416,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 func TestCoalescerGivesUpAStatementThatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 8)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
@@ -448,7 +448,7 @@ func TestCoalescerGivesUpAStatementThatNobodyWaitsFor(t *testing.T) {
 func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 100)
 	release := holdFlights(t, coalescer, pool)
@@ -498,10 +498,10 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	})
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
-	if _, err := newGoose(t, db, migrations.FS, migrations.VersionTable).Up(t.Context()); err != nil {
+	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 1)
 	release := holdFlights(t, coalescer, pool)
@@ -523,7 +523,7 @@ func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 func failWhileWaiting(t *testing.T, keys int) {
 	t.Parallel()
 	pool := newPool(t, 8)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
@@ -573,7 +573,7 @@ func failWhileWaiting(t *testing.T, keys int) {
 func TestCoalescerCloseDrains(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	limit := slow("limit", 100)
 	release := holdFlights(t, coalescer, pool)
 	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global())
@@ -608,7 +608,7 @@ func TestCoalescerCloseDrains(t *testing.T) {
 
 func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	t.Parallel()
-	for _, options := range [][]ratelimit.CoalescerOption{nil, {ratelimit.AsyncCommit()}} {
+	for _, async := range []bool{false, true} {
 		// Of 4 keys, two are asked for 260 of their 250 tokens, and two for 240.
 		for keys, want := range map[int]float64{1: 0, 4: 20} {
 			pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
@@ -616,7 +616,7 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 			var limiter ratelimit.Limiter
 			var wg sync.WaitGroup
 			for range 2 { // as in two processes
-				coalescer := ratelimit.NewCoalescer(pool, options...)
+				coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
 				defer coalescer.Close()
 				for range 10 {
 					wg.Go(func() {
@@ -671,11 +671,11 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 			CREATE TRIGGER note BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name <> 'hold') EXECUTE FUNCTION note()`); err != nil {
 			t.Fatal(err)
 		}
-		want, options := "on", []ratelimit.CoalescerOption(nil)
+		want := "on"
 		if async {
-			want, options = "off", append(options, ratelimit.AsyncCommit())
+			want = "off"
 		}
-		coalescer := ratelimit.NewCoalescer(pool, options...)
+		coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
 		defer coalescer.Close()
 		limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(2))
 		var limiter ratelimit.Limiter
@@ -712,7 +712,7 @@ func TestACommitThatFailsGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"read committed", "serializable"} {
 		pool, s := traced(t, newPool(t, 6), 6, map[string]string{"default_transaction_isolation": level})
-		coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool, ratelimit.AsyncCommit())}
+		coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool, AsyncCommit: true}}
 		limit := slow("limit", 10)
 		for _, coalescer := range coalescers { // a batch finds out about the level
 			defer coalescer.Close()
@@ -748,7 +748,7 @@ func TestACommitThatFailsGrantsNothing(t *testing.T) {
 func TestCoalescerShardedRows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	three, one := slow("limit", 90, ratelimit.Shards(3)), slow("limit", 90)
 	var limiter ratelimit.Limiter
@@ -767,7 +767,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
-	other := ratelimit.NewCoalescer(pool) // which knows no reason not to ask for sums
+	other := &ratelimit.Coalescer{Pool: pool} // which knows no reason not to ask for sums
 	defer other.Close()
 	release = holdFlights(t, other, pool)
 	more := enqueue(t, other, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a"))
@@ -813,7 +813,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 		decide := func(t *testing.T, requests ...ratelimit.Request) {
 			t.Parallel()
 			pool := newPool(t, 6)
-			coalescer := ratelimit.NewCoalescer(pool)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
 			defer coalescer.Close()
 			limiter, clock := newLimiter()
 			for _, request := range slices.Compact(slices.Clone(requests)) {
@@ -863,7 +863,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
 	results, errs := make([]ratelimit.Result, 6), make([]error, 6)
@@ -899,7 +899,7 @@ func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {
 func refilledWhileWaiting(t *testing.T, rows bool, requests ...ratelimit.Request) {
 	t.Parallel()
 	pool := newPool(t, 6)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	var limiter ratelimit.Limiter
 	if rows { // else the transaction is the first use
@@ -937,7 +937,7 @@ func TestCoalescerOverGrant(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
 	pool := newPool(t, 8)
 	// Two processes, so to speak.
-	coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool)}
+	coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool}}
 	var limiter ratelimit.Limiter
 	var turn atomic.Int64
 	take := func(ctx context.Context, key string) (ratelimit.Result, error) {
@@ -973,7 +973,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	r := newRand(t)
 	schema := newPool(t, 1)
 	pool, s := traced(t, schema, 16, nil)
-	coalescers := []*ratelimit.Coalescer{ratelimit.NewCoalescer(pool), ratelimit.NewCoalescer(pool)}
+	coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool}}
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("a", 1e5, time.Second, ratelimit.MaxReserved(100)),
 		ratelimit.FixedWindow("b", 500, 100*time.Millisecond),
@@ -1067,7 +1067,7 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 6)
 			tracedPool, statements := traced(t, pool, 4, nil)
-			coalescer := ratelimit.NewCoalescer(tracedPool)
+			coalescer := &ratelimit.Coalescer{Pool: tracedPool}
 			defer coalescer.Close()
 			var limiter ratelimit.Limiter
 			if _, err := limiter.Consume(t.Context(), pool, c.first, c.second); err != nil {
@@ -1118,7 +1118,7 @@ func madeAnewWhileWaiting(t *testing.T, a, b ratelimit.Request) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	tracedPool, s := traced(t, pool, 4, nil)
-	coalescer := ratelimit.NewCoalescer(tracedPool)
+	coalescer := &ratelimit.Coalescer{Pool: tracedPool}
 	defer coalescer.Close()
 	var limiter ratelimit.Limiter
 	consume := func(db ratelimit.DB, request ratelimit.Request) {
@@ -1198,7 +1198,7 @@ func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) 
 	var limiter ratelimit.Limiter
 	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
 	for round := range 20 {
-		coalescer := ratelimit.NewCoalescer(pool)
+		coalescer := &ratelimit.Coalescer{Pool: pool}
 		var wg sync.WaitGroup
 		for i := range 100 {
 			wg.Go(func() {

@@ -50,7 +50,7 @@ func grown(before, after uint64, n int) bool {
 
 // floodWays are the ways by which a flood gets at the limiter.
 func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	t.Cleanup(coalescer.Close)
 	return map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error{
 		"pool": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {

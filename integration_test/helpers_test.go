@@ -147,9 +147,8 @@ func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	}
 }
 
-// coalesce makes calls on a Coalescer, so many at once that it decides some of them together, and returns one of their errors.
-func coalesce(ctx context.Context, pool *pgxpool.Pool, call func(ctx context.Context, db ratelimit.DB) error, options ...ratelimit.CoalescerOption) error {
-	coalescer := ratelimit.NewCoalescer(pool, options...)
+// coalesce makes calls on a Coalescer, which it closes: so many at once that it decides some of them together, and returns one of their errors.
+func coalesce(ctx context.Context, coalescer *ratelimit.Coalescer, call func(ctx context.Context, db ratelimit.DB) error) error {
 	defer coalescer.Close()
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup

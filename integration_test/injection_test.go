@@ -92,7 +92,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 		if defaultMode(t) == pgx.QueryExecModeSimpleProtocol && settings["standard_conforming_strings"] == "off" {
 			needsSession(t, "since pgx sends nothing by the simple protocol with standard_conforming_strings=off")
 		}
-		coalescer := ratelimit.NewCoalescer(reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) }))
+		coalescer := &ratelimit.Coalescer{Pool: reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) })}
 		t.Cleanup(coalescer.Close)
 		return coalescer
 	}})

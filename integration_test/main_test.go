@@ -2,6 +2,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -75,14 +76,24 @@ func migrate(t testing.TB, url string) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	var files fs.FS = migrations.FS
-	if mutated := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); mutated != "" { // see mutate: nothing is compiled for an edit of SQL
-		files = os.DirFS(mutated)
-	}
-	if _, err := newGoose(t, db, files, migrations.VersionTable).Up(t.Context()); err != nil {
+	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
+
+// migrationFiles is migrations.FS. For command mutate, it is read anew: nothing is compiled for an edit of SQL.
+func migrationFiles() fs.FS {
+	if os.Getenv(mutated) != "" {
+		return os.DirFS(migrationsDir())
+	}
+	return migrations.FS
+}
+
+// migrationsDir is the directory of package migrations.
+func migrationsDir() string { return cmp.Or(os.Getenv(mutated), "../migrations") }
+
+// mutated is where the migrations of command mutate are.
+const mutated = "TXLIMIT_TEST_MIGRATIONS"
 
 var reusable struct {
 	sync.Mutex

@@ -94,7 +94,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 // A batch that is decided by one statement is compared with the library's own sums: a last bit that got lost is an error.
 func TestEveryQueryExecModeCoalesces(t *testing.T) {
 	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
-		coalescer := ratelimit.NewCoalescer(pool)
+		coalescer := &ratelimit.Coalescer{Pool: pool}
 		defer coalescer.Close()
 		var limiter ratelimit.Limiter
 		thirds := ratelimit.TokenBucket("thirds", 7.0/3, time.Second, ratelimit.Capacity(10))

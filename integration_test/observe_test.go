@@ -221,7 +221,7 @@ func TestMetricsOfBatches(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	m := newMeter(t)
-	coalescer := ratelimit.NewCoalescer(pool, ratelimit.OnBatch(m.Batch))
+	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: m.Batch}
 	defer coalescer.Close()
 	limit := ratelimit.TokenBucket("hot", 1000, 1000*time.Hour)
 	wide := ratelimit.TokenBucket("wide", 1000, 1000*time.Hour, ratelimit.Shards(2))

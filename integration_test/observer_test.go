@@ -23,12 +23,14 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		ctx := w.Context()
 
 		type outcome struct {
-			verb   string
+			verb   ratelimit.Verb
 			result ratelimit.Result
 			err    error
 		}
 		var want []outcome
-		note := func(verb string, result ratelimit.Result, err error) { want = append(want, outcome{verb, result, err}) }
+		note := func(verb ratelimit.Verb, result ratelimit.Result, err error) {
+			want = append(want, outcome{verb, result, err})
+		}
 		result, err := w.limiter.Consume(ctx, w.db, ann)
 		note("consume", result, err)
 		result, err = w.limiter.Consume(ctx, w.db, ann, limit.Global())

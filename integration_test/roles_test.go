@@ -141,8 +141,8 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
-		ways[way+", coalesced"] = coalesce(ctx, pool, consume)
-		ways[way+", coalesced, AsyncCommit"] = coalesce(ctx, pool, consume, ratelimit.AsyncCommit())
+		ways[way+", coalesced"] = coalesce(ctx, &ratelimit.Coalescer{Pool: pool}, consume)
+		ways[way+", coalesced, AsyncCommit"] = coalesce(ctx, &ratelimit.Coalescer{Pool: pool, AsyncCommit: true}, consume)
 	}
 	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
 	for way, sql := range map[string]string{

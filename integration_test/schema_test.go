@@ -27,7 +27,7 @@ func catalog(t *testing.T, db ratelimit.DB, schema string) string {
 		SELECT concat_ws(' ', 'relation', relname, relkind, relpersistence, reloptions, relrowsecurity, obj_description(c.oid, 'pg_class'))
 		  FROM pg_class c, n WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%'
 		UNION ALL
-		SELECT concat_ws(' ', 'column', relname, attnum, attname, format_type(atttypid, atttypmod), attnotnull, collname, attstorage,
+		SELECT concat_ws(' ', 'column', relname, row_number() OVER (PARTITION BY attrelid ORDER BY attnum), attname, format_type(atttypid, atttypmod), attnotnull, collname, attstorage,
 		                 pg_get_expr(adbin, adrelid), col_description(c.oid, attnum))
 		  FROM n, pg_class c JOIN pg_attribute a ON attrelid = c.oid LEFT JOIN pg_collation l ON l.oid = attcollation LEFT JOIN pg_attrdef d ON adrelid = c.oid AND adnum = attnum
 		 WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%' AND attnum > 0 AND NOT attisdropped
@@ -37,7 +37,7 @@ func catalog(t *testing.T, db ratelimit.DB, schema string) string {
 		UNION ALL
 		SELECT concat_ws(' ', 'index', pg_get_indexdef(c.oid)) FROM pg_class c, n WHERE relnamespace = n.oid AND relkind = 'i' AND relname NOT LIKE '%goose%'
 		UNION ALL
-		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
+		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
 		UNION ALL
 		SELECT concat_ws(' ', 'type', typname) FROM pg_type, n WHERE typnamespace = n.oid AND typname NOT LIKE '%goose%'
 		ORDER BY 1`, schema)
@@ -85,7 +85,7 @@ func TestMigrationsGoUpDownAndUpAgain(t *testing.T) {
 			t.Parallel()
 			url := newSchema(t)
 			pool := connect(t, url, 1)
-			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrations.FS, migrations.VersionTable)
+			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
 			empty := catalog(t, pool, schemaOf(t, pool))
 			var first string
 			for round := range 2 {
@@ -144,7 +144,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 			pool := connect(t, url, 1)
 			db := openSQL(t, "pgx", url, 4)
 			theirs := newGoose(t, db, app, goose.DefaultTablename)
-			ours := newGoose(t, db, migrations.FS, migrations.VersionTable)
+			ours := newGoose(t, db, migrationFiles(), migrations.VersionTable)
 			providers := []*goose.Provider{ours, theirs}
 			if !oursFirst {
 				slices.Reverse(providers)
@@ -215,7 +215,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 	t.Parallel()
 	migrated := newPool(t, 1)
 	want := catalog(t, migrated, schemaOf(t, migrated))
-	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "ünïcode", "100%"} {
+	for _, schema := range []string{"Weird Schema", `quo"te'd`, "select", "$$", "@extschema@", "/* TEMPLATE: schema */", "ünïcode", "100%"} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
 			needsSession(t, "since they SET search_path for the session")

@@ -330,7 +330,7 @@ func TestWhereASweepWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer acquired.Release()
-	coalescer := ratelimit.NewCoalescer(strict)
+	coalescer := &ratelimit.Coalescer{Pool: strict}
 	defer coalescer.Close()
 	pgxDB, pqDB := openSQL(t, "pgx", url, 2), openSQL(t, "postgres", url, 2)
 	sqlConn, err := pqDB.Conn(t.Context())
@@ -538,7 +538,7 @@ func TestSweepsAmongTraffic(t *testing.T) {
 	url := newMigrated(t)
 	pool := connect(t, url, 12)
 	pgxDB, pqDB := openSQL(t, "pgx", url, 4), openSQL(t, "postgres", url, 4)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 100, time.Second, ratelimit.Capacity(10)),

@@ -1,37 +1,24 @@
 //go:build ignore
 
-// This program prints schema.sql: the Up part of every migration, in order, without goose's annotations.
+// This program writes what is generated in this directory, or, with -check, says whether it would change anything.
 package main
 
 import (
-	"fmt"
+	"flag"
 	"log"
-	"os"
-	"path/filepath"
-	"strings"
+
+	"github.com/txlimit/txlimit/internal/migrationgen"
 )
 
 func main() {
-	files, err := filepath.Glob("0*.sql") // sorted
-	if err != nil || len(files) == 0 {
-		log.Fatalf("no migrations here: %v", err)
+	log.SetFlags(0)
+	check := flag.Bool("check", false, "change nothing, and fail if something is out of date")
+	flag.Parse()
+	do := migrationgen.Write
+	if *check {
+		do = migrationgen.Check
 	}
-	fmt.Print("-- Code generated from the goose migrations by `make generate`; DO NOT EDIT.\n" +
-		"--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			log.Fatal(err)
-		}
-		up, _, found := strings.Cut(string(text), "-- +goose Down")
-		if !found {
-			log.Fatalf("%s has no Down part", file)
-		}
-		fmt.Printf("\n-- %s\n", file)
-		for line := range strings.Lines(up) {
-			if !strings.HasPrefix(line, "-- +goose") {
-				fmt.Print(line)
-			}
-		}
+	if err := do("."); err != nil {
+		log.Fatal(err)
 	}
 }

@@ -15,7 +15,9 @@
 // 42P01 for a view), grants nothing then, and works in the rest. Migrations lock no rows of the limits: nobody has to stop.
 //
 // Everything is made in the schema that comes first in the search_path of the connection, and belongs to the role that
-// runs the migration. Other tools can run schema.sql, which is the Up part of every migration, in order.
+// runs the migration. Other tools can run schema.sql, which makes on a new database what all migrations make together.
+//
+// The source is engine/*.sql; engine/README.md says how to change it. The rest is generated.
 package migrations
 
 import "embed"

@@ -1,9 +1,10 @@
--- Code generated from the goose migrations by `make generate`; DO NOT EDIT.
+-- Code generated from engine/*.sql by `make generate`; DO NOT EDIT.
 --
 -- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql
 
--- 00001_rate_limits.sql
-
+DO $migration$
+BEGIN
+EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
@@ -15,7 +16,7 @@
 --
 -- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
 -- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
-CREATE TABLE rate_limits (
+CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
     shard  smallint         NOT NULL, -- 0 to shards - 1
@@ -25,48 +26,14 @@ CREATE TABLE rate_limits (
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
-
-
--- 00002_functions.sql
-
--- The engine. Every function runs as its caller (SECURITY INVOKER). They are created through EXECUTE so that the names in
--- their bodies carry the schema that the migration runs in: whoever calls them with whatever search_path works on this
--- table (and a SET search_path clause would cost 5 % of every call).
---
--- For the same reason operators and functions of Postgres are called with exactly the types that pg_catalog has them for: a
--- better match would be taken from any schema of the path (CVE-2018-1058). So a constant beside a double precision or a numeric
--- is quoted ('0' is read as the other side's type; 0 is an integer, 1e16 a numeric), and an integer beside one is cast, as it
--- would be anyway. What takes an array or any type is called as pg_catalog.f(...), with array_append for ||, or
--- OPERATOR(pg_catalog.=). What looks up no operator (:=, CASE, COALESCE, GREATEST) may have a plain 0. TestAHostileSearchPath
--- fails where this is forgotten.
---
--- SET enable_seqscan = off is what keeps different keys apart in SERIALIZABLE: on a small table the planner prefers a
--- sequential scan, and that takes a predicate lock on the whole relation, so that any two callers conflict.
---
--- The arguments that the functions share:
---   rate, period   `rate` tokens per `period` (an interval without months)
---   capacity       the most that can be saved up
---   start          NULL: a token bucket, refilled continuously.
---                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
---                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
---   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
---   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise (00004, which nothing else calls)
---   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() (00006) do. To do it again
---                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
---                  of Infinity) with which later calls fail.
-
-DO $install$
-BEGIN
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
 
 -- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
 -- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
 --
 -- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
 -- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_available(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -76,31 +43,38 @@ RETURN least(capacity, value + CASE
         greatest(date_part('epoch', upto - ts), 0) * rate / date_part('epoch', period)
     ELSE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
-    END)
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+    END);
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
-EXECUTE replace($ddl$
-CREATE TYPE @extschema@.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz)
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+CREATE TYPE /* TEMPLATE: schema */ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
 -- for each limit, in order.
-EXECUTE replace($ddl$
-CREATE TYPE @extschema@.ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[])
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+
+-- The arguments that the functions share:
+--   rate, period   `rate` tokens per `period` (an interval without months)
+--   capacity       the most that can be saved up
+--   start          NULL: a token bucket, refilled continuously.
+--                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
+--                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
+--   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
+--   now            NULL: clock_timestamp()
+--   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
+--   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
+--                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
+--                  of Infinity) with which later calls fail.
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
 -- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_consume(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
     or_raise boolean DEFAULT false, validated boolean DEFAULT false
-) RETURNS @extschema@.ratelimit_decision
+) RETURNS /* TEMPLATE: schema */ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -130,57 +104,57 @@ BEGIN
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
-                RETURN ROW(true, at, value, ts)::@extschema@.ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
             END IF;
         END IF;
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
         -- refilled for time that has passed.
         SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
-          FROM @extschema@.rate_limits AS r
+          FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := @extschema@.ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
             ELSE
-                denied := @extschema@.ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
             END IF;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM @extschema@.ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM /* TEMPLATE: schema */ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::@extschema@.ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
             END IF;
             -- It has enough by now: go round.
-        ELSIF EXISTS (SELECT FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+        ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
-            PERFORM @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+            PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
-            INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
+            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
             VALUES (name, key, 0, 1, capacity - count, at)
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::@extschema@.ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
             END IF;
         END IF;
         value := NULL;
@@ -191,8 +165,171 @@ BEGIN
         END IF;
     END LOOP;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
+
+-- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
+-- ratelimit_apply does.
+--
+-- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
+-- but shard_a: one that is read and not taken conflicts with whoever takes it.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    each      double precision; -- rate of one shard
+    room      double precision; -- capacity of one shard
+    upto      timestamptz;
+    at        timestamptz;
+    pick      integer;
+    new_value double precision;
+    new_ts    timestamptz;
+BEGIN
+    IF validated THEN
+        at := coalesce(now, clock_timestamp());
+        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+        each := rate / shards::double precision;
+        room := capacity / shards::double precision;
+        pick := shard_a;
+        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+            SELECT r.shard INTO pick
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
+             ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+        END IF;
+
+        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
+        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
+        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
+        BEGIN
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF new_value IS NULL THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END IF;
+    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
+END
+$body$;
+
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+--
+-- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
+-- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
+-- locked.
+--
+-- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n         CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    name      text;
+    key       text;
+    rate      double precision;
+    period    interval;
+    capacity  double precision;
+    start     timestamptz;
+    upto      timestamptz;
+    count     double precision;
+    floor     double precision;
+    new_value double precision;
+    new_ts    timestamptz;
+    at        timestamptz := coalesce(now, clock_timestamp());
+    value     double precision[];
+    ts        timestamptz[];
+BEGIN
+    <<passes>>
+    FOR pass IN 1..2 LOOP
+        EXIT WHEN validated IS NOT TRUE;
+        FOR p IN 3 - pass..n LOOP
+            name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
+            IF pass = 1 THEN
+                SELECT r.value, r.ts INTO new_value, new_ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
+                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                CONTINUE WHEN least(new_value, capacity) - count >= floor;
+            END IF;
+            rate := rates[p]; period := periods[p]; start := starts[p];
+            IF start IS NOT NULL THEN
+                upto := date_bin(period, at, start);
+            END IF;
+            IF pass = 1 THEN
+                IF start IS NULL THEN
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                ELSE
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                END IF;
+                EXIT passes WHEN new_value - count < floor;
+                CONTINUE;
+            END IF;
+
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF NOT FOUND THEN
+                FOR taken IN 1..p - 1 LOOP
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = r.value + counts[taken]
+                     WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
+                END LOOP;
+                EXIT passes;
+            END IF;
+            value[p] := new_value; ts[p] := new_ts;
+            IF p = n THEN
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            END IF;
+        END LOOP;
+    END LOOP;
+
+    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+END
+$body$;
 
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
@@ -208,13 +345,12 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_apply(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
-) RETURNS @extschema@.ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -262,9 +398,9 @@ BEGIN
                     AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
                   LEFT JOIN LATERAL (
                     SELECT r.shard
-                      FROM @extschema@.rate_limits AS r
+                      FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
                               r.shard
                      LIMIT 1
@@ -282,9 +418,9 @@ BEGIN
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
-                    SELECT FROM @extschema@.rate_limits AS r
+                    SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND @extschema@.ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
                            >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
@@ -305,18 +441,18 @@ BEGIN
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
-                            UPDATE @extschema@.rate_limits AS r
-                               SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                            UPDATE /* TEMPLATE: schema */rate_limits AS r
+                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
-                            UPDATE @extschema@.rate_limits AS r
-                               SET value = @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                            UPDATE /* TEMPLATE: schema */rate_limits AS r
+                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND @extschema@.ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -326,7 +462,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -375,12 +511,12 @@ BEGIN
             FOR pass IN 1..2 LOOP
                 IF pass = 2 THEN
                     FOREACH i IN ARRAY places LOOP
-                        PERFORM 1 FROM @extschema@.rate_limits AS r
+                        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
-                            INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+                            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                               FROM generate_series(0, shards[i] - 1) AS s
                             ON CONFLICT DO NOTHING;
@@ -400,11 +536,11 @@ BEGIN
                     rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
-                          FROM @extschema@.rate_limits AS r
+                          FROM /* TEMPLATE: schema */rate_limits AS r
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := @extschema@.ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
@@ -423,9 +559,9 @@ BEGIN
                 END LOOP;
                 IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
                     IF or_raise AND NOT granted THEN
-                        PERFORM @extschema@.ratelimit_raise(names, at, ord, value, ts);
+                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::@extschema@.ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
                 END IF;
             END LOOP;
             IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -443,7 +579,7 @@ BEGIN
                 END IF;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
-                        UPDATE @extschema@.rate_limits AS r
+                        UPDATE /* TEMPLATE: schema */rate_limits AS r
                            SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
@@ -453,10 +589,10 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- first use, or another number of shards
-                    DELETE FROM @extschema@.rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
+                    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO @extschema@.rate_limits AS r (name, key, shard, shards, value, ts)
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
                         SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
@@ -472,187 +608,17 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::@extschema@.ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
--- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
--- ratelimit_apply does.
---
--- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
--- but shard_a: one that is read and not taken conflicts with whoever takes it.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_consume_sharded(
-    name text, key text,
-    rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
-) RETURNS @extschema@.ratelimit_decisions
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    each      double precision; -- rate of one shard
-    room      double precision; -- capacity of one shard
-    upto      timestamptz;
-    at        timestamptz;
-    pick      integer;
-    new_value double precision;
-    new_ts    timestamptz;
-BEGIN
-    IF validated THEN
-        at := coalesce(now, clock_timestamp());
-        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        each := rate / shards::double precision;
-        room := capacity / shards::double precision;
-        pick := shard_a;
-        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-            SELECT r.shard INTO pick
-              FROM @extschema@.rate_limits AS r
-             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-             ORDER BY @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
-        END IF;
-
-        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
-        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
-        BEGIN
-            IF start IS NULL THEN
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            END IF;
-            IF new_value IS NULL THEN
-                RAISE SQLSTATE 'RL001';
-            END IF;
-            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::@extschema@.ratelimit_decisions;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
-    END IF;
-    RETURN @extschema@.ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
-END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
---
--- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
--- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
--- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
--- locked.
---
--- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_consume_several(
-    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
-) RETURNS @extschema@.ratelimit_decisions
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    n         CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
-    name      text;
-    key       text;
-    rate      double precision;
-    period    interval;
-    capacity  double precision;
-    start     timestamptz;
-    upto      timestamptz;
-    count     double precision;
-    floor     double precision;
-    new_value double precision;
-    new_ts    timestamptz;
-    at        timestamptz := coalesce(now, clock_timestamp());
-    value     double precision[];
-    ts        timestamptz[];
-BEGIN
-    <<passes>>
-    FOR pass IN 1..2 LOOP
-        EXIT WHEN validated IS NOT TRUE;
-        FOR p IN 3 - pass..n LOOP
-            name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
-            IF pass = 1 THEN
-                SELECT r.value, r.ts INTO new_value, new_ts
-                  FROM @extschema@.rate_limits AS r
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
-                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
-                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
-                CONTINUE WHEN least(new_value, capacity) - count >= floor;
-            END IF;
-            rate := rates[p]; period := periods[p]; start := starts[p];
-            IF start IS NOT NULL THEN
-                upto := date_bin(period, at, start);
-            END IF;
-            IF pass = 1 THEN
-                IF start IS NULL THEN
-                    new_value := @extschema@.ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
-                ELSE
-                    new_value := @extschema@.ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
-                END IF;
-                EXIT passes WHEN new_value - count < floor;
-                CONTINUE;
-            END IF;
-
-            IF start IS NULL THEN
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
-                UPDATE @extschema@.rate_limits AS r
-                   SET value = @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND @extschema@.ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            END IF;
-            IF NOT FOUND THEN
-                FOR taken IN 1..p - 1 LOOP
-                    UPDATE @extschema@.rate_limits AS r
-                       SET value = r.value + counts[taken]
-                     WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
-                END LOOP;
-                EXIT passes;
-            END IF;
-            value[p] := new_value; ts[p] := new_ts;
-            IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::@extschema@.ratelimit_decisions;
-            END IF;
-        END LOOP;
-    END LOOP;
-
-    RETURN @extschema@.ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
-END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
 -- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_reset(names text[], keys text[], OUT deleted integer)
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -665,26 +631,16 @@ BEGIN
         SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
-        PERFORM 1 FROM @extschema@.rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
-        DELETE FROM @extschema@.rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
     END LOOP;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-END
-$install$;
-
-
--- 00003_coalesce.sql
-
--- What the library's Coalescer sends: many calls, each a transaction of nobody's own, decided by one statement.
--- (Quoted constants, casts and pg_catalog: see 00002.)
---
-DO $install$
-BEGIN
+-- What the library's Coalescer sends, here and in coalesce.sql: many calls, each a transaction of nobody's own, decided by one
+-- statement.
 
 -- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
 -- is all there is to do, it is done quicker than by ratelimit_coalesce.
@@ -697,8 +653,7 @@ BEGIN
 -- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
 --
 -- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_consume_keys(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
     counts double precision[], now timestamptz DEFAULT NULL,
@@ -724,13 +679,13 @@ BEGIN
     -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
-        UPDATE @extschema@.rate_limits AS r
-           SET value = @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+        UPDATE /* TEMPLATE: schema */rate_limits AS r
+           SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
-                OR @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
+                OR /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
     SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
@@ -746,13 +701,12 @@ BEGIN
           INTO ord, value, ts
           FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
          CROSS JOIN LATERAL (
-            SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
+            SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+         WHERE /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
 -- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
 --
@@ -778,8 +732,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
 -- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_coalesce(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -856,7 +809,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.shards
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
-                SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
@@ -874,7 +827,7 @@ BEGIN
                 k := asks[last]; d := ask_defs[last];
                 upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    @extschema@.ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -911,7 +864,7 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -919,13 +872,13 @@ BEGIN
                           FROM pg_catalog.unnest(todo) AS i -- in order
                         OFFSET 0
                       ) AS a
-                      LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                      LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
                     OFFSET 0
                   ) AS b
                 OFFSET 0
               ) AS c
         ), u AS (
-            UPDATE @extschema@.rate_limits AS r
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -963,13 +916,13 @@ BEGIN
 
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR wanted IS NOT NULL THEN
-            INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
               FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-                    WHERE EXISTS (SELECT FROM @extschema@.rate_limits AS r
+                    WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
             END IF;
@@ -981,7 +934,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.xmin = xid AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT *, r.xmin FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- What was inserted here is full still, whatever the definition.
@@ -1004,7 +957,7 @@ BEGIN
     IF since IS NOT NULL THEN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
-                UPDATE @extschema@.rate_limits AS r
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = held[k], ts = since[k]
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
@@ -1020,29 +973,17 @@ BEGIN
         END LOOP;
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
-
-
--- 00004_raise.sql
+$body$;
 
 -- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
--- the transaction are undone. The functions of 00002 call it where they would answer that a request is denied, if or_raise says so.
+-- the transaction are undone. The functions that decide call it where they would answer that a request is denied, if or_raise says so.
 --
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
 --   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
 --             to the last bit, instants as microseconds since 1970-01-01 UTC
-
-DO $install$
-BEGIN
-
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_raise(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql
@@ -1070,14 +1011,7 @@ BEGIN
         DETAIL = pg_catalog.format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
             (extract(epoch FROM at) * '1000000')::bigint, pg_catalog.to_json(ord), pg_catalog.to_json(value), pg_catalog.to_json(micros));
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
-
-
--- 00005_turns.sql
+$body$;
 
 -- The locks with which transactions of several processes queue for a hot limit (Limiter.InTx with Hot): the first statement
 -- of a transaction is LOCK TABLE on the view that belongs to the limit and key, and the lock lasts until the transaction ends.
@@ -1088,32 +1022,136 @@ $install$;
 --
 -- Views, because they have no storage and nothing is ever done to them, and many, so that different limits seldom meet.
 -- LOCK TABLE needs UPDATE on them, which allows nothing else.
-DO $install$
-DECLARE
-    turn text;
-BEGIN
-    FOR n IN 0..31 LOOP
-        turn := pg_catalog.format('%I.%I', current_schema(), 'rate_limits_turn_' || to_char(n, 'FM00'));
-        EXECUTE pg_catalog.format('CREATE VIEW %s AS SELECT NULL AS nothing', turn);
-        EXECUTE pg_catalog.format('COMMENT ON VIEW %s IS %L', turn, 'txlimit: locked by transactions that queue for a hot limit');
-    END LOOP;
-END
-$install$;
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_00 AS SELECT NULL AS nothing;
 
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
 
--- 00006_by_hand.sql
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_01 AS SELECT NULL AS nothing;
 
--- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and ratelimit_keys.
--- They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the same limit
--- from either side. What a caller should know is in the comments on the functions: SELECT obj_description('ratelimit'::regproc)
--- (Quoted constants, casts and pg_catalog: see 00002.)
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_01 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-DO $install$
-BEGIN
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_02 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_02 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_03 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_03 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_04 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_04 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_05 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_05 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_06 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_06 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_07 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_07 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_08 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_08 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_09 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_09 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_10 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_10 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_11 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_11 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_12 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_12 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_13 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_13 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_14 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_14 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_15 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_15 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_16 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_16 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_17 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_17 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_18 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_18 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_19 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_19 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_20 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_20 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_21 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_21 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_22 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_22 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_23 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_23 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_24 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_24 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_25 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_25 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_26 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_26 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_27 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_27 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_28 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_28 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_29 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_29 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_30 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_30 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
 -- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_validate(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
 ) RETURNS void
@@ -1146,32 +1184,26 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_micros(at timestamptz) RETURNS bigint
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (extract(epoch FROM at) * '1000000')::bigint
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+RETURN (extract(epoch FROM at) * '1000000')::bigint;
 
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_instant(micros bigint) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000')
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of the functions before: NULL for a token bucket; for a fixed window the first instant of its grid from the
+-- The argument `start` of ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
-    along bigint := @extschema@.ratelimit_micros(start) - year1;
+    along bigint := /* TEMPLATE: schema */ratelimit_micros(start) - year1;
 BEGIN
     IF kind = 'token bucket' THEN
         RETURN NULL;
@@ -1180,15 +1212,13 @@ BEGIN
         along := (('x' || left(encode(sha256(
             pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN @extschema@.ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+    RETURN /* TEMPLATE: schema */ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
 -- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
 -- a full limit.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_total(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -1204,7 +1234,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := @extschema@.ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -1212,8 +1242,7 @@ BEGIN
                 WHEN lowest = highest THEN m::double precision * lowest
                 ELSE total END;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
 -- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
 -- takes or gives anything. Beyond the year 9999 it is the end of that year.
@@ -1221,8 +1250,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 -- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
 -- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
 -- the microsecond.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_when(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     shards integer, count double precision, floor double precision
@@ -1232,28 +1260,28 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - @extschema@.ratelimit_total(value, ts, at, rate, period, capacity, start);
-    too_early bigint := @extschema@.ratelimit_micros(at);
+    missing double precision := floor + count - /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start);
+    too_early bigint := /* TEMPLATE: schema */ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR @extschema@.ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + @extschema@.ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the walk has ended
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF @extschema@.ratelimit_total(value, ts, @extschema@.ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
+        IF /* TEMPLATE: schema */ratelimit_total(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1262,13 +1290,16 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN @extschema@.ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */ratelimit_instant(late);
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit(
+-- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
+-- ratelimit_keys. They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the
+-- same limit from either side. What a caller should know is in the comments on the functions:
+-- SELECT obj_description('ratelimit'::regproc)
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
@@ -1288,7 +1319,7 @@ DECLARE
     a     integer;
     b     integer;
 BEGIN
-    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -1318,37 +1349,35 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := @extschema@.ratelimit_grid(name, key, period, kind, start);
+    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
     IF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM @extschema@.ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
     ELSE
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM @extschema@.ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
         IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
             value := pg_catalog.array_fill(value[1], ARRAY[shards]);
             ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
         END IF;
     END IF;
 
-    remaining := @extschema@.ratelimit_total(value, ts, at, rate, period, capacity, grid);
-    retry_at := @extschema@.ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
     retry_after := retry_at - at;
     IF grid IS NULL THEN
-        reset_at := @extschema@.ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
-        reset_at := @extschema@.ratelimit_instant(least(253402300799999999,
-            @extschema@.ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-COMMENT ON FUNCTION @extschema@.ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
 Takes tokens of a rate limit, if it has enough, in the caller's transaction: a rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -1376,12 +1405,10 @@ Takes tokens of a rate limit, if it has enough, in the caller's transaction: a r
 
 What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
 calls it once for each column.
-$text$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$text$;
 
 -- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_or_raise(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
@@ -1394,7 +1421,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM @extschema@.ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
@@ -1403,11 +1430,9 @@ BEGIN
             HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-COMMENT ON FUNCTION @extschema@.ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
 The same as ratelimit, but a denial is an error, for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -1415,11 +1440,9 @@ The same as ratelimit, but a denial is an error, for triggers and wherever a res
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
   MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
   DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
-$text$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$text$;
 
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_keys(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
@@ -1429,25 +1452,25 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
 BEGIN
-    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
-               nullif(@extschema@.ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   @extschema@.ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
-                   @extschema@.ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
               FROM (
-                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
-                  FROM @extschema@.rate_limits AS r
+                  FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name
                  GROUP BY r.key
                 OFFSET 0
@@ -1455,11 +1478,9 @@ BEGIN
             OFFSET 0
           ) AS t;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-COMMENT ON FUNCTION @extschema@.ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
 The keys of a rate limit that have been used, and what they have now. Writes and locks nothing. Who is limited:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -1470,39 +1491,26 @@ The keys of a rate limit that have been used, and what they have now. Writes and
 
 The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
 answer is what those would make of it.
-$text$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
-
-
--- 00007_sweep.sql
+$text$;
 
 -- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
 -- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
 --
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
--- (Quoted constants, casts and pg_catalog: see 00002.)
-
-DO $install$
-BEGIN
 
 -- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
 -- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
 -- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_says_nothing(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
         = capacity / shards::double precision
-    ELSE false END
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+    ELSE false END;
 
 -- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
 --
@@ -1510,8 +1518,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 -- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
 -- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
 -- COMMITTED), or gets 40001 and runs again.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_sweep(
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     first text DEFAULT '', now timestamptz DEFAULT NULL,
@@ -1531,7 +1538,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
@@ -1541,11 +1548,11 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
                    rate, period, capacity, r.grid)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid
-              FROM @extschema@.rate_limits AS r
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+              FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
              LIMIT 1000
@@ -1564,15 +1571,15 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
             SELECT r.ctid AS tid, r.key, r.shards
-              FROM @extschema@.rate_limits AS r
+              FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
                FOR UPDATE SKIP LOCKED
           ) AS l
@@ -1580,14 +1587,12 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM @extschema@.rate_limits AS r WHERE r.ctid = ANY (tids);
+    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.ctid = ANY (tids);
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
 Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
 their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
 
@@ -1598,9 +1603,7 @@ their keys, and never waits for a lock. It holds those of what it has deleted un
   next     where the next call should begin; NULL: that was the last
 
 The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
-$text$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
+$text$;
+$engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 END
-$install$;
-
+$migration$;

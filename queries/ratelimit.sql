@@ -25,8 +25,8 @@ SELECT pg_catalog.record_send(ratelimit_apply(
       @shard_a::integer[], @shard_b::integer[],
       sqlc.narg('consumed_at')::timestamptz, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
 
--- name: Reset :exec
-SELECT ratelimit_reset(@names::text[], @keys::text[]);
+-- name: Reset :one
+SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
 -- name: Sweep :one
 SELECT s.deleted, s.next

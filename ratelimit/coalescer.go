@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
@@ -23,7 +22,8 @@ var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
 // the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
-// as much as for many. Its methods are safe for concurrent use, also by different limiters.
+// as much as for many. Only its Pool is required. It must not be copied after its first use, nor its fields be changed. Its methods
+// are safe for concurrent use, also by different limiters.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
@@ -48,78 +48,77 @@ var ErrClosed = errors.New("coalescer closed")
 // connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
 // victim of a deadlock, is run again, at most 30 times: after that, the error matches [ErrAttemptsExhausted].
 type Coalescer struct {
-	pool  *pgxpool.Pool
-	async bool
-	pace  time.Duration
-	batch func(calls int) // OnBatch, or nil
+	// Pool is where statements are sent. It is required. The Coalescer does not own it: close the Coalescer first.
+	Pool *pgxpool.Pool
+
+	// AsyncCommit lets the Coalescer's transactions commit with synchronous_commit = off: they do not wait until the commit is
+	// on disk. The default is the server's setting. If the server crashes, what was consumed in its last moments (up to three
+	// times wal_writer_delay, 0.6 s by default) is forgotten, and those tokens may be granted again.
+	AsyncCommit bool
+
+	// Pace is for floods: a statement begins no sooner than Pace after the one before it, so that more calls share each, and the
+	// processors have time for others. The default, 0, is no pace. With 3 ms there are at most 333 statements a second, and a
+	// call, or [Coalescer.Close], waits up to 3 ms longer, unless there was no other for so long.
+	//
+	// Calls that share no statement keep to no pace: those for limits with [Shards], [Limiter.Check], [Limiter.Refund] and
+	// [Limiter.Reset]. Nor does a statement that is run again, or that decides what the one before it could not. Do not combine
+	// Pace with a [Limiter.Clock]: calls at different instants are a statement each, and keep to it.
+	Pace time.Duration
+
+	// OnBatch, if it is not nil, is called for each statement that has decided calls, with how many it has decided: 1 for a call
+	// that went straight to the pool. It is called from several goroutines at once, while the calls wait for their answers: it
+	// should be quick. It must not use the Coalescer, which could wait for itself, nor panic: that ends the process, since no
+	// caller can recover it.
+	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
 
 	mu       sync.Mutex
-	queue    []*waiter // in order of arrival; empty if flying is 0
-	flying   int       // calls or batches at the database, or about to be
-	due      time.Time // with a pace: when the next of them may begin
-	sameKeys bool      // the last batch asked several times of most keys, and more calls have been waiting since
-	idle     sync.Cond // flying is 0
-	closed   bool
+	queue    []*waiter     // in order of arrival; empty if flying is 0
+	flying   int           // calls or batches at the database, or about to be
+	due      time.Time     // with a pace: when the next of them may begin
+	sameKeys bool          // the last batch asked several times of most keys, and more calls have been waiting since
+	closed   bool          // nothing is let in any more
+	drained  chan struct{} // made by Close, which waits for it; closed when flying is 0
 }
 
-// CoalescerOption changes how a [Coalescer] works.
-type CoalescerOption func(*Coalescer)
-
-// AsyncCommit lets the Coalescer's transactions commit with synchronous_commit = off: they do not wait until the commit is
-// on disk. The default is the server's. If the server crashes, what was consumed in its last moments (up to three
-// times wal_writer_delay, which is 200 ms by default) is forgotten, and those tokens may be granted again.
-func AsyncCommit() CoalescerOption { return func(c *Coalescer) { c.async = true } }
-
-// Pace is for floods: it has a statement begin no sooner than d after the one before it, so that more calls share each, and the
-// processors have time for others. The default is 0, no pace, and so is less. With 3 ms there are at most 333 statements a second,
-// and a call, or [Coalescer.Close], waits up to 3 ms longer, unless there was none for so long. Calls that can share no statement,
-// those for limits with [Shards], keep to no pace, nor do [Limiter.Check], [Limiter.Refund] and [Limiter.Reset], what is run
-// again after a conflict, or a second statement for what the first could not decide. Do not combine it with a
-// [Limiter.Clock]: calls at different instants are a statement each, and do.
-func Pace(d time.Duration) CoalescerOption { return func(c *Coalescer) { c.pace = d } }
-
-// OnBatch has f called for each statement that has decided calls, with how many it has decided: 1 for a call that went straight
-// to the pool. It is called from several goroutines at once, while the calls wait for their answers: it should be quick, and must
-// neither use the Coalescer, which could wait for itself, nor panic, which ends the process where no caller can recover.
-func OnBatch(f func(calls int)) CoalescerOption { return func(c *Coalescer) { c.batch = f } }
-
-// NewCoalescer makes a Coalescer that works on a pool. It does not own the pool: close the Coalescer first.
-func NewCoalescer(pool *pgxpool.Pool, options ...CoalescerOption) *Coalescer {
-	c := &Coalescer{pool: pool}
-	c.idle.L = &c.mu
-	for _, option := range options {
-		option(c)
-	}
-	return c
+// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
+func noDatabase(db DB) bool {
+	c, coalesced := db.(*Coalescer)
+	return db == nil || coalesced && c.Pool == nil
 }
 
 // Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
 // [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.closed = true
-	for c.flying > 0 {
-		c.idle.Wait()
+	if c.flying == 0 {
+		c.mu.Unlock()
+		return
 	}
+	if c.drained == nil {
+		c.drained = make(chan struct{})
+	}
+	drained := c.drained
+	c.mu.Unlock()
+	<-drained
 }
 
 // Exec goes straight to the pool.
 func (c *Coalescer) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return c.pool.Exec(ctx, sql, args...)
+	return c.Pool.Exec(ctx, sql, args...)
 }
 
 // Query goes straight to the pool.
 func (c *Coalescer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return c.pool.Query(ctx, sql, args...)
+	return c.Pool.Query(ctx, sql, args...)
 }
 
 // QueryRow goes straight to the pool.
 func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return c.pool.QueryRow(ctx, sql, args...)
+	return c.Pool.QueryRow(ctx, sql, args...)
 }
 
 const (
@@ -150,12 +149,8 @@ type waiter struct {
 	flight *flight // of its statement; nil: none yet
 
 	// The answer.
-	err     error
-	granted bool
-	at      algebra.Micros
-	states  []state
-	state   [1]state // where states and its rows usually are
-	row     [1]algebra.Row
+	err    error
+	answer answer
 }
 
 // flight is the way of one statement.
@@ -182,12 +177,6 @@ func newFlight(waiters []*waiter) *flight {
 	return f
 }
 
-// coalescing is the querier of what is coalesced.
-type coalescing struct {
-	querier   // nil: the coalescer has its own
-	coalescer *Coalescer
-}
-
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
 // decide decides a call: at once, if few enough others are at the database, or together with those that wait.
@@ -197,7 +186,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone := sharded(asked.demands)
+	lone := asked.goesAlone()
 	if len(c.queue) == 0 && c.flying < c.places() {
 		c.flying++
 		if lone || c.takeTurn() == 0 {
@@ -226,7 +215,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		answer(result, asked.demands, w.states, w.at, w.granted)
+		result.fill(asked.demands, &w.answer, w.answer.granted)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
@@ -259,14 +248,14 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 
 // takeTurn is how long a statement still has to wait, by the pace. 0: it may begin, and the next is due a pace later. c.mu is held.
 func (c *Coalescer) takeTurn() time.Duration {
-	if c.pace <= 0 {
+	if c.Pace <= 0 {
 		return 0
 	}
 	now := time.Now()
 	if wait := c.due.Sub(now); wait > 0 {
 		return wait
 	}
-	c.due = now.Add(c.pace)
+	c.due = now.Add(c.Pace)
 	return 0
 }
 
@@ -294,7 +283,9 @@ func (c *Coalescer) release() {
 	c.flying--
 	if c.flying == 0 {
 		c.sameKeys = false
-		c.idle.Broadcast()
+		if c.drained != nil {
+			close(c.drained)
+		}
 	}
 }
 
@@ -355,7 +346,7 @@ func (c *Coalescer) next(b *batch) bool {
 
 // fill gives a second place to those who still wait: with a pace, all may have come while there was one. c.mu is held.
 func (c *Coalescer) fill() {
-	if c.pace > 0 && len(c.queue) > 0 && c.flying < c.places() {
+	if c.Pace > 0 && len(c.queue) > 0 && c.flying < c.places() {
 		c.flying++
 		go c.flush()
 	}
@@ -408,8 +399,8 @@ func (c *Coalescer) separate(b *batch) {
 
 // direct decides one call the ordinary way.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) error {
-	err := c.retry(ctx, func(q *queries) error {
-		return asked.take(ctx, q, result)
+	err := c.retry(ctx, func(db wire) error {
+		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)
 	return err
@@ -417,13 +408,13 @@ func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) err
 
 // observe tells of a statement.
 func (c *Coalescer) observe(calls int, err error) {
-	if err == nil && c.batch != nil {
-		c.batch(calls)
+	if err == nil && c.OnBatch != nil {
+		c.OnBatch(calls)
 	}
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error) error {
+func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, statement)
@@ -443,18 +434,18 @@ func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error)
 }
 
 // once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *queries) error) error {
-	var db DB = c.pool
+func (c *Coalescer) once(ctx context.Context, begin bool, statement func(db wire) error) error {
+	var db DB = c.Pool
 	switch {
 	case begin:
 		committing := false
-		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if c.async {
+		err := pgx.BeginTxFunc(ctx, c.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if c.AsyncCommit {
 				if _, err := tx.Exec(ctx, asyncCommit); err != nil {
 					return err
 				}
 			}
-			err := statement(queriesOn(tx, false))
+			err := statement(wire{tx, false})
 			committing = err == nil
 			return err
 		})
@@ -462,10 +453,10 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *quer
 			err = unknownUnless(err)
 		}
 		return err
-	case c.async:
-		db = asyncDB{c.pool}
+	case c.AsyncCommit:
+		db = asyncDB{c.Pool}
 	}
-	return statement(queriesOn(db, true))
+	return statement(wire{db, true})
 }
 
 // asyncCommit holds until the end of the transaction.
@@ -501,8 +492,8 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(q *queries) (err error) {
-			answer, err = b.consumeSums(b.flight.ctx, q)
+		err := c.once(b.flight.ctx, c.begin.Load(), func(db wire) (err error) {
+			answer, err = b.consumeSums(b.flight.ctx, db)
 			return err
 		})
 		switch {
@@ -524,8 +515,8 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(q *queries) (err error) {
-		row, err = q.Coalesce(b.flight.ctx, b.args)
+	err := c.retry(b.flight.ctx, func(db wire) (err error) {
+		row, err = db.queries().Coalesce(b.flight.ctx, b.args)
 		return err
 	})
 	if err != nil {

@@ -340,8 +340,8 @@ func ExampleHot() {
 // and one commit.
 func ExampleCoalescer() {
 	requests := ratelimit.TokenBucket("requests", 100, 24*time.Hour)
-	coalescer := ratelimit.NewCoalescer(pool) // one for the process
-	defer coalescer.Close()                   // after the server, before the pool
+	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
+	defer coalescer.Close()                       // after the server, before the pool
 
 	var granted atomic.Int64
 	var wg sync.WaitGroup

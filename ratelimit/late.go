@@ -54,7 +54,7 @@ func (t *lateTx) begin(ctx context.Context) error {
 // something else in a batch.
 func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if t.tx == nil && len(args) > 0 && !t.lapsed(ctx) {
-		if _, ours := args[0].(*wireRow); ours {
+		if _, ours := args[0].(*reply); ours {
 			row := &firstRow{late: t, batch: t.batch()}
 			row.batch.Queue(sql, args...)
 			row.results = t.conn.SendBatch(ctx, row.batch)

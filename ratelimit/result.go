@@ -56,54 +56,51 @@ type Status struct {
 	RetryAt time.Time
 }
 
-// state is what the database answered for one demand.
-type state struct {
-	rows []algebra.Row
-	// taken says that the rows are those after the demand was granted.
-	taken bool
-}
-
-// answer works out what the state of each demand means for the requests.
-func answer(result *Result, ds []demand, states []state, now algebra.Micros, granted bool) {
-	retryAt, remaining, resetAt := now, math.Inf(1), algebra.Min
-	for i, d := range ds {
-		numbers, rows := d.limit.forKey(d.key), states[i].rows
-		if states[i].taken && len(rows) == 1 { // one shard speaks for all
-			for len(rows) < d.limit.shards {
-				rows = append(rows, rows[0])
-			}
-		}
-		s := Status{
-			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
-			Remaining: numbers.Total(rows, now),
-		}
-		var reset algebra.Micros
-		if numbers.Window {
-			reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
-		} else {
-			reset = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now)
-		}
-		s.ResetAt = reset.Time()
-		at := now
-		switch {
-		case states[i].taken:
-			at = numbers.When(rows, d.limit.shards, 0, 0, now)
-		case !s.OK:
-			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
-		case granted: // by a check: when the work might run
-			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
-		}
-		s.RetryAt = at.Time()
+// fill works out what the answer means for the requests. taken says that its rows are those after the demands were granted.
+func (r *Result) fill(ds []demand, a *answer, taken bool) {
+	retryAt, remaining, resetAt := a.at, math.Inf(1), algebra.Min
+	for i := range ds {
+		d := &ds[i]
+		s, at, reset := status(d, a, a.rows[i], taken)
 		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
 		for _, request := range d.requests {
-			r := &result.Requests[request]
-			s.Limit, s.Key, s.Count = r.Limit, r.Key, r.Count
-			*r = s
+			of := &r.Requests[request]
+			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
+			*of = s
 		}
 	}
-	result.OK = granted
-	result.At = now.Time()
-	result.RetryAt = retryAt.Time()
-	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
-	result.Remaining, result.ResetAt = remaining, resetAt.Time()
+	r.OK = a.granted
+	r.At = a.at.Time()
+	r.RetryAt = retryAt.Time()
+	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+	r.Remaining, r.ResetAt = remaining, resetAt.Time()
+}
+
+// status is what the rows of a demand mean for its requests. at is its RetryAt, and reset its ResetAt.
+func status(d *demand, a *answer, rows []algebra.Row, taken bool) (s Status, at, reset algebra.Micros) {
+	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
+	if taken && len(rows) == 1 { // one shard speaks for all
+		for len(rows) < shards {
+			rows = append(rows, rows[0])
+		}
+	}
+	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
+	s.Remaining = numbers.Total(rows, now)
+	if numbers.Window {
+		reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
+	} else {
+		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
+	}
+	switch {
+	case taken:
+		at = numbers.When(rows, shards, 0, 0, now)
+	case !s.OK:
+		at = numbers.When(rows, shards, d.count, d.floor, now)
+	case a.granted: // by a check: when the work might run
+		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
+	default:
+		at = now
+	}
+	s.RetryAt, s.ResetAt = at.Time(), reset.Time()
+	return s, at, reset
 }

@@ -96,7 +96,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		}
 		var row dbsqlc.SweepRow
 		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
-			row, err = dbsqlc.New(wire{DB: tx}).Sweep(ctx, args)
+			row, err = wire{db: tx}.queries().Sweep(ctx, args)
 			return err
 		})
 		if err != nil {
@@ -126,7 +126,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 	level := Isolation(pgx.ReadCommitted)
 	switch db := db.(type) {
 	case *Coalescer:
-		return l.readCommitted(db.pool)
+		return l.readCommitted(db.Pool)
 	case TxBeginner:
 		if inTransaction(db) {
 			break

@@ -56,7 +56,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}))
 	defer service.Close()
-	coalescer := ratelimit.NewCoalescer(pool) // many calls at once, and no transaction of their own
+	coalescer := &ratelimit.Coalescer{Pool: pool} // many calls at once, and no transaction of their own
 	defer coalescer.Close()
 
 	fmt.Println("second  it can take  rate  granted  failed")

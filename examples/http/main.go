@@ -52,9 +52,10 @@ func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
 	return []ratelimit.Request{perUser[u.plan].Key(u.name).Count(cost), perTeam.Key(u.team).Count(cost), perSite.Global().Count(cost)}, nil
 }
 
-// loginRequests is one token for a try at an account, whoever tries.
+// loginRequests is one token for a try at an account, whoever tries, however the account is spelled.
 func loginRequests(r *http.Request) ([]ratelimit.Request, error) {
-	return []ratelimit.Request{failedLogins.Key(r.FormValue("account"))}, nil
+	account := strings.ToLower(strings.TrimSpace(r.FormValue("account")))
+	return []ratelimit.Request{failedLogins.Key(account)}, nil
 }
 
 // server is the application. tried counts the passwords that were looked at.
@@ -87,7 +88,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
 
-	coalescer := ratelimit.NewCoalescer(pool) // one for the process
+	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
 	var tried atomic.Int64
 	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real one, on a free port

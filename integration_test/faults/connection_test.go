@@ -127,7 +127,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 		},
 		"Consume on a Coalescer": func(ctx context.Context, c *caller, lose func()) error {
 			lose()
-			_, err := limiter.Consume(ctx, ratelimit.NewCoalescer(c.pool), c.request)
+			_, err := limiter.Consume(ctx, &ratelimit.Coalescer{Pool: c.pool}, c.request)
 			return err
 		},
 		"Consume on database/sql": func(ctx context.Context, c *caller, lose func()) error {
@@ -326,7 +326,7 @@ func TestNothingIsSent(t *testing.T) {
 	defer held.Release()
 	refused := newProxy(t, "127.0.0.1:1") // nobody listens there
 	nowhere := connect(t, url, 1, refused.dial)
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	for what, try := range map[string]func(ctx context.Context) error{

@@ -75,7 +75,7 @@ func newLoad(t *testing.T, url string, config loadConfig) *load {
 	l.db = stdlib.OpenDB(*l.pool.Config().ConnConfig)
 	l.db.SetMaxOpenConns(config.conns)
 	t.Cleanup(func() { l.db.Close() })
-	l.coalescer = ratelimit.NewCoalescer(l.pool)
+	l.coalescer = &ratelimit.Coalescer{Pool: l.pool}
 	l.handles = []*handle{
 		l.alone("pool", l.pool), l.alone("coalescer", l.coalescer), l.alone("database/sql", ratelimit.SQL(l.db)),
 		l.inTx("InTx"), l.inTx("InTx Hot", ratelimit.Hot), l.inTx("InTx Hot, 3 shards", ratelimit.Hot),

@@ -158,7 +158,7 @@ type consumer struct {
 
 func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*consumer {
 	t.Helper()
-	coalescer := ratelimit.NewCoalescer(pool)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
 	t.Cleanup(coalescer.Close)
 	var all []*consumer
 	for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {

@@ -48,11 +48,11 @@ var goMutations = []mutation{
 	// ratelimit: requests
 
 	{
-		name: "demands-order", file: "ratelimit/request.go", what: "several limits are asked for in another order than that of the locks",
+		name: "demands-order", file: "ratelimit/demand.go", what: "several limits are asked for in another order than that of the locks",
 		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",
 		tests: "TestDemandsAreInTheOrderOfLocks",
 	}, {
-		name: "demands-twice", file: "ratelimit/request.go", what: "a limit that is named twice in one call counts once",
+		name: "demands-twice", file: "ratelimit/demand.go", what: "a limit that is named twice in one call counts once",
 		old: "d.count += r.tokens", new: "d.count = r.tokens",
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
@@ -60,11 +60,11 @@ var goMutations = []mutation{
 		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
-		name: "demands-rounding", file: "ratelimit/request.go", what: "requests that together are the whole capacity, but for rounding, are refused",
+		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
 		old: "if d.need <= d.limit.numbers.Capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
-		name: "demands-two-definitions", file: "ratelimit/request.go", what: "one limit with two definitions in one call is granted by one of them",
+		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
 	}, {
@@ -80,15 +80,15 @@ var goMutations = []mutation{
 	// ratelimit: the verbs
 
 	{
-		name: "denial-no-error", file: "ratelimit/limiter.go", what: "a denial is no error",
-		old: "case (c.verb == verbConsume || c.verb == verbCheck) && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
+		old: "case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
-		name: "commit-failed-answer", file: "ratelimit/limiter.go", what: "what was answered before a COMMIT that failed is the result beside its error",
+		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
 		old: "		return unanswered(c.requests), explain(", new: "		return result, explain(",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "refund-any-time", file: "ratelimit/limiter.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		name: "refund-any-time", file: "ratelimit/call.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
 		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
 		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
@@ -96,20 +96,20 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/limiter.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
-		name: "check-no-error", file: "ratelimit/limiter.go", what: "a check that says no returns no error",
-		old: "(c.verb == verbConsume || c.verb == verbCheck) && !result.OK", new: "c.verb == verbConsume && !result.OK",
+		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
+		old: "(c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK", new: "c.verb == VerbConsume && !result.OK",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
-		name: "check-zero-denied", file: "ratelimit/request.go", what: "a check of 0 is denied in debt",
-		old: "case v == verbCharge, v == verbCheck && r.tokens == 0:", new: "case v == verbCharge:",
+		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
+		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
 		tests: "TestACheckOfZeroIsNeverDenied",
 	}, {
 		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
-		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":`, new: "case false:",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
 		tests: "TestMetricsOfDecisions",
 	}, {
 		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
@@ -124,7 +124,7 @@ var goMutations = []mutation{
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
@@ -132,8 +132,8 @@ var goMutations = []mutation{
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
-		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
-		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
@@ -177,7 +177,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -224,11 +224,11 @@ var goMutations = []mutation{
 	// ratelimit: batches
 
 	{
-		name: "batch-commit-ignored", file: "ratelimit/batch.go", what: "an error of a batch, its COMMIT's among them, is ignored",
+		name: "batch-commit-ignored", file: "ratelimit/sendtx.go", what: "an error of a batch, its COMMIT's among them, is ignored",
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
@@ -236,11 +236,11 @@ var goMutations = []mutation{
 		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
 		tests: "TestABatchAnswersAsConsumeDoes",
 	}, {
-		name: "batch-not-rolled-back", file: "ratelimit/batch.go", what: "the connection of a denied batch is left in a failed transaction",
+		name: "batch-not-rolled-back", file: "ratelimit/sendtx.go", what: "the connection of a denied batch is left in a failed transaction",
 		old: "		_ = tx.Rollback(rollbackCtx) // after", new: "		_ = rollbackCtx // after",
 		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
 	}, {
-		name: "batch-reprepares", file: "ratelimit/batch.go", what: "each denial of a batch has its statements prepared anew",
+		name: "batch-reprepares", file: "ratelimit/sendtx.go", what: "each denial of a batch has its statements prepared anew",
 		old: "		batch.QueuedQueries = nil\n", new: "",
 		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip|TestConflictsAtTheFirstStatementPrepareNothing",
 	},
@@ -292,7 +292,7 @@ var goMutations = []mutation{
 		old: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n", new: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n	batch.Queue(\"select 1\")\n",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-other-shard", file: "ratelimit/limiter.go", what: "the shard that was queued for is not the one that is taken from",
+		name: "hot-other-shard", file: "ratelimit/statement.go", what: "the shard that was queued for is not the one that is taken from",
 		old: "	if shard, ok := hotShard(ctx, d.limit, d.key); ok {\n		return int32(shard), int32(shard)\n	}\n", new: "	_, _ = hotShard(ctx, d.limit, d.key)\n",
 		tests: "TestAHotLimitsShardIsChosenWhenQueueing",
 	}, {
@@ -325,15 +325,15 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(asked.demands))\n	}\n",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
-		old: "	for c.flying > 0 {\n", new: "	for c.flying < 0 {\n",
+		old: "	if c.flying == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "who comes after Close is let in",
-		old: "	if c.closed {\n", new: "	if c.closed && c.pool == nil {\n",
+		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
@@ -405,7 +405,7 @@ var goMutations = []mutation{
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
-		old: "	c.due = now.Add(c.pace)\n", new: "	c.due = now\n",
+		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "who comes too early has nobody to come for him",
@@ -413,7 +413,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerPace",
 	}, {
 		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
-		old: "	if c.pace > 0 && len(c.queue) > 0", new: "	if c.pace < 0 && len(c.queue) > 0",
+		old: "	if c.Pace > 0 && len(c.queue) > 0", new: "	if c.Pace < 0 && len(c.queue) > 0",
 		tests: "TestCoalescerPaceKeepsBothPlaces",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
@@ -464,6 +464,111 @@ var goMutations = []mutation{
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
 		tests: "TestCost",
+	}, {
+		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
+		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
+		new:   "err = ErrNotLimited",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
+	}, {
+		name: "http-not-limited-wrapped", file: "ratelimit/httplimit/httplimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(d.Err, ErrNotLimited)", new: "d.Err == ErrNotLimited",
+		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
+	}, {
+		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
+		old: "periods := limit.Capacity() / c.Rate", new: "periods := 1.0",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
+		old: "periods = max(periods, 1)", new: "periods = max(periods, 0)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, and q per w above the rate",
+		old: "math.Ceil(micros / 1e6)", new: "math.Floor(micros / 1e6)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "what rounding adds to a whole number of seconds makes w one more",
+		old: "math.Round(periods *", new: "(periods *",
+		tests: "TestFields",
+	}, {
+		name: "http-policy-under-a-second", file: "ratelimit/httplimit/fields.go", what: "a refill in less than a second is stated as one second",
+		old: "micros >= 1e6 && seconds", new: "micros > 0 && seconds",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w too long to be said is cut, and q per w above the rate",
+		old: " && seconds <= maxInteger", new: "",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one, and a 6to4 site many",
+		old: "	addr = canonical(addr)\n", new: "",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "a 6to4 site is told apart by what it chooses itself",
+		old: "\"2002::/16\"), 2, 0}", new: "\"2002::/16\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client is another IPv4 client",
+		old: "\"2001::/32\"), 12, 0xff}", new: "\"2001::/32\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-loopback", file: "ratelimit/httplimit/requests.go", what: "::1 is an IPv4 address",
+		old: "if ip[0] == 0 {", new: "if ip[0] == 0xff {",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one",
+		old: "		bits = 128\n", new: "		bits = 64\n",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "the prefix of IPv4 addresses is that of IPv6",
+		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
+		tests: "TestClientIP",
+	}, {
+		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
+		old: "	value = strings.Trim(value, \" \\t\")\n", new: "",
+		tests: "TestAPIKey|TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-scheme", file: "ratelimit/httplimit/credential.go", what: "the case of the scheme makes another key",
+		old: "strings.ToLower(value[:end])", new: "value[:end]",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme are one if only case tells them apart",
+		old: "return value // a key without", new: "return strings.ToLower(value) // a key without",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is read as if it had",
+		old: "if field != \"Authorization\" && field != \"Proxy-Authorization\" {", new: "if field == \"\" {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is compared as it is",
+		old: " && field != \"Proxy-Authorization\" {", new: " {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each spelling of the base64 of Basic makes a key",
+		old: "	return base64.StdEncoding.EncodeToString(decoded)\n", new: "	_ = decoded\n	return s\n",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-padding", file: "ratelimit/httplimit/credential.go", what: "padding makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "standardBase64.Replace(s)",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-alphabet", file: "ratelimit/httplimit/credential.go", what: "the URL-safe alphabet makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "strings.TrimRight(s, \"=\")",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request of Digest makes a key",
+		old: "if scheme != \"digest\" ||", new: "if scheme != \"Digest\" ||",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-order", file: "ratelimit/httplimit/credential.go", what: "the order of parameters makes another key",
+		old: "slices.Sort(list)", new: "slices.Sort(list[:0])",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-quotes", file: "ratelimit/httplimit/credential.go", what: "a parameter's value can look like another parameter",
+		old: "name+\"=\"+quoted(value)", new: "name+\"=\"+value",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
+		old: "case c != value:", new: "case i < 0:",
+		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",

@@ -229,7 +229,7 @@ func (w *worker) open() (err error) {
 	if w.shared, err = connect(coalesced, 3); err != nil {
 		return err
 	}
-	w.coalescer = ratelimit.NewCoalescer(w.shared)
+	w.coalescer = &ratelimit.Coalescer{Pool: w.shared}
 	w.db = map[string]*sql.DB{}
 	for _, driver := range []string{"pgx", "postgres"} {
 		if w.db[driver], err = sql.Open(driver, with(w.URL, "application_name", appName(w.Seed, driver), "statement_timeout", "400", "lock_timeout", "300")); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-const apply = `-- name: Apply :one
+const Apply = `-- name: Apply :one
 SELECT pg_catalog.record_send(ratelimit_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
@@ -40,7 +40,7 @@ type ApplyParams struct {
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, apply,
+	row := q.db.QueryRow(ctx, Apply,
 		arg.Op,
 		arg.Names,
 		arg.Keys,
@@ -62,7 +62,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 	return answer, err
 }
 
-const consume = `-- name: Consume :one
+const Consume = `-- name: Consume :one
 SELECT pg_catalog.record_send(ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
@@ -84,7 +84,7 @@ type ConsumeParams struct {
 }
 
 func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consume,
+	row := q.db.QueryRow(ctx, Consume,
 		arg.Name,
 		arg.Key,
 		arg.Rate,
@@ -102,7 +102,7 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 	return answer, err
 }
 
-const consumeSeveral = `-- name: ConsumeSeveral :one
+const ConsumeSeveral = `-- name: ConsumeSeveral :one
 SELECT pg_catalog.record_send(ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
@@ -123,7 +123,7 @@ type ConsumeSeveralParams struct {
 }
 
 func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consumeSeveral,
+	row := q.db.QueryRow(ctx, ConsumeSeveral,
 		arg.Names,
 		arg.Keys,
 		arg.Rates,
@@ -140,7 +140,7 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 	return answer, err
 }
 
-const consumeSharded = `-- name: ConsumeSharded :one
+const ConsumeSharded = `-- name: ConsumeSharded :one
 SELECT pg_catalog.record_send(ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
@@ -165,7 +165,7 @@ type ConsumeShardedParams struct {
 }
 
 func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consumeSharded,
+	row := q.db.QueryRow(ctx, ConsumeSharded,
 		arg.Name,
 		arg.Key,
 		arg.Rate,
@@ -185,8 +185,8 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	return answer, err
 }
 
-const reset = `-- name: Reset :exec
-SELECT ratelimit_reset($1::text[], $2::text[])
+const Reset = `-- name: Reset :one
+SELECT ratelimit_reset($1::text[], $2::text[])::integer AS deleted
 `
 
 type ResetParams struct {
@@ -194,12 +194,14 @@ type ResetParams struct {
 	Keys  []string
 }
 
-func (q *Queries) Reset(ctx context.Context, arg ResetParams) error {
-	_, err := q.db.Exec(ctx, reset, arg.Names, arg.Keys)
-	return err
+func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Reset, arg.Names, arg.Keys)
+	var deleted int32
+	err := row.Scan(&deleted)
+	return deleted, err
 }
 
-const sweep = `-- name: Sweep :one
+const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, $3::interval, $4::text, $5::double precision,
@@ -223,7 +225,7 @@ type SweepRow struct {
 }
 
 func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) {
-	row := q.db.QueryRow(ctx, sweep,
+	row := q.db.QueryRow(ctx, Sweep,
 		arg.Name,
 		arg.Rate,
 		arg.Period,

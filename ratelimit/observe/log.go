@@ -93,7 +93,7 @@ func (l *Log) failure(ctx context.Context, level slog.Level, message, of string,
 		}
 	}
 	l.write(ctx, level, message, subject{of, strings.Join(names, ", ")}, d.Result.Requests,
-		slog.String("verb", d.Verb), slog.Any("error", d.Err), slog.Duration("took", d.Took))
+		slog.String("verb", string(d.Verb)), slog.Any("error", d.Err), slog.Duration("took", d.Took))
 }
 
 // write writes a record, unless there was one about the same just now.

@@ -63,7 +63,7 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 // Decision is for [ratelimit.Limiter.Observer].
 func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 	result := outcome(ctx, d)
-	call := []attribute.KeyValue{attribute.String("ratelimit.verb", d.Verb)}
+	call := []attribute.KeyValue{attribute.String("ratelimit.verb", string(d.Verb))}
 	if result == failed {
 		call = append(call, errorType(d.Err))
 	}
@@ -75,7 +75,7 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if wait := s.RetryAt.Sub(d.Result.At); result == granted && d.Verb == "consume" && wait > 0 {
+		if wait := s.RetryAt.Sub(d.Result.At); result == granted && d.Verb == ratelimit.VerbConsume && wait > 0 {
 			m.wait.Record(ctx, wait.Seconds(), metric.WithAttributes(name))
 		}
 	}
@@ -91,7 +91,7 @@ func (m *Metrics) Retry(ctx context.Context, _ int, err error) {
 	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(err)))
 }
 
-// Batch is for [ratelimit.OnBatch].
+// Batch is for OnBatch of a [ratelimit.Coalescer].
 func (m *Metrics) Batch(calls int) {
 	m.batch.Record(context.Background(), int64(calls))
 }

@@ -9,7 +9,7 @@
 //		Observer: observe.Join(metrics.Decision, log.Decision),
 //		OnRetry:  metrics.Retry,
 //	}
-//	coalescer := ratelimit.NewCoalescer(pool, ratelimit.OnBatch(metrics.Batch))
+//	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}
 //
 // In a transaction, what is observed is what was decided; if the transaction then rolls back, or InTx runs it again, the tokens
 // come back, and the observation stays.
@@ -50,7 +50,7 @@ func outcome(ctx context.Context, d ratelimit.Decision) string {
 	switch {
 	case d.Err == nil:
 		return granted
-	case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":
+	case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:
 		return wouldDeny
 	case errors.Is(d.Err, ratelimit.ErrDenied):
 		return denied

@@ -1,5 +1,3 @@
--- +goose Up
-
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
@@ -11,7 +9,7 @@
 --
 -- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
 -- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
-CREATE TABLE rate_limits (
+CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
     shard  smallint         NOT NULL, -- 0 to shards - 1
@@ -21,7 +19,4 @@ CREATE TABLE rate_limits (
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
-
--- +goose Down
-DROP TABLE rate_limits;
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';

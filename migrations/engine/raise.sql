@@ -1,20 +1,12 @@
--- +goose Up
-
 -- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
--- the transaction are undone. The functions of 00002 call it where they would answer that a request is denied, if or_raise says so.
+-- the transaction are undone. The functions that decide call it where they would answer that a request is denied, if or_raise says so.
 --
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
 --   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
 --             to the last bit, instants as microseconds since 1970-01-01 UTC
-
--- +goose StatementBegin
-DO $install$
-BEGIN
-
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_raise(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql
@@ -42,12 +34,4 @@ BEGIN
         DETAIL = pg_catalog.format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
             (extract(epoch FROM at) * '1000000')::bigint, pg_catalog.to_json(ord), pg_catalog.to_json(value), pg_catalog.to_json(micros));
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
--- +goose StatementEnd
-
--- +goose Down
-DROP FUNCTION ratelimit_raise(text[], timestamptz, integer[], double precision[], timestamptz[]);
+$body$;

@@ -1,80 +1,3 @@
--- +goose Up
-
--- What the library's Coalescer sends: many calls, each a transaction of nobody's own, decided by one statement.
--- (Quoted constants, casts and pg_catalog: see 00002.)
---
--- +goose StatementBegin
-DO $install$
-BEGIN
-
--- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by ratelimit_coalesce.
---
---   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
---   now            NULL: clock_timestamp()
---
--- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
--- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
---
--- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_consume_keys(
-    name text, keys text[],
-    rate double precision, period interval, capacity double precision,
-    counts double precision[], now timestamptz DEFAULT NULL,
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
-LANGUAGE plpgsql
--- As in ratelimit_coalesce.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
-    END IF;
-    IF (name <> '' AND rate BETWEEN '1e-15' AND '1e15' AND period > '0' AND capacity BETWEEN '0' AND '1e15'
-        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
-    END IF;
-
-    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
-    -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
-    -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
-    seen := coalesce(now, clock_timestamp());
-    WITH u AS (
-        UPDATE @extschema@.rate_limits AS r
-           SET value = @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
-               ts = greatest(r.ts, seen)
-          FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
-         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
-           AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
-                OR @extschema@.ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
-        RETURNING i, r.value, r.ts
-    )
-    SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
-      INTO ord, value, ts
-      FROM u;
-    early := pg_catalog.cardinality(ord);
-
-    -- The denials, by a plain read.
-    at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
-    IF early < pg_catalog.cardinality(keys) THEN
-        SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
-               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
-          INTO ord, value, ts
-          FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
-         CROSS JOIN LATERAL (
-            SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
-          ) AS r
-         WHERE @extschema@.ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
-    END IF;
-END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
 -- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
 --
 --   names, rates, periods, capacities   definitions of limits
@@ -99,8 +22,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
 -- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_coalesce(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -177,7 +99,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.shards
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
-                SELECT * FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
@@ -195,7 +117,7 @@ BEGIN
                 k := asks[last]; d := ask_defs[last];
                 upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    @extschema@.ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -232,7 +154,7 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           @extschema@.ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -240,13 +162,13 @@ BEGIN
                           FROM pg_catalog.unnest(todo) AS i -- in order
                         OFFSET 0
                       ) AS a
-                      LEFT JOIN @extschema@.rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                      LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
                     OFFSET 0
                   ) AS b
                 OFFSET 0
               ) AS c
         ), u AS (
-            UPDATE @extschema@.rate_limits AS r
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -284,13 +206,13 @@ BEGIN
 
         -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
         IF missing OR wanted IS NOT NULL THEN
-            INSERT INTO @extschema@.rate_limits (name, key, shard, shards, value, ts)
+            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
               FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
              ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
             ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-                    WHERE EXISTS (SELECT FROM @extschema@.rate_limits AS r
+                    WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
             END IF;
@@ -302,7 +224,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.xmin = xid AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT *, r.xmin FROM @extschema@.rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- What was inserted here is full still, whatever the definition.
@@ -325,7 +247,7 @@ BEGIN
     IF since IS NOT NULL THEN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
-                UPDATE @extschema@.rate_limits AS r
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = held[k], ts = since[k]
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
@@ -341,13 +263,4 @@ BEGIN
         END LOOP;
     END IF;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
--- +goose StatementEnd
-
--- +goose Down
-DROP FUNCTION ratelimit_consume_keys(text, text[], double precision, interval, double precision, double precision[], timestamptz);
-DROP FUNCTION ratelimit_coalesce(text[], double precision[], interval[], double precision[], text[], integer[], timestamptz[], integer[], double precision[], double precision[], integer[], integer[], integer[], timestamptz[], double precision[], double precision[], timestamptz);
+$body$;

@@ -1,30 +1,21 @@
--- +goose Up
-
 -- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
 -- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
 --
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
--- (Quoted constants, casts and pg_catalog: see 00002.)
-
--- +goose StatementBegin
-DO $install$
-BEGIN
 
 -- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
 -- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
 -- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_says_nothing(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    @extschema@.ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
         = capacity / shards::double precision
-    ELSE false END
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+    ELSE false END;
 
 -- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
 --
@@ -32,8 +23,7 @@ $ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
 -- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
 -- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
 -- COMMITTED), or gets 40001 and runs again.
-EXECUTE replace($ddl$
-CREATE FUNCTION @extschema@.ratelimit_sweep(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     first text DEFAULT '', now timestamptz DEFAULT NULL,
@@ -53,7 +43,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM @extschema@.ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
@@ -63,11 +53,11 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
                    rate, period, capacity, r.grid)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN @extschema@.ratelimit_grid(name, r.key, period, kind, start) END AS grid
-              FROM @extschema@.rate_limits AS r
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+              FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
              LIMIT 1000
@@ -86,15 +76,15 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN @extschema@.ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
             SELECT r.ctid AS tid, r.key, r.shards
-              FROM @extschema@.rate_limits AS r
+              FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND @extschema@.ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
                FOR UPDATE SKIP LOCKED
           ) AS l
@@ -102,14 +92,12 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM @extschema@.rate_limits AS r WHERE r.ctid = ANY (tids);
+    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.ctid = ANY (tids);
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
-$body$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
+$body$;
 
-EXECUTE replace($ddl$
-COMMENT ON FUNCTION @extschema@.ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
 Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
 their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
 
@@ -120,13 +108,4 @@ their keys, and never waits for a lock. It holds those of what it has deleted un
   next     where the next call should begin; NULL: that was the last
 
 The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
-$text$
-$ddl$, '@extschema@', pg_catalog.quote_ident(current_schema()));
-
-END
-$install$;
--- +goose StatementEnd
-
--- +goose Down
-DROP FUNCTION ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz);
-DROP FUNCTION ratelimit_says_nothing(double precision, timestamptz, smallint, timestamptz, double precision, interval, double precision, timestamptz);
+$text$;

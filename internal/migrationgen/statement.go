@@ -1,0 +1,163 @@
+package migrationgen
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// statement is one of the engine's: it makes an object, or comments on one.
+type statement struct {
+	file     string
+	lead     string // the comments before it
+	text     string // with its semicolon
+	kind     string // of the object: FUNCTION, say
+	name     string
+	comments string // commentOn, if it makes none
+}
+
+const commentOn = "comment on "
+
+// object is what it makes or comments on. Names are not overloaded.
+func (s statement) object() string { return strings.ToLower(s.kind) + " " + s.name }
+
+// key tells it from the others.
+func (s statement) key() string { return s.comments + s.object() }
+
+// mark stands for its text.
+func (s statement) mark() string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s.text)))[:16] }
+
+// created is the text that fails if the object is there, instead of replacing what may be somebody else's and stay so.
+func (s statement) created() string {
+	return strings.Replace(s.text, "CREATE OR REPLACE", "CREATE", 1) + "\n"
+}
+
+// replaceableBy says whether another statement can take the place of this one without a change for who knows only this.
+func (s statement) replaceableBy(other statement) bool {
+	return s.comments != "" || s.kind == "FUNCTION" && s.signature() == other.signature()
+}
+
+// signature is all of CREATE FUNCTION that callers know: arguments, defaults, columns.
+func (s statement) signature() string {
+	head, _, _ := strings.Cut(s.text, "\nLANGUAGE ")
+	return strings.Join(strings.Fields(head), " ")
+}
+
+// dropped is the statement that drops the object.
+func (s statement) dropped() string {
+	name := schemaMark + s.name
+	if s.kind == "FUNCTION" {
+		name += "(" + strings.Join(s.arguments(), ", ") + ")"
+	}
+	return "DROP " + s.kind + " " + name + ";\n"
+}
+
+// arguments are those that tell functions of one name from each other.
+func (s statement) arguments() (arguments []string) {
+	list := s.text[strings.Index(s.text, "(")+1:]
+	depth, begin := 0, 0
+	for i, c := range list {
+		switch c {
+		case '(':
+			depth++
+		case ')':
+			depth--
+		}
+		if depth < 0 || depth == 0 && c == ',' {
+			argument, _, _ := strings.Cut(list[begin:i], " DEFAULT ")
+			if argument = strings.Join(strings.Fields(argument), " "); argument != "" && !strings.HasPrefix(argument, "OUT ") {
+				arguments = append(arguments, argument)
+			}
+			begin = i + 1
+		}
+		if depth < 0 {
+			break
+		}
+	}
+	return arguments
+}
+
+// uncomment is the statement that takes a comment away.
+func (s statement) uncomment() string {
+	head, _, _ := strings.Cut(s.text, " IS ")
+	return head + " IS NULL;\n"
+}
+
+func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
+
+// known are the statements that the engine may have. The schema of each name is to be put in.
+var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW) ` + regexp.QuoteMeta(schemaMark) + `(\w+)`)
+
+// split takes SQL apart.
+func split(sql string) (statements []statement, err error) {
+	for {
+		begin := skipComments(sql)
+		if begin == len(sql) {
+			if strings.TrimSpace(sql) != "" {
+				return nil, fmt.Errorf("after the last statement there is a comment")
+			}
+			return statements, nil
+		}
+		end, err := statementEnd(sql[begin:])
+		if err != nil {
+			return nil, err
+		}
+		s := statement{lead: "\n" + strings.TrimLeft(sql[:begin], "\n"), text: sql[begin : begin+end]}
+		sql = sql[begin+end:]
+		match := known.FindStringSubmatch(s.text)
+		if match == nil || strings.Contains(s.text, sqlBegin) {
+			first, _, _ := strings.Cut(s.text, "\n")
+			return nil, fmt.Errorf("the generator knows no such statement: %s", first)
+		}
+		s.kind, s.name = match[2], match[3]
+		switch {
+		case match[1] == "COMMENT ON":
+			s.comments = commentOn
+		case s.kind == "FUNCTION":
+			s.text = "CREATE OR REPLACE" + strings.TrimPrefix(s.text, match[1]) // whatever it was: see created
+		}
+		statements = append(statements, s)
+	}
+}
+
+// skipComments is the length of the white space and comments that sql begins with.
+func skipComments(sql string) int {
+	for i := 0; ; {
+		rest := strings.TrimLeft(sql[i:], " \t\n")
+		i = len(sql) - len(rest)
+		if !strings.HasPrefix(rest, "--") {
+			return i
+		}
+		if n := strings.Index(rest, "\n"); n >= 0 {
+			i += n
+		} else {
+			return len(sql)
+		}
+	}
+}
+
+// token is what may have a semicolon in it that ends no statement, or a semicolon that does.
+var token = regexp.MustCompile(`--.*|(?s:/\*.*?\*/)|'[^']*'|"[^"]*"|\$\w*\$|;`)
+
+// statementEnd is the length of the statement that sql begins with.
+func statementEnd(sql string) (int, error) {
+	for i := 0; ; {
+		at := token.FindStringIndex(sql[i:])
+		if at == nil {
+			return 0, fmt.Errorf("a statement has no end: %.80s", sql)
+		}
+		found := sql[i+at[0] : i+at[1]]
+		i += at[1]
+		switch {
+		case found == ";":
+			return i, nil
+		case strings.HasPrefix(found, "$"):
+			n := strings.Index(sql[i:], found)
+			if n < 0 {
+				return 0, fmt.Errorf("%s has no end", found)
+			}
+			i += n + len(found)
+		}
+	}
+}

@@ -1,0 +1,1675 @@
+-- Code generated from engine/*.sql by `make generate`; DO NOT EDIT.
+
+-- +goose Up
+-- +goose StatementBegin
+DO $migration$
+BEGIN
+EXECUTE pg_catalog.replace($engine$
+-- One row per (limit, key), or per shard of it. A missing row is a full one.
+--
+-- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
+-- refilled since ts is not in the row: every reader adds it (ratelimit_available).
+--
+-- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
+-- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
+-- that it grants no more than the capacity (NaN and Infinity are a full row).
+--
+-- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
+-- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
+CREATE TABLE /* TEMPLATE: schema */rate_limits (
+    name   text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
+    shard  smallint         NOT NULL, -- 0 to shards - 1
+    shards smallint         NOT NULL, -- how many rows the limit has for this key
+    value  double precision NOT NULL,
+    ts     timestamptz      NOT NULL,
+    PRIMARY KEY (name, key, shard)
+) WITH (fillfactor = 90);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+
+-- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
+-- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+--
+-- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
+-- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_available(
+    value double precision, ts timestamptz, upto timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(capacity, value + CASE
+    WHEN start IS NULL THEN
+        greatest(date_part('epoch', upto - ts), 0) * rate / date_part('epoch', period)
+    ELSE
+        greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
+    END);
+
+-- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
+-- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
+CREATE TYPE /* TEMPLATE: schema */ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+
+-- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
+-- for each limit, in order.
+CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+
+-- The arguments that the functions share:
+--   rate, period   `rate` tokens per `period` (an interval without months)
+--   capacity       the most that can be saved up
+--   start          NULL: a token bucket, refilled continuously.
+--                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
+--                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
+--   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
+--   now            NULL: clock_timestamp()
+--   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
+--   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
+--                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
+--                  of Infinity) with which later calls fail.
+
+-- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
+-- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
+-- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
+    or_raise boolean DEFAULT false, validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    attempt integer;
+    at      timestamptz;
+    upto    timestamptz;
+    value   double precision;
+    ts      timestamptz;
+    one     boolean;
+    denied  boolean;
+BEGIN
+    IF validated THEN
+        NULL;
+    ELSIF (name <> '' AND key IS NOT NULL AND rate BETWEEN '1e-15' AND '1e15' AND period > '0'
+        AND (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')
+        AND floor <= '0' AND capacity - count >= floor
+        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
+            quote_nullable(name), count, rate, period, capacity, floor);
+    END IF;
+    LOOP
+        -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
+        -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
+        -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
+        -- constant start.)
+        IF NOT expect_denial THEN
+            at := coalesce(now, clock_timestamp());
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            ELSE
+                upto := date_bin(period, at, start);
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            END IF;
+            IF value IS NOT NULL THEN
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+            END IF;
+        END IF;
+
+        -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
+        -- refilled for time that has passed.
+        SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = name AND r.key = key AND r.shard = 0;
+        at := coalesce(now, clock_timestamp());
+        IF one THEN
+            IF start IS NULL THEN
+                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+            ELSE
+                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+            END IF;
+            IF denied THEN
+                IF or_raise THEN
+                    PERFORM /* TEMPLATE: schema */ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                END IF;
+                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+            END IF;
+            -- It has enough by now: go round.
+        ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
+            PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+        ELSE
+            -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
+            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+            VALUES (name, key, 0, 1, capacity - count, at)
+            ON CONFLICT DO NOTHING
+            RETURNING r.value, r.ts INTO value, ts;
+            IF FOUND THEN
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+            END IF;
+        END IF;
+        value := NULL;
+        expect_denial := false;
+        attempt := coalesce(attempt, 0) + 1;
+        IF attempt = 100 THEN
+            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
+        END IF;
+    END LOOP;
+END
+$body$;
+
+-- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
+-- ratelimit_apply does.
+--
+-- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
+-- but shard_a: one that is read and not taken conflicts with whoever takes it.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    each      double precision; -- rate of one shard
+    room      double precision; -- capacity of one shard
+    upto      timestamptz;
+    at        timestamptz;
+    pick      integer;
+    new_value double precision;
+    new_ts    timestamptz;
+BEGIN
+    IF validated THEN
+        at := coalesce(now, clock_timestamp());
+        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+        each := rate / shards::double precision;
+        room := capacity / shards::double precision;
+        pick := shard_a;
+        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+            SELECT r.shard INTO pick
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
+             ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+        END IF;
+
+        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
+        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
+        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
+        BEGIN
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF new_value IS NULL THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END IF;
+    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
+END
+$body$;
+
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+--
+-- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
+-- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
+-- locked.
+--
+-- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n         CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    name      text;
+    key       text;
+    rate      double precision;
+    period    interval;
+    capacity  double precision;
+    start     timestamptz;
+    upto      timestamptz;
+    count     double precision;
+    floor     double precision;
+    new_value double precision;
+    new_ts    timestamptz;
+    at        timestamptz := coalesce(now, clock_timestamp());
+    value     double precision[];
+    ts        timestamptz[];
+BEGIN
+    <<passes>>
+    FOR pass IN 1..2 LOOP
+        EXIT WHEN validated IS NOT TRUE;
+        FOR p IN 3 - pass..n LOOP
+            name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
+            IF pass = 1 THEN
+                SELECT r.value, r.ts INTO new_value, new_ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
+                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                CONTINUE WHEN least(new_value, capacity) - count >= floor;
+            END IF;
+            rate := rates[p]; period := periods[p]; start := starts[p];
+            IF start IS NOT NULL THEN
+                upto := date_bin(period, at, start);
+            END IF;
+            IF pass = 1 THEN
+                IF start IS NULL THEN
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                ELSE
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                END IF;
+                EXIT passes WHEN new_value - count < floor;
+                CONTINUE;
+            END IF;
+
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF NOT FOUND THEN
+                FOR taken IN 1..p - 1 LOOP
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = r.value + counts[taken]
+                     WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
+                END LOOP;
+                EXIT passes;
+            END IF;
+            value[p] := new_value; ts[p] := new_ts;
+            IF p = n THEN
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            END IF;
+        END LOOP;
+    END LOOP;
+
+    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+END
+$body$;
+
+-- Decides several limits together, all or nothing, sharded ones included. op is
+--   consume  take every count, or nothing
+--   check    what consume would answer; writes and locks nothing
+--   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
+--            window of that instant is over, since that would break the present window's cap.
+-- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
+-- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
+-- holds, since what the limit owes is spread evenly over all of them.
+--
+-- Answers the rows of each limit, with ord, as they are now if it was granted, or as they were when the denial was decided. A limit
+-- without rows is full and has none. A sharded limit that took from one shard answers that shard alone.
+--
+-- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
+-- wanting is released (its subtransaction is rolled back) before all shards are locked.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
+    op text, names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
+    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    granted boolean;
+    at      timestamptz;
+    ord     integer[];
+    value   double precision[];
+    ts      timestamptz[];
+
+    -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
+    slack  CONSTANT double precision := 1e-9;
+    -- By place; `places` is the places in lock order.
+    places integer[];
+    upto   timestamptz[] := '{}';      -- the instant up to which refills count
+    picks  smallint[];                 -- the shard to take from
+    rows   integer[] := '{}';          -- how many there are
+    locked integer[] := '{}';          -- how many of them are
+    alike  boolean[] := '{}';          -- whether they are those of so many shards
+    totals double precision[] := '{}'; -- what they hold together
+    latest timestamptz[] := '{}';      -- the latest ts among them
+
+    rec       record;
+    i         integer;
+    m         integer;
+    new_value double precision;
+    new_ts    timestamptz;
+    available double precision;
+    lowest    double precision;
+    highest   double precision;
+    take      double precision;
+BEGIN
+    FOR attempt IN 1..100 LOOP
+        IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
+            -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
+            -- is read and not taken conflicts with whoever takes it.
+            at := coalesce(now, clock_timestamp());
+            IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+                picks := shard_a;
+            ELSE
+                SELECT pg_catalog.array_agg(
+                           CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
+                           ORDER BY u.ord) INTO picks
+                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
+                    AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
+                  LEFT JOIN LATERAL (
+                    SELECT r.shard
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
+                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
+                              r.shard
+                     LIMIT 1
+                  ) AS s ON true;
+            END IF;
+
+            -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
+            -- has: debts are shared by all shards (step 3). Each UPDATE locks its row, in order, and evaluates its WHERE
+            -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
+            -- locks included.
+            --
+            -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation
+            -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
+            -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
+            SELECT count(*) INTO m
+              FROM pg_catalog.generate_subscripts(names, 1) AS p,
+                   LATERAL (
+                    SELECT FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
+                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                               rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
+                               starts[p]) - counts[p]
+                           >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
+                    OFFSET 0
+                   ) AS r
+             WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
+               AND floors[p] <= '0' AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+            IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
+                ord := '{}'; value := '{}'; ts := '{}';
+                BEGIN
+                    FOR rec IN
+                        SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
+                               rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
+                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
+                               CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
+                               CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
+                          FROM pg_catalog.generate_subscripts(names, 1) AS p
+                         ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
+                    LOOP
+                        IF rec.start IS NULL THEN
+                            UPDATE /* TEMPLATE: schema */rate_limits AS r
+                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                                   ts = greatest(r.ts, at)
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                            RETURNING r.value, r.ts INTO new_value, new_ts;
+                        ELSE
+                            UPDATE /* TEMPLATE: schema */rate_limits AS r
+                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                                   ts = greatest(r.ts, at)
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                            RETURNING r.value, r.ts INTO new_value, new_ts;
+                        END IF;
+                        IF new_value IS NULL THEN
+                            RAISE SQLSTATE 'RL001';
+                        END IF;
+                        ord := pg_catalog.array_append(ord, rec.p);
+                        value := pg_catalog.array_append(value, new_value);
+                        ts := pg_catalog.array_append(ts, new_ts);
+                    END LOOP;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                    NULL;
+                END;
+            END IF;
+        END IF;
+
+        -- What could grant more than it should has been kept out so far.
+        IF places IS NULL THEN
+            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+                AND pg_catalog.cardinality(names) > 0
+                AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
+                AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
+                    pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
+                    pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
+                    pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
+            END IF;
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
+                    AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
+                    AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
+                    AND isfinite(coalesce(starts[i], 'epoch'))
+                    AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
+                    AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
+                        quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
+                END IF;
+            END LOOP;
+            SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
+                   pg_catalog.count(DISTINCT (names[p], keys[p]))
+              INTO places, m
+              FROM pg_catalog.generate_subscripts(names, 1) AS p;
+            IF m <> pg_catalog.cardinality(names) THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
+            END IF;
+        END IF;
+        at := coalesce(now, clock_timestamp()); -- step 2 may have waited
+
+        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write; then, if that
+        -- would grant, again with all rows locked, in order. If locking has changed the answer or the set of rows, or
+        -- another transaction has inserted them, the subtransaction gives the locks back, and round it goes.
+        --
+        -- A limit that has m rows has been sharded m ways so far, whatever it is to be now: each row gets rate/m and
+        -- holds capacity/m, so that changing the number of shards mints nothing and forgives nothing.
+        BEGIN
+            FOR pass IN 1..2 LOOP
+                IF pass = 2 THEN
+                    FOREACH i IN ARRAY places LOOP
+                        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                          WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                        GET DIAGNOSTICS m = ROW_COUNT;
+                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
+                            -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
+                            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                              FROM generate_series(0, shards[i] - 1) AS s
+                            ON CONFLICT DO NOTHING;
+                            GET DIAGNOSTICS m = ROW_COUNT;
+                            IF m <> shards[i] THEN
+                                RAISE SQLSTATE 'RL001';
+                            END IF;
+                        END IF;
+                        locked[i] := m;
+                    END LOOP;
+                    at := coalesce(now, clock_timestamp()); -- locking may have waited
+                END IF;
+                granted := true;
+                ord := '{}'; value := '{}'; ts := '{}';
+                FOREACH i IN ARRAY places LOOP
+                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
+                    FOR rec IN
+                        SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
+                          FROM /* TEMPLATE: schema */rate_limits AS r
+                         WHERE r.name = names[i] AND r.key = keys[i]
+                         ORDER BY r.shard
+                    LOOP
+                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                            capacities[i] / rec.m::double precision, starts[i]);
+                        totals[i] := totals[i] + available;
+                        lowest := least(lowest, available); highest := greatest(highest, available);
+                        rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
+                    END LOOP;
+                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: the sum may be a little different
+                        totals[i] := capacities[i];
+                    ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
+                        totals[i] := rows[i]::double precision * lowest;
+                    END IF;
+                    granted := granted AND totals[i] - counts[i] >= floors[i]
+                        - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                END LOOP;
+                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
+                    IF or_raise AND NOT granted THEN
+                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
+                    END IF;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                END IF;
+            END LOOP;
+            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+
+            -- 4. Take or give, and spread what is left evenly.
+            ord := '{}'; value := '{}'; ts := '{}';
+            FOREACH i IN ARRAY places LOOP
+                take := counts[i];
+                IF op = 'refund' THEN
+                    CONTINUE WHEN rows[i] = 0; -- full
+                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i])
+                            < date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;
+                END IF;
+                IF rows[i] = shards[i] AND alike[i] THEN
+                    FOR rec IN
+                        UPDATE /* TEMPLATE: schema */rate_limits AS r
+                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
+                         WHERE r.name = names[i] AND r.key = keys[i]
+                        RETURNING r.value, r.ts
+                    LOOP
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
+                    END LOOP;
+                ELSE -- first use, or another number of shards
+                    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
+                    m := 0;
+                    FOR rec IN
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
+                          FROM generate_series(0, shards[i] - 1) AS s
+                        ON CONFLICT DO NOTHING
+                        RETURNING r.value, r.ts
+                    LOOP
+                        m := m + 1;
+                        ord := pg_catalog.array_append(ord, i);
+                        value := pg_catalog.array_append(value, rec.value);
+                        ts := pg_catalog.array_append(ts, rec.ts);
+                    END LOOP;
+                    IF m <> shards[i] THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                END IF;
+            END LOOP;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+END
+$body$;
+
+-- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    r record;
+    n integer;
+BEGIN
+    deleted := 0;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        deleted := deleted + n;
+    END LOOP;
+END
+$body$;
+
+-- What the library's Coalescer sends, here and in coalesce.sql: many calls, each a transaction of nobody's own, decided by one
+-- statement.
+
+-- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
+-- is all there is to do, it is done quicker than by ratelimit_coalesce.
+--
+--   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
+--   now            NULL: clock_timestamp()
+--
+-- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
+-- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
+-- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
+--
+-- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
+    name text, keys text[],
+    rate double precision, period interval, capacity double precision,
+    counts double precision[], now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql
+-- As in ratelimit_coalesce.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF (name <> '' AND rate BETWEEN '1e-15' AND '1e15' AND period > '0' AND capacity BETWEEN '0' AND '1e15'
+        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    END IF;
+
+    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
+    -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
+    -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
+    seen := coalesce(now, clock_timestamp());
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r
+           SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+               ts = greatest(r.ts, seen)
+          FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
+         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
+           AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
+                OR /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
+        RETURNING i, r.value, r.ts
+    )
+    SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
+      INTO ord, value, ts
+      FROM u;
+    early := pg_catalog.cardinality(ord);
+
+    -- The denials, by a plain read.
+    at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
+    IF early < pg_catalog.cardinality(keys) THEN
+        SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
+          INTO ord, value, ts
+          FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
+         CROSS JOIN LATERAL (
+            SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
+          ) AS r
+         WHERE /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+    END IF;
+END
+$body$;
+
+-- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
+--
+--   names, rates, periods, capacities   definitions of limits
+--   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
+--                                       starts may be empty if all are token buckets
+--                                       (For speed, the first of them, those with repeats, are to be in the order of name
+--                                       and key, "C": in any other, calls could deadlock.)
+--   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
+--                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
+--                                       no subtraction rounds, and all of them are one
+--   calls, asks, ask_*                  what is asked of the other keys, in order, one ask after another, those with the
+--                                       same number in `calls` all or nothing. `asks` says of which of the keys
+--   now                                 NULL: clock_timestamp()
+--
+-- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
+-- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
+-- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none;
+-- if something was taken from it all the same, the value is NaN.
+--
+-- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
+-- which is everybody's. What is denied by a plain read is neither written nor locked.
+--
+-- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
+-- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
+    names text[], rates double precision[], periods interval[], capacities double precision[],
+    keys text[], defs integer[], starts timestamptz[],
+    repeats integer[], counts double precision[], floors double precision[],
+    calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
+    ask_counts double precision[], ask_floors double precision[],
+    now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
+)
+LANGUAGE plpgsql
+-- Whatever the statistics say: for each key, look into the primary key. And plan once.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    todo    integer[];            -- the keys that are to be decided
+    done    integer[];            -- those that were written
+    xid     xid;                  -- of this transaction
+    missing boolean := false;     -- some of those that will be granted have no row
+    misfit  boolean := false;     -- some rows are those of a sharded limit
+    early_ord   integer[];        -- the answers at `seen`
+    early_value double precision[];
+    early_ts    timestamptz[];
+    early_after double precision[];
+    -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
+    held    double precision[];
+    since   timestamptz[];
+    mine    boolean[];
+    taken   boolean[];
+    wanted  integer[];            -- those of which something will be taken, by what a plain read saw
+    before_value double precision[]; -- what they held before, since when
+    before_ts    timestamptz[] := '{}';
+    -- Of the asks of one call: what there is, up to when.
+    available double precision[];
+    upto    timestamptz[];
+    first   integer;
+    last    integer;
+    granted boolean;
+    rec     record;
+    k       integer;
+    d       integer;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF (pg_catalog.cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
+        AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(rates), pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities)])
+        AND pg_catalog.cardinality(keys) = pg_catalog.cardinality(defs) AND pg_catalog.cardinality(starts) IN (0, pg_catalog.cardinality(keys))
+        AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(counts) AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(floors)
+        AND pg_catalog.cardinality(repeats) <= pg_catalog.cardinality(keys)
+        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND pg_catalog.cardinality(names) >= ALL (defs)
+        AND '1e-15' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' < ALL (periods)
+        AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
+        AND 1 <= ALL (repeats) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    END IF;
+    IF pg_catalog.cardinality(asks) <> 0 OR asks IS NULL THEN
+        IF (pg_catalog.cardinality(asks) = ALL (ARRAY[pg_catalog.cardinality(calls), pg_catalog.cardinality(ask_defs),
+                pg_catalog.cardinality(ask_starts), pg_catalog.cardinality(ask_counts), pg_catalog.cardinality(ask_floors)])
+            AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)
+            AND 1 <= ALL (ask_defs) AND pg_catalog.cardinality(names) >= ALL (ask_defs)
+            AND pg_catalog.cardinality(repeats) < ALL (asks) AND pg_catalog.cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+        END IF;
+    END IF;
+    seen := coalesce(now, clock_timestamp());
+    at := seen;
+    -- 1 to so many, without a query
+    todo := pg_catalog.array_positions(pg_catalog.array_fill(1, ARRAY[pg_catalog.cardinality(repeats)]), 1);
+
+    -- What the keys with asks hold, by a plain read.
+    IF pg_catalog.cardinality(asks) > 0 THEN
+        FOR rec IN
+            SELECT i, r.value, r.ts, r.shards
+              FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
+              LEFT JOIN LATERAL (
+                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+              ) AS r ON true
+        LOOP
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
+            misfit := misfit OR coalesce(rec.shards <> 1, false);
+        END LOOP;
+    END IF;
+
+    FOR pass IN 1..2 LOOP
+        -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
+        first := 1;
+        WHILE first <= pg_catalog.cardinality(asks) LOOP
+            granted := true;
+            last := first;
+            LOOP
+                k := asks[last]; d := ask_defs[last];
+                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
+                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
+                EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
+                last := last + 1;
+            END LOOP;
+            IF granted THEN
+                FOR j IN first..last LOOP
+                    k := asks[j];
+                    IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
+                        RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
+                    ELSIF pass = 1 AND NOT taken[k] THEN
+                        wanted := pg_catalog.array_append(wanted, k);
+                    END IF;
+                    taken[k] := true;
+                    held[k] := available[j] - ask_counts[j];
+                    since[k] := greatest(since[k], at);
+                END LOOP;
+            END IF;
+            first := last + 1;
+        END LOOP;
+
+        -- 2. The other keys: read, and take if the row is still what was read (compare and swap). One statement has one
+        -- snapshot: where a row was changed since, or is being changed, the UPDATE waits and then locks its new version,
+        -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
+        -- have to be locked as well.
+        WITH s AS MATERIALIZED (
+            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
+                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
+              FROM (
+                SELECT b.*,
+                       CASE WHEN b.available - b.count < b.floor THEN 0
+                            WHEN b.repeats = 1 OR b.count = '0' THEN 1
+                            -- The quotient may have been rounded up to a whole number.
+                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
+                            ELSE least(b.repeats, floor(b.available / b.count)) END AS n
+                  FROM (
+                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
+                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                      FROM (
+                        SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
+                               capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
+                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                          FROM pg_catalog.unnest(todo) AS i -- in order
+                        OFFSET 0
+                      ) AS a
+                      LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                    OFFSET 0
+                  ) AS b
+                OFFSET 0
+              ) AS c
+        ), u AS (
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
+               SET value = s.after, ts = greatest(s.ts, at)
+              FROM s
+             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
+               AND CASE pass WHEN 1 THEN wanted IS NULL
+                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
+            RETURNING s.i
+        )
+        SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
+               pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
+          INTO ord, value, ts, after, missing, misfit, todo, done
+          FROM s;
+        IF pg_catalog.cardinality(todo) > 0 THEN
+            IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
+                todo := NULL;
+            ELSIF done IS NOT NULL THEN
+                todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
+            END IF;
+        END IF;
+        IF misfit THEN
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+        END IF;
+        EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
+        IF pass = 2 THEN
+            IF todo IS NOT NULL THEN
+                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
+            END IF;
+            EXIT;
+        END IF;
+        early_ord := ord; early_value := value; early_ts := ts; early_after := after;
+
+        -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
+        IF missing OR wanted IS NOT NULL THEN
+            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
+              FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
+             ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+            ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
+            IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
+                    WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
+                        WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
+                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+            END IF;
+        END IF;
+        at := coalesce(now, clock_timestamp()); -- locking may have waited
+        xid := pg_current_xact_id()::xid;
+        missing := false;
+        FOR rec IN
+            SELECT i, r.value, r.ts, r.xmin = xid AS inserted
+              FROM pg_catalog.unnest(wanted) AS i
+             CROSS JOIN LATERAL (
+                SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+              ) AS r
+        LOOP
+            -- What was inserted here is full still, whatever the definition.
+            held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
+            since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
+            before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
+            before_ts[rec.i] := rec.ts;
+            mine[rec.i] := true; taken[rec.i] := false;
+        END LOOP;
+    END LOOP;
+
+    early := 0;
+    IF early_ord IS NOT NULL THEN
+        early := pg_catalog.cardinality(early_ord);
+        ord := pg_catalog.array_cat(early_ord, ord);
+        value := pg_catalog.array_cat(early_value, value);
+        ts := pg_catalog.array_cat(early_ts, ts);
+        after := pg_catalog.array_cat(early_after, after);
+    END IF;
+    IF since IS NOT NULL THEN
+        FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
+            IF taken[k] THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = held[k], ts = since[k]
+                 WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, before_value[k]);
+                ts := pg_catalog.array_append(ts, before_ts[k]);
+                after := pg_catalog.array_append(after, held[k]);
+            ELSIF since[k] IS NOT NULL THEN
+                ord := pg_catalog.array_append(ord, k);
+                value := pg_catalog.array_append(value, held[k]);
+                ts := pg_catalog.array_append(ts, since[k]);
+                after := pg_catalog.array_append(after, held[k]);
+            END IF;
+        END LOOP;
+    END IF;
+END
+$body$;
+
+-- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
+-- the transaction are undone. The functions that decide call it where they would answer that a request is denied, if or_raise says so.
+--
+-- The error:
+--   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
+--   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--             to the last bit, instants as microseconds since 1970-01-01 UTC
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
+    names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
+    -- error aborts, or of the block that catches it.
+    setting text := set_config('extra_float_digits', '1', true);
+    limits  text[] := '{}';
+    micros  bigint[] := '{}';
+    n text;
+    t timestamptz;
+BEGIN
+    FOREACH n IN ARRAY names LOOP
+        IF n <> ALL (limits) THEN
+            limits := pg_catalog.array_append(limits, n);
+        END IF;
+    END LOOP;
+    FOREACH t IN ARRAY ts LOOP
+        micros := pg_catalog.array_append(micros, (extract(epoch FROM t) * '1000000')::bigint);
+    END LOOP;
+    RAISE SQLSTATE 'PT429' USING
+        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(limits, ', '),
+        DETAIL = pg_catalog.format('{"at": %s, "ord": %s, "value": %s, "ts": %s}',
+            (extract(epoch FROM at) * '1000000')::bigint, pg_catalog.to_json(ord), pg_catalog.to_json(value), pg_catalog.to_json(micros));
+END
+$body$;
+
+-- The locks with which transactions of several processes queue for a hot limit (Limiter.InTx with Hot): the first statement
+-- of a transaction is LOCK TABLE on the view that belongs to the limit and key, and the lock lasts until the transaction ends.
+--
+-- Why not an advisory lock: a session's would stay behind on a connection that a transaction pooler has handed to somebody
+-- else, and a transaction's is taken by a SELECT, whose snapshot would be older than the lock, so that what the transaction
+-- before has committed is a conflict. LOCK TABLE takes no snapshot.
+--
+-- Views, because they have no storage and nothing is ever done to them, and many, so that different limits seldom meet.
+-- LOCK TABLE needs UPDATE on them, which allows nothing else.
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_00 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_01 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_01 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_02 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_02 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_03 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_03 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_04 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_04 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_05 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_05 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_06 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_06 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_07 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_07 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_08 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_08 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_09 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_09 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_10 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_10 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_11 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_11 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_12 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_12 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_13 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_13 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_14 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_14 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_15 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_15 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_16 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_16 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_17 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_17 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_18 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_18 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_19 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_19 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_20 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_20 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_21 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_21 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_22 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_22 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_23 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_23 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_24 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_24 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_25 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_25 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_26 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_26 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_27 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_27 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_28 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_28 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_29 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_29 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_30 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_30 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
+
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
+
+-- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    max_reserved double precision, shards integer
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR name = '' THEN 'the name is empty'
+        WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
+        WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
+            pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
+        WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
+            AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+        WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
+            pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
+        WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
+        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN 'a token bucket has no start'
+        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
+            pg_catalog.format('start %s is not between the years 1 and 9999', start)
+        WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
+            pg_catalog.format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
+    END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+END
+$body$;
+
+-- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (extract(epoch FROM at) * '1000000')::bigint;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
+
+-- The argument `start` of ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
+-- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    year1 CONSTANT bigint := -62135596800000000;
+    along bigint := /* TEMPLATE: schema */ratelimit_micros(start) - year1;
+BEGIN
+    IF kind = 'token bucket' THEN
+        RETURN NULL;
+    END IF;
+    IF along IS NULL THEN
+        along := (('x' || left(encode(sha256(
+            pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
+    END IF;
+    RETURN /* TEMPLATE: schema */ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+END
+$body$;
+
+-- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
+-- a full limit.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_total(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS double precision
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    m         integer := pg_catalog.cardinality(value);
+    upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    total     double precision := 0;
+    available double precision;
+    lowest    double precision;
+    highest   double precision;
+BEGIN
+    FOR i IN 1..m LOOP
+        available := /* TEMPLATE: schema */ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        total := total + available;
+        lowest := least(lowest, available); highest := greatest(highest, available);
+    END LOOP;
+    RETURN CASE WHEN m = 0 OR lowest = capacity / m::double precision THEN capacity
+                WHEN lowest = highest THEN m::double precision * lowest
+                ELSE total END;
+END
+$body$;
+
+-- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
+-- takes or gives anything. Beyond the year 9999 it is the end of that year.
+--
+-- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
+-- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
+-- the microsecond.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_when(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    shards integer, count double precision, floor double precision
+) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
+    missing double precision := floor + count - /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start);
+    too_early bigint := /* TEMPLATE: schema */ratelimit_micros(at);
+    late      bigint := 253402300799999999;
+    guess     bigint := too_early + 1;
+    step      bigint := 1;
+    wait      double precision;
+BEGIN
+    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
+        RETURN at;
+    END IF;
+    wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
+    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
+    IF wait < (late - too_early)::double precision THEN
+        guess := greatest(guess, wait::bigint
+            + /* TEMPLATE: schema */ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+    END IF;
+    WHILE too_early + 1 < late LOOP
+        IF guess <= too_early OR guess >= late THEN -- the walk has ended
+            guess := too_early + (late - too_early) / 2;
+            step := 0;
+        END IF;
+        IF /* TEMPLATE: schema */ratelimit_total(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
+            late := guess;
+            guess := guess - least(step, late - too_early);
+        ELSE
+            too_early := guess;
+            guess := guess + least(step, late - too_early);
+        END IF;
+        step := least(step, 100000000000000000) * 8;
+    END LOOP;
+    RETURN /* TEMPLATE: schema */ratelimit_instant(late);
+END
+$body$;
+
+-- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
+-- ratelimit_keys. They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the
+-- same limit from either side. What a caller should know is in the comments on the functions:
+-- SELECT obj_description('ratelimit'::regproc)
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    floor double precision := 0;
+    grid  timestamptz;
+    value double precision[];
+    ts    timestamptz[];
+    a     integer;
+    b     integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    capacity := coalesce(capacity, rate);
+    wrong := CASE
+        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
+        WHEN global THEN NULL
+        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true asks for a limit without keys'
+        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
+    END;
+    wrong := coalesce(wrong, CASE
+        WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+        WHEN reserve IS NULL THEN 'reserve is neither true nor false'
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
+    END);
+    IF wrong IS NULL AND reserve THEN
+        floor := coalesce(-max_reserved, '-Infinity');
+    END IF;
+    IF capacity - count < floor THEN
+        IF count + floor <= capacity THEN -- it is enough but for rounding
+            floor := capacity - count;
+        ELSE
+            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+        END IF;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+
+    key := coalesce(key, '');
+    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
+    IF shards = 1 THEN
+        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+    ELSE
+        a := trunc(random() * shards::double precision);
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
+        END IF;
+    END IF;
+
+    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
+    retry_after := retry_at - at;
+    IF grid IS NULL THEN
+        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+    ELSE
+        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+Takes tokens of a rate limit, if it has enough, in the caller's transaction: a rollback gives them back.
+
+    SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
+
+  name, key     whose tokens, as text. A key of several parts, as the Go library stores it: 'eu|user-17' (with a backslash before each
+                | and \ of the parts)
+  rate, period  that many tokens per interval, which has no months
+  count         how many to take; 1
+  kind          'token bucket', refilled continuously, or 'fixed window', refilled at the start of each period
+  capacity      the most that can be saved up. NULL: the rate. 0: nothing is, so that all have to reserve
+  start         a fixed window's grid goes through it. NULL: an offset that is a hash of name and key
+  reserve       whether tokens may be taken that are not there yet: retry_at then says when they will be
+  max_reserved  how many may be owed. NULL: no bound. 0: none, so that nothing can be reserved
+  shards        over how many rows the key is spread
+  global        true for a limit without keys, whose key stays NULL. A key that is NULL or empty is an error otherwise
+  now           NULL: the database's clock
+
+  ok            whether they were taken. Nothing was if not
+  remaining     the balance; what is owed is below zero
+  retry_after   how long to wait until
+  retry_at      denied: the first instant at which the same call would be granted, if nobody else takes any. Granted: when
+                the work may run
+  reset_at      when the bucket will be full, or the next window begins
+  at            the instant of the decision
+
+What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
+calls it once for each column.
+$text$;
+
+-- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
+    IF NOT ok THEN
+        RAISE SQLSTATE 'PT429' USING
+            MESSAGE = 'rate limit exceeded: ' || name,
+            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+                'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
+            HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+The same as ratelimit, but a denial is an error, for triggers and wherever a result could be overlooked:
+
+    PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+
+  SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
+  MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
+  DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
+    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at timestamptz := coalesce(now, clock_timestamp());
+BEGIN
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    IF NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
+    END IF;
+    capacity := coalesce(capacity, rate);
+    RETURN QUERY
+        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+          FROM (
+            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
+                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   ELSE -- the same, inline: there may be millions
+                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                       rate, period, capacity, s.grid)
+                   END AS total
+              FROM (
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name
+                 GROUP BY r.key
+                OFFSET 0
+              ) AS s
+            OFFSET 0
+          ) AS t;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
+The keys of a rate limit that have been used, and what they have now. Writes and locks nothing. Who is limited:
+
+    SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
+
+  key        as stored; '' for a limit without keys
+  remaining  the balance; what is owed is below zero
+  retry_at   when there will be a token (or, of a limit that holds less than one, when it will be full); NULL: there is
+
+The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
+answer is what those would make of it.
+$text$;
+
+-- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
+-- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
+--
+-- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
+-- next 1000 rows of the primary key, from where the one before has ended.
+
+-- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
+-- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
+    value double precision, ts timestamptz, shards smallint, upto timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
+    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+        = capacity / shards::double precision
+    ELSE false END;
+
+-- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
+--
+-- Locks only what it deletes, and never waits for a lock: rows that others have locked are in use, and stay. Three statements,
+-- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
+-- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
+-- COMMITTED), or gets 40001 and runs again.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+-- Whatever the statistics say: along the primary key.
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
+    at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
+    keys text[]; -- those of which all rows say nothing, by a plain read
+    tids tid[];  -- those rows, once they are locked
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    IF first IS NULL OR NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+    END IF;
+    capacity := coalesce(capacity, rate);
+    deleted := 0;
+
+    SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
+      FROM (
+        SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
+               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+                   rate, period, capacity, r.grid)) AS idle
+          FROM (
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = name AND r.key >= first
+             ORDER BY r.key, r.shard
+             LIMIT 1000
+          ) AS r
+         GROUP BY r.key
+      ) AS k;
+    IF next = first THEN -- the last key may have more rows, so the next batch begins with it, but not over and over
+        next := first || E'\x01'; -- no key lies in between
+    END IF;
+    IF keys IS NULL THEN
+        RETURN;
+    END IF;
+
+    -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
+    SELECT pg_catalog.array_agg(k.tid) INTO tids
+      FROM (
+        SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
+          FROM (
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
+              FROM pg_catalog.unnest(keys) AS u (key)
+            OFFSET 0
+          ) AS g
+         CROSS JOIN LATERAL (
+            SELECT r.ctid AS tid, r.key, r.shards
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = name AND r.key = g.key
+               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+                       rate, period, capacity, g.grid)
+               FOR UPDATE SKIP LOCKED
+          ) AS l
+         GROUP BY l.key
+        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
+      ) AS k;
+
+    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.ctid = ANY (tids);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
+their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+  first    the key to begin with; '' is the first of all
+  deleted  how many rows
+  next     where the next call should begin; NULL: that was the last
+
+The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
+$text$;
+$engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
+END
+$migration$;
+-- +goose StatementEnd
+
+-- +goose Down
+-- +goose StatementBegin
+DO $migration$
+BEGIN
+EXECUTE pg_catalog.replace($engine$
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer);
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_30;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_29;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_28;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_27;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_26;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_25;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_24;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_23;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_22;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_21;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_20;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_19;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_18;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_17;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_16;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_15;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_14;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_13;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_12;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_11;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_10;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_09;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_08;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_07;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_06;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_05;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_04;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_03;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_02;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_01;
+DROP VIEW /* TEMPLATE: schema */rate_limits_turn_00;
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], consumed_at timestamptz, now timestamptz, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, validated boolean);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, validated boolean);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, validated boolean);
+DROP TYPE /* TEMPLATE: schema */ratelimit_decisions;
+DROP TYPE /* TEMPLATE: schema */ratelimit_decision;
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP TABLE /* TEMPLATE: schema */rate_limits;
+$engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
+END
+$migration$;
+-- +goose StatementEnd

@@ -1,0 +1,95 @@
+-- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+--
+-- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
+-- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
+-- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
+-- locked.
+--
+-- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    validated boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n         CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    name      text;
+    key       text;
+    rate      double precision;
+    period    interval;
+    capacity  double precision;
+    start     timestamptz;
+    upto      timestamptz;
+    count     double precision;
+    floor     double precision;
+    new_value double precision;
+    new_ts    timestamptz;
+    at        timestamptz := coalesce(now, clock_timestamp());
+    value     double precision[];
+    ts        timestamptz[];
+BEGIN
+    <<passes>>
+    FOR pass IN 1..2 LOOP
+        EXIT WHEN validated IS NOT TRUE;
+        FOR p IN 3 - pass..n LOOP
+            name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
+            IF pass = 1 THEN
+                SELECT r.value, r.ts INTO new_value, new_ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
+                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                CONTINUE WHEN least(new_value, capacity) - count >= floor;
+            END IF;
+            rate := rates[p]; period := periods[p]; start := starts[p];
+            IF start IS NOT NULL THEN
+                upto := date_bin(period, at, start);
+            END IF;
+            IF pass = 1 THEN
+                IF start IS NULL THEN
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                ELSE
+                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                END IF;
+                EXIT passes WHEN new_value - count < floor;
+                CONTINUE;
+            END IF;
+
+            IF start IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            END IF;
+            IF NOT FOUND THEN
+                FOR taken IN 1..p - 1 LOOP
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = r.value + counts[taken]
+                     WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
+                END LOOP;
+                EXIT passes;
+            END IF;
+            value[p] := new_value; ts[p] := new_ts;
+            IF p = n THEN
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            END IF;
+        END LOOP;
+    END LOOP;
+
+    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+END
+$body$;

@@ -1,0 +1,50 @@
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
+    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at timestamptz := coalesce(now, clock_timestamp());
+BEGIN
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    IF NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
+    END IF;
+    capacity := coalesce(capacity, rate);
+    RETURN QUERY
+        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+          FROM (
+            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
+                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   ELSE -- the same, inline: there may be millions
+                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                       rate, period, capacity, s.grid)
+                   END AS total
+              FROM (
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name
+                 GROUP BY r.key
+                OFFSET 0
+              ) AS s
+            OFFSET 0
+          ) AS t;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
+The keys of a rate limit that have been used, and what they have now. Writes and locks nothing. Who is limited:
+
+    SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
+
+  key        as stored; '' for a limit without keys
+  remaining  the balance; what is owed is below zero
+  retry_at   when there will be a token (or, of a limit that holds less than one, when it will be full); NULL: there is
+
+The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
+answer is what those would make of it.
+$text$;

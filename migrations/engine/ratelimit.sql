@@ -1,0 +1,147 @@
+-- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
+-- ratelimit_keys. They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the
+-- same limit from either side. What a caller should know is in the comments on the functions:
+-- SELECT obj_description('ratelimit'::regproc)
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    floor double precision := 0;
+    grid  timestamptz;
+    value double precision[];
+    ts    timestamptz[];
+    a     integer;
+    b     integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    capacity := coalesce(capacity, rate);
+    wrong := CASE
+        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
+        WHEN global THEN NULL
+        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true asks for a limit without keys'
+        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
+    END;
+    wrong := coalesce(wrong, CASE
+        WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+        WHEN reserve IS NULL THEN 'reserve is neither true nor false'
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
+    END);
+    IF wrong IS NULL AND reserve THEN
+        floor := coalesce(-max_reserved, '-Infinity');
+    END IF;
+    IF capacity - count < floor THEN
+        IF count + floor <= capacity THEN -- it is enough but for rounding
+            floor := capacity - count;
+        ELSE
+            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+        END IF;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+
+    key := coalesce(key, '');
+    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
+    IF shards = 1 THEN
+        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+    ELSE
+        a := trunc(random() * shards::double precision);
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
+        END IF;
+    END IF;
+
+    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
+    retry_after := retry_at - at;
+    IF grid IS NULL THEN
+        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+    ELSE
+        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+Takes tokens of a rate limit, if it has enough, in the caller's transaction: a rollback gives them back.
+
+    SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
+
+  name, key     whose tokens, as text. A key of several parts, as the Go library stores it: 'eu|user-17' (with a backslash before each
+                | and \ of the parts)
+  rate, period  that many tokens per interval, which has no months
+  count         how many to take; 1
+  kind          'token bucket', refilled continuously, or 'fixed window', refilled at the start of each period
+  capacity      the most that can be saved up. NULL: the rate. 0: nothing is, so that all have to reserve
+  start         a fixed window's grid goes through it. NULL: an offset that is a hash of name and key
+  reserve       whether tokens may be taken that are not there yet: retry_at then says when they will be
+  max_reserved  how many may be owed. NULL: no bound. 0: none, so that nothing can be reserved
+  shards        over how many rows the key is spread
+  global        true for a limit without keys, whose key stays NULL. A key that is NULL or empty is an error otherwise
+  now           NULL: the database's clock
+
+  ok            whether they were taken. Nothing was if not
+  remaining     the balance; what is owed is below zero
+  retry_after   how long to wait until
+  retry_at      denied: the first instant at which the same call would be granted, if nobody else takes any. Granted: when
+                the work may run
+  reset_at      when the bucket will be full, or the next window begins
+  at            the instant of the decision
+
+What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
+calls it once for each column.
+$text$;
+
+-- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
+    IF NOT ok THEN
+        RAISE SQLSTATE 'PT429' USING
+            MESSAGE = 'rate limit exceeded: ' || name,
+            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+                'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
+            HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+The same as ratelimit, but a denial is an error, for triggers and wherever a result could be overlooked:
+
+    PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+
+  SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
+  MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
+  DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
+$text$;

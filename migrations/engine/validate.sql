@@ -1,0 +1,35 @@
+-- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    max_reserved double precision, shards integer
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR name = '' THEN 'the name is empty'
+        WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
+        WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
+            pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
+        WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
+            AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+        WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
+            pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
+        WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
+        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN 'a token bucket has no start'
+        WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
+            pg_catalog.format('start %s is not between the years 1 and 9999', start)
+        WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
+            pg_catalog.format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
+    END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+END
+$body$;

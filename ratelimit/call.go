@@ -1,0 +1,107 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// call is one use of a verb, as newCall has validated it.
+type call struct {
+	verb       Verb
+	requests   []Request
+	demands    []demand
+	consumedAt pgtype.Timestamptz // of a refund
+	now        pgtype.Timestamptz // NULL: by the database's clock
+}
+
+func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c call, err error) {
+	c = call{verb: v, requests: requests}
+	if c.demands, err = demands(v, requests); err != nil {
+		return c, err
+	}
+	if l.Clock != nil {
+		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
+			return c, err
+		}
+	}
+	if v == VerbRefund {
+		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+	}
+	return c, err
+}
+
+// goesAlone says whether a Coalescer decides the call by a statement of its own.
+func (c *call) goesAlone() bool { return sharded(c.demands) }
+
+// timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
+func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
+	t = t.UTC()
+	if t.Year() < 1000 || t.Year() > 9999 {
+		return pgtype.Timestamptz{}, fmt.Errorf("%w: %s, %v, is not between the years 1000 and 9999", ErrInvalid, what, t)
+	}
+	return pgtype.Timestamptz{Time: t, Valid: true}, nil
+}
+
+// decide has the database decide the call.
+func (c *call) decide(ctx context.Context, db DB) (Result, error) {
+	result := unanswered(c.requests)
+	var err error
+	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+		err = coalescer.decide(ctx, c, &result)
+	} else {
+		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
+	}
+	return c.conclude(result, err)
+}
+
+// ask decides the call by a statement of its own.
+func (c *call) ask(ctx context.Context, w wire, result *Result) error {
+	a, err := w.ask(ctx, c.statement(ctx, false))
+	if err == nil {
+		c.fill(result, a)
+	}
+	return err
+}
+
+// fill fills in the result from the answer to the call's statement.
+func (c *call) fill(result *Result, a *answer) {
+	if c.verb == VerbReset {
+		result.OK = true
+		return
+	}
+	result.fill(c.demands, a, a.granted && c.verb != VerbCheck)
+	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+		denied.remember(c.demands[0], result.RetryAfter)
+	}
+}
+
+// conclude is what the caller gets.
+func (c *call) conclude(result Result, err error) (Result, error) {
+	switch {
+	case err != nil: // perhaps after an answer, at COMMIT
+		return unanswered(c.requests), explain(c.verb, err)
+	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
+		return result, &DeniedError{Result: result}
+	}
+	return result, nil
+}
+
+// unanswered is the result of a call about which nothing is known.
+func unanswered(requests []Request) Result {
+	result := Result{Requests: make([]Status, len(requests))}
+	for i, r := range requests {
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
+	}
+	return result
+}
+
+// explain says what the library did when the database failed.
+func explain(verb Verb, err error) error {
+	if sqlState(err) == "42883" { // undefined_function, which has several causes
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
+	}
+	return fmt.Errorf("ratelimit: %s: %w", verb, err)
+}

@@ -1,0 +1,100 @@
+package ratelimit
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// demand is what a call asks of one limit and key: the sum of all its requests for them.
+type demand struct {
+	limit    Limit
+	key      string
+	count    float64
+	floor    float64 // the lowest balance that may be left
+	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
+	requests []int
+}
+
+// demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
+// locks.
+func demands(v Verb, requests []Request) ([]demand, error) {
+	if len(requests) == 0 {
+		return nil, fmt.Errorf("%w: no request", ErrInvalid)
+	}
+	ds := make([]demand, 0, len(requests))
+	var index map[[2]string]int // of several
+	if len(requests) > 1 {
+		index = make(map[[2]string]int, len(requests))
+	}
+	for i, r := range requests {
+		if r.err == nil {
+			r.err = r.limit.Validate() // the zero Request
+		}
+		if r.err != nil {
+			return nil, r.err
+		}
+		if !countable(r.tokens) {
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
+		}
+		id := [2]string{r.limit.name, r.key}
+		at, found := index[id]
+		if !found {
+			at = len(ds)
+			if index != nil {
+				index[id] = at
+			}
+			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1), need: math.Inf(-1)})
+		}
+		d := &ds[at]
+		if d.limit != r.limit {
+			return nil, fmt.Errorf("%w: limit %q is asked for with two definitions in one call", ErrInvalid, r.limit.name)
+		}
+		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
+		// after it leave less than it did.
+		d.count += r.tokens
+		d.need = max(d.need, d.count+r.floor(v))
+		d.floor = max(d.floor-r.tokens, r.floor(v))
+		d.requests = append(d.requests, i)
+	}
+	for i := range ds {
+		d := &ds[i]
+		if d.count > MaxTokens && v != VerbReset {
+			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+		}
+		if v == VerbRefund || v == VerbReset {
+			continue
+		}
+		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+				d.floor = left
+				continue
+			}
+			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
+				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+		}
+	}
+	slices.SortFunc(ds, func(a, b demand) int {
+		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
+	})
+	return ds, nil
+}
+
+// floor is the lowest balance that the request alone may leave.
+func (r Request) floor(v Verb) float64 {
+	switch {
+	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which asks what the balance is, be it a debt
+		return math.Inf(-1)
+	case r.reserve:
+		return -r.limit.maxReserved
+	default:
+		return 0
+	}
+}
+
+// sharded says whether any of the limits is.
+func sharded(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
+}

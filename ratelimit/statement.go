@@ -1,0 +1,167 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/shardpick"
+)
+
+// statement is what a call asks of the database: one of the queries in queries/ratelimit.sql, its arguments in their order there, and
+// how its answer is read. It is run on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
+type statement struct {
+	sql     string
+	args    []any // the first place is free: see reply
+	demands int   // how many it is about
+	read    func(row pgx.Row, demands int) (*answer, error)
+}
+
+// statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
+func (c *call) statement(ctx context.Context, orRaise bool) statement {
+	takes := c.verb == VerbConsume || c.verb == VerbCharge
+	now := nullable(c.now)
+	switch {
+	case c.verb == VerbReset:
+		return reset(c.demands)
+	case takes && len(c.demands) == 1 && sharded(c.demands):
+		return consumeSharded(ctx, c.demands[0], now, orRaise)
+	case takes && len(c.demands) == 1:
+		return consume(c.demands[0], now, orRaise)
+	case takes && !sharded(c.demands):
+		return consumeSeveral(c.demands, now, orRaise)
+	}
+	return c.apply(ctx, now, orRaise)
+}
+
+// arguments leaves the first place free.
+func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
+
+// isConsume says whether a query is that of a statement of Consume.
+func isConsume(sql string) bool {
+	switch sql {
+	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply:
+		return true
+	}
+	return false
+}
+
+// consume takes one demand of a limit without shards.
+func consume(d demand, now *time.Time, orRaise bool) statement {
+	numbers := d.limit.forKey(d.key)
+	return statement{sql: dbsqlc.Consume, demands: 1, read: readOne, args: arguments(
+		d.limit.name, d.key,
+		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
+		d.count, d.floor, now, denied.expect(d), orRaise,
+	)}
+}
+
+// consumeSharded takes one demand of a limit with shards.
+func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool) statement {
+	numbers := d.limit.forKey(d.key)
+	a, b := pick(ctx, d)
+	return statement{sql: dbsqlc.ConsumeSharded, demands: 1, read: readSeveral, args: arguments(
+		d.limit.name, d.key,
+		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
+		int32(d.limit.shards), d.count, d.floor,
+		a, b, now, orRaise,
+	)}
+}
+
+// consumeSeveral takes all of the demands or nothing, of limits without shards.
+func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
+	c := columnsOf(ds)
+	return statement{sql: dbsqlc.ConsumeSeveral, demands: len(ds), read: readSeveral, args: arguments(
+		c.names, c.keys,
+		c.rates, c.periods, c.capacities, c.starts,
+		c.counts, c.floors, now, orRaise,
+	)}
+}
+
+// apply does what any verb but Reset does, to any demands.
+func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
+	op := c.verb
+	if op == VerbCharge {
+		op = VerbConsume // without a floor
+	}
+	n := len(c.demands)
+	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
+	for i, d := range c.demands {
+		shards[i] = int32(d.limit.shards)
+		a[i], b[i] = pick(ctx, d)
+	}
+	columns := columnsOf(c.demands)
+	return statement{sql: dbsqlc.Apply, demands: n, read: readSeveral, args: arguments(
+		string(op), columns.names, columns.keys,
+		columns.rates, columns.periods, columns.capacities, columns.starts,
+		shards, columns.counts, columns.floors,
+		a, b,
+		nullable(c.consumedAt), now, orRaise,
+	)}
+}
+
+func reset(ds []demand) statement {
+	names, keys := make([]string, len(ds)), make([]string, len(ds))
+	for i, d := range ds {
+		names[i], keys[i] = d.limit.name, d.key
+	}
+	return statement{sql: dbsqlc.Reset, demands: len(ds), read: readReset, args: arguments(names, keys)}
+}
+
+// columns are demands as arrays, in the order of the demands, which is that of the locks.
+type columns struct {
+	names, keys []string
+	rates       []float64
+	periods     []time.Duration
+	capacities  []float64
+	starts      []pgtype.Timestamptz
+	counts      []float64
+	floors      []float64
+}
+
+func columnsOf(ds []demand) columns {
+	n := len(ds)
+	c := columns{
+		names: make([]string, n), keys: make([]string, n),
+		rates: make([]float64, n), periods: make([]time.Duration, n), capacities: make([]float64, n), starts: make([]pgtype.Timestamptz, n),
+		counts: make([]float64, n), floors: make([]float64, n),
+	}
+	for i, d := range ds {
+		numbers := d.limit.forKey(d.key)
+		c.names[i], c.keys[i] = d.limit.name, d.key
+		c.rates[i], c.periods[i], c.capacities[i], c.starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
+		c.counts[i], c.floors[i] = d.count, d.floor
+	}
+	return c
+}
+
+// pick chooses two shards to take from: the one that the transaction has queued for, or any two.
+func pick(ctx context.Context, d demand) (a, b int32) {
+	if shard, ok := hotShard(ctx, d.limit, d.key); ok {
+		return int32(shard), int32(shard)
+	}
+	x, y := shardpick.Two(ctx, d.limit.shards)
+	return int32(x), int32(y)
+}
+
+// start is the argument of that name: NULL for a token bucket.
+func start(numbers algebra.Limit) pgtype.Timestamptz {
+	if !numbers.Window {
+		return pgtype.Timestamptz{}
+	}
+	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: true}
+}
+
+// nullable is an instant as an argument; nil is NULL. As an any, a nil pointer allocates nothing; a pgtype.Timestamptz does, NULL or
+// not. (at is a copy so that t itself stays off the heap.)
+func nullable(t pgtype.Timestamptz) *time.Time {
+	if !t.Valid {
+		return nil
+	}
+	at := t.Time
+	return &at
+}

@@ -1,0 +1,104 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// wire is a DB as it is sent statements, in the form that its connection calls for.
+type wire struct {
+	db      DB
+	commits bool // a statement is a transaction of its own, and writes
+}
+
+// ask runs a statement and reads its answer.
+func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
+	return s.read(w.send(ctx, s.sql, s.args), s.demands)
+}
+
+// send sends a query, with the first place of its arguments free.
+func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
+	r := &reply{commits: w.commits}
+	args[0] = r
+	r.row = w.db.QueryRow(ctx, sql, args...)
+	return r
+}
+
+// queries are sqlc's, for what is no statement of a call.
+func (w wire) queries() *dbsqlc.Queries { return dbsqlc.New(w) }
+
+// QueryRow is what sqlc's code asks.
+func (w wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return w.send(ctx, sql, arguments(args...))
+}
+
+// Exec and Query are only there because sqlc's interface has them: every query of this package answers one row.
+func (w wire) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errors.ErrUnsupported
+}
+
+// Query is Exec's like.
+func (w wire) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// reply is the row of an answer. It is also the first of the arguments, where pgx looks for a pgx.QueryRewriter: by that alone pgx
+// says on which connection, and so in which query mode, the row will be.
+type reply struct {
+	row      pgx.Row
+	portable bool
+	commits  bool
+	sent     bool // there was a connection to send it on
+}
+
+// RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
+func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	r.sent = conn == nil || !conn.IsClosed()
+	if r.portable = conn == nil || !inBinary(conn); r.portable {
+		return portable(sql, args)
+	}
+	return sql, args, nil
+}
+
+func (r *reply) Scan(dest ...any) error {
+	err := r.scan(dest)
+	if r.commits && r.sent {
+		err = unknownUnless(err)
+	}
+	return err
+}
+
+func (r *reply) scan(dest []any) error {
+	if !r.portable {
+		return r.row.Scan(dest...)
+	}
+	var answer string
+	if err := r.row.Scan(&answer); err != nil {
+		return err
+	}
+	record, err := hex.DecodeString(answer)
+	if err != nil {
+		return err
+	}
+	return scanRecord(record, dest...)
+}
+
+// inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection,
+// since the only way to ask is to have all of the configuration copied.
+func inBinary(conn *pgx.Conn) bool {
+	const key = "txlimit: binary"
+	notes := conn.PgConn().CustomData()
+	is, known := notes[key].(bool)
+	if !known {
+		mode := conn.Config().DefaultQueryExecMode
+		is = mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol
+		notes[key] = is
+	}
+	return is
+}
