@@ -54,7 +54,7 @@ func TestInTxRetriesA40001OfAStatement(t *testing.T) {
 				return err
 			}
 			if attempts <= 2 { // somebody else consumes
-				if _, err := limiter.Consume(ctx, pool, limit.Key(string(level))); err != nil {
+				if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level))); err != nil {
 					return err
 				}
 			}
@@ -186,7 +186,7 @@ func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Li
 		if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
 			return err
 		}
-		if _, err := limiter.Charge(ctx, pool, limit.Global()); err != nil {
+		if _, err := limiter.Charge(ratelimit.OutsideTx(ctx), pool, limit.Global()); err != nil {
 			return err
 		}
 		_, err := limiter.Charge(ctx, tx, limit.Global())

@@ -173,7 +173,7 @@ func TestMetricsOfRetries(t *testing.T) {
 			return err
 		}
 		if attempts++; attempts < 3 {
-			if _, err := new(ratelimit.Limiter).Consume(ctx, pool, limit.Key("ann")); err != nil {
+			if _, err := new(ratelimit.Limiter).Consume(t.Context(), pool, limit.Key("ann")); err != nil {
 				return err
 			}
 		}

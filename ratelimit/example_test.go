@@ -96,7 +96,7 @@ func ExampleLimiter_Check() {
 	}
 	// Output:
 	// 20 left
-	// six more: false but in 3m0s
+	// six more in 3m0s
 }
 
 // A cost that is known only afterwards: what the estimate fell short of is booked, however little is left.
@@ -169,6 +169,36 @@ func ExampleLimiter_Reset() {
 	// horse: wrong password
 	// horse horse: wrong password
 	// correct horse: denied
+}
+
+// A count that outlives the rollback of the transaction in which it turns out to be due. Most often, such a count can be made before
+// the transaction begins: see the example of Reset.
+func ExampleOutsideTx() {
+	badCoupons := ratelimit.TokenBucket("badCoupons", 3, 24*time.Hour)
+
+	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ('ann', 'an order with a coupon')"); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ctx, pool, badCoupons.Key("ann"))
+		fmt.Println("on the pool it is refused:", errors.Is(err, ratelimit.ErrInvalid))
+		if _, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, badCoupons.Key("ann")); err != nil {
+			return err
+		}
+		return errors.New("there is no such coupon")
+	})
+	fmt.Println(err)
+
+	balance, err := limits.Check(ctx, pool, badCoupons.Key("ann").Count(0))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%.0f more\n", balance.Remaining)
+	// Output:
+	// on the pool it is refused: true
+	// there is no such coupon
+	// 2 more
 }
 
 // A SERIALIZABLE transaction, which is run again when Postgres could not serialize it. An error rolls it back.

@@ -74,6 +74,9 @@ const rollbackTimeout = 5 * time.Second
 //
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
+// In fn, consume on tx. A verb that writes on db itself, where that is a pool, is an error that matches [ErrInvalid], unless its
+// context is of [OutsideTx].
+//
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
 func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
@@ -83,7 +86,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if inTransaction(db) {
 		return errInTransaction
 	}
-	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		conn, release, err := acquire(ctx, db)
 		if err != nil {
 			return nil, err
@@ -268,17 +271,17 @@ type transaction struct {
 type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error)
 
 // inTx runs transactions until one could be serialized.
-func (l *Limiter) inTx(ctx context.Context, options []TxOption, begin beginner) error {
+func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin beginner) error {
 	o := newTxOptions(options)
 	hot, err := o.turns(ctx)
 	if err != nil {
 		return err
 	}
-	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, o.isolation, hot, begin) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, begin) })
 }
 
 // once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
-func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
+func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
 	var t turn
 	if len(hot) > 0 {
 		var leave func()
@@ -288,6 +291,8 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 		defer leave()
 		ctx = context.WithValue(ctx, turnKey{}, t)
 	}
+	ctx, end := within(ctx, db)
+	defer end()
 	tx, err := begin(ctx, isolation, t)
 	if err != nil {
 		return false, beginFailed(t, err)

@@ -69,6 +69,9 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, consumedAt time.Time, r
 		err = fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	if err == nil {
+		err = errOutside(ctx, v, db)
+	}
+	if err == nil {
 		result, err = c.decide(ctx, db)
 	} else {
 		result = unanswered(requests)

@@ -164,6 +164,26 @@ var goMutations = []mutation{
 		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
 		tests: "TestNestedRetriesDoNotMultiply",
 	}, {
+		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not give back",
+		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-innermost", file: "ratelimit/outside.go", what: "only the innermost transaction's pool is refused",
+		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
+		tests: "TestAllEnclosingPoolsCount",
+	}, {
+		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a context that was kept is refused when its transaction has ended",
+		old: " && !open.ended.Load()", new: "",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-check", file: "ratelimit/outside.go", what: "a check on the pool inside its transaction is refused",
+		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
+		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
+	}, {
+		name: "outside-inherited", file: "ratelimit/outside.go", what: "OutsideTx changes nothing",
+		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
+		tests: "TestOutsideTxOutlivesTheRollback",
+	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
 		tests: "TestInTxWorksOnAPoolAndAConnectionAtEveryLevel|TestInTxRetriesA40001OfCommit",
