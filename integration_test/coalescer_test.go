@@ -154,7 +154,7 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				c.result, c.err = call(ctx, limiter, coalescer, c.verb, time.Time{}, c.requests)
+				c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.requests)
 			})
 			select {
 			case <-ctx.arrived:
@@ -165,7 +165,7 @@ func playBatches(t *testing.T, rounds int) {
 		wg.Wait()
 
 		for i, c := range calls {
-			want, wantErr := call(t.Context(), limiter, apart, c.verb, time.Time{}, c.requests)
+			want, wantErr := call(t.Context(), limiter, apart, c.verb, "", c.requests)
 			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
 			}
@@ -248,7 +248,7 @@ func (f *flight) err(i int) error {
 	return f.errs[i]
 }
 
-func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Context, requests ...ratelimit.Request) *flight {
+func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...ratelimit.Request) *flight {
 	t.Helper()
 	var limiter ratelimit.Limiter
 	f := &flight{errs: make([]error, len(requests))}
@@ -259,7 +259,7 @@ func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Contex
 		}
 		a := newArrival(ctx)
 		f.wg.Go(func() {
-			_, err := limiter.Consume(a, coalescer, request)
+			_, err := limiter.Consume(a, db, request)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.errs[i] = err

@@ -329,7 +329,7 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 		}, consume(b.Global())},
 		"reset of shards": {consume(aShards.Global()), func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, aShards.Global()) }, last},
 		"refund": {consume(a.Global()), func(ctx context.Context, db ratelimit.DB) error {
-			_, err := limiter.Refund(ctx, db, time.Now(), b.Global(), a.Global())
+			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), b.Global(), a.Global()), b.Global(), a.Global())
 			return err
 		}, consume(b.Global())},
 	} {
@@ -409,7 +409,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 	}
 	refunded := make(chan error)
 	go func() {
-		_, err := limiter.Refund(t.Context(), pool, noon, a, b)
+		_, err := limiter.Refund(t.Context(), pool, receiptOf(noon, a, b), a, b)
 		refunded <- err
 	}()
 	waitingFor(t, pool, anew)

@@ -68,7 +68,7 @@ func TestDefectANegativeCountMints(t *testing.T) {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Errorf("charge %v: %v", count, err)
 			}
-			_, err = w.limiter.Refund(w.Context(), w.db, noon, limit.Key("ann").Count(count))
+			_, err = w.limiter.Refund(w.Context(), w.db, receiptOf(noon, limit.Key("ann").Count(10)), limit.Key("ann").Count(count))
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Errorf("refund %v: %v", count, err)
 			}

@@ -116,7 +116,7 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 				return err
 			},
 			"refund": func(r ...ratelimit.Request) error {
-				_, err := w.limiter.Refund(w.Context(), w.db, noon, r...)
+				_, err := w.limiter.Refund(w.Context(), w.db, receiptOf(noon, r...), r...)
 				return err
 			},
 			"reset": func(r ...ratelimit.Request) error { return w.limiter.Reset(w.Context(), w.db, r...) },
@@ -182,7 +182,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 			w.refuse(ratelimit.ErrInvalid, bucket.Key("ann"))
 			w.refuse(ratelimit.ErrInvalid, window.Key("ann"), bucket.Key("ann"))
 			w.clock.now = noon
-			if _, err := w.limiter.Refund(w.Context(), w.db, time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC), window.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			if _, err := w.limiter.Refund(w.Context(), w.db, receiptOf(time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC), window.Key("ann")), window.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Errorf("refund of the year %d: %v", year, err)
 			}
 		}
@@ -276,7 +276,9 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 				"reserve": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count).Reserve()) },
 				"check":   func() (ratelimit.Result, error) { return w.limiter.Check(ctx, db, key.Count(count)) },
 				"charge":  func() (ratelimit.Result, error) { return w.limiter.Charge(ctx, db, key.Count(count)) },
-				"refund":  func() (ratelimit.Result, error) { return w.limiter.Refund(ctx, db, w.clock.now, key.Count(count)) },
+				"refund": func() (ratelimit.Result, error) {
+					return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, key.Count(count)), key.Count(count))
+				},
 			} {
 				result, err := call()
 				if sqlState(err) != "" {
@@ -596,7 +598,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 				w.clock.now = noon.Add(time.Duration(random.Int64()))
 			}
 			verb := oneOf(random, w.limiter.Consume, w.limiter.Check, w.limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
-				return w.limiter.Refund(ctx, db, w.clock.now, r...)
+				return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
 			})
 			_, err := verb(w.Context(), w.db, requests...)
 			switch {

@@ -97,7 +97,7 @@ func TestMetricsOfDecisions(t *testing.T) {
 		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("bad \xff name", 1, time.Minute).Key("ann"))
 		_, err := w.limiter.Charge(ctx, w.db, user)
 		w.do(err)
-		w.refund(noon, user)
+		w.refund(receiptOf(noon, user), user)
 		w.do(w.limiter.Reset(ctx, w.db, user))
 		if _, isTx := w.db.(pgx.Tx); !isTx {
 			elsewhere := pooledElsewhere(w)

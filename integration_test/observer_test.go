@@ -39,7 +39,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		note("check", result, err)
 		result, err = w.limiter.Charge(ctx, w.db, ann)
 		note("charge", result, err)
-		result, err = w.limiter.Refund(ctx, w.db, noon, ann)
+		result, err = w.limiter.Refund(ctx, w.db, receiptOf(noon, ann), ann)
 		note("refund", result, err)
 		err = w.limiter.Reset(ctx, w.db, ann)
 		want = append(want, outcome{"reset", ratelimit.Result{}, err})

@@ -146,7 +146,7 @@ BEGIN
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
             PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -231,7 +231,7 @@ BEGIN
         END;
     END IF;
     RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
 END
 $body$;
 
@@ -327,15 +327,16 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
 END
 $body$;
 
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
 --   check    what consume would answer; writes and locks nothing
---   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
---            window of that instant is over, since that would break the present window's cap.
+-- With `reserve`, the work may have to wait, and what would be refilled past a capacity until it runs is forfeited: Reserve in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
 -- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
 -- holds, since what the limit owes is spread evenly over all of them.
@@ -349,7 +350,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -372,6 +373,9 @@ DECLARE
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
     latest timestamptz[] := '{}';      -- the latest ts among them
+    lefts  double precision[] := '{}'; -- what they will hold
+    owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
+    run_at timestamptz;                -- when it may run
 
     rec       record;
     i         integer;
@@ -381,7 +385,6 @@ DECLARE
     available double precision;
     lowest    double precision;
     highest   double precision;
-    take      double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
@@ -408,7 +411,7 @@ BEGIN
             END IF;
 
             -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
-            -- has: debts are shared by all shards (step 3). Each UPDATE locks its row, in order, and evaluates its WHERE
+            -- has: debts are shared by all shards (step 3), and a reservation may forfeit some. Each UPDATE locks its row, in order, and evaluates its WHERE
             -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
             -- locks included.
             --
@@ -423,7 +426,7 @@ BEGIN
                        AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
-                           >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
@@ -435,7 +438,7 @@ BEGIN
                         SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
                                rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
                                capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
-                               CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
+                               CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
                                CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
@@ -471,14 +474,14 @@ BEGIN
 
         -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+            IF (op IN ('consume', 'check') AND reserve IS NOT NULL
                 AND pg_catalog.cardinality(names) > 0
-                AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
+                AND isfinite(coalesce(now, 'epoch'))
                 AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
                     pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
                     pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
                     pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation consume or check';
             END IF;
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
@@ -486,7 +489,7 @@ BEGIN
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
                     AND isfinite(coalesce(starts[i], 'epoch'))
                     AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
-                    AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+                    AND capacities[i] - counts[i] >= floors[i]) IS NOT TRUE THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                         quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
                 END IF;
@@ -514,7 +517,7 @@ BEGIN
                         PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
+                        IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
@@ -554,33 +557,45 @@ BEGIN
                     ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
                         totals[i] := rows[i]::double precision * lowest;
                     END IF;
-                    granted := granted AND totals[i] - counts[i] >= floors[i]
-                        - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                    lefts[i] := least(totals[i] - counts[i], capacities[i]);
+                    IF NOT reserve THEN
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                    END IF;
                 END LOOP;
-                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
+                IF reserve THEN
+                    run_at := at;
+                    FOREACH i IN ARRAY places LOOP
+                        owns[i] := /* TEMPLATE: schema */ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                            at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
+                        run_at := greatest(run_at, owns[i]);
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */ratelimit_available(0, latest[i],
+                                CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
+                                rates[i], periods[i], 'Infinity', starts[i]));
+                        END IF;
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                    END LOOP;
+                END IF;
+                IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
                     END IF;
                     RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
                 END IF;
             END LOOP;
-            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
+            IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
-            -- 4. Take or give, and spread what is left evenly.
+            -- 4. Take, and spread what is left evenly.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                take := counts[i];
-                IF op = 'refund' THEN
-                    CONTINUE WHEN rows[i] = 0; -- full
-                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i])
-                            < date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;
-                END IF;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -593,7 +608,7 @@ BEGIN
                     m := 0;
                     FOR rec IN
                         INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -606,6 +621,95 @@ BEGIN
                     IF m <> shards[i] THEN
                         RAISE SQLSTATE 'RL001';
                     END IF;
+                END IF;
+            END LOOP;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+END
+$body$;
+
+-- Gives tokens back to several limits, each as far as that breaks no promise made to a reservation. Limit.Refund in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
+--   counts       what is to be given back
+--   taken        what the refunded call took; it took it at taken_at, and its work was to run at run_at
+--   held, parts  what the rows that it took from held afterwards, and which part of the limit they are: 1, or one of so many shards
+--
+-- Answers the rows as they were before, with ord. A limit without rows is full, and gets nothing.
+--
+-- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
+-- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_refund(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], taken double precision[], held double precision[], parts double precision[],
+    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at     timestamptz;
+    ord    integer[];
+    value  double precision[];
+    ts     timestamptz[];
+
+    locked integer[] := '{}';  -- how many rows of each limit are
+    v      double precision[]; -- those of one limit
+    t      timestamptz[];
+    m      integer;            -- how many they are
+    latest timestamptz;        -- the latest use of them, or now
+    total  double precision;   -- what they hold together
+    back   double precision;
+    wait   double precision;   -- how many windows from now the work was to run
+    owing  double precision;   -- what a balance below is owed
+BEGIN
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                locked[i] := m;
+            END LOOP;
+            at := coalesce(now, clock_timestamp()); -- locking may have waited
+            ord := '{}'; value := '{}'; ts := '{}';
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
+                       count(*), greatest(max(r.ts), at)
+                  INTO v, t, m, latest
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = names[i] AND r.key = keys[i];
+                IF m <> locked[i] THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+                CONTINUE WHEN m = 0;
+                ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
+                value := pg_catalog.array_cat(value, v);
+                ts := pg_catalog.array_cat(ts, t);
+                total := /* TEMPLATE: schema */ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+
+                IF starts[i] IS NULL THEN
+                    back := capacities[i] * parts[i] - held[i]
+                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);
+                    back := least(greatest(back + least(total, 0), 0), counts[i]);
+                ELSE
+                    wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
+                        / date_part('epoch', periods[i]));
+                    owing := CASE WHEN m > 1 THEN '-1e-9' ELSE '0' END;
+                    back := CASE
+                        WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
+                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
+                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
+                        ELSE counts[i] END;
+                END IF;
+                IF back > '0' THEN
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
+                     WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
             RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
@@ -1249,11 +1353,11 @@ $body$;
 --
 -- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
 -- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
--- the microsecond.
+-- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, floor double precision
+    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -1267,7 +1371,7 @@ DECLARE
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
@@ -1281,7 +1385,7 @@ BEGIN
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */ratelimit_total(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
+        IF /* TEMPLATE: schema */ratelimit_left(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1291,6 +1395,52 @@ BEGIN
         step := least(step, 100000000000000000) * 8;
     END LOOP;
     RETURN /* TEMPLATE: schema */ratelimit_instant(late);
+END
+$body$;
+
+-- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_run_at(
+    "left" double precision, ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer
+) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    after timestamptz[]; -- ts, once it has been taken
+BEGIN
+    IF pg_catalog.cardinality(ts) = shards THEN
+        after := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+    ELSE
+        after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
+    END IF;
+    RETURN /* TEMPLATE: schema */ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+        rate, period, capacity, start, shards, 0, 0);
+END
+$body$;
+
+-- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_left(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    shards integer, count double precision, reserve boolean
+) RETURNS double precision
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    remaining double precision := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    run_at    timestamptz;
+BEGIN
+    IF reserve AND start IS NOT NULL AND count <= capacity THEN
+        run_at := /* TEMPLATE: schema */ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
+        IF run_at > at THEN
+            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */ratelimit_available(0,
+                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
+                date_bin(period, run_at, start), rate, period, 'Infinity', start));
+        END IF;
+    END IF;
+    RETURN remaining;
 END
 $body$;
 
@@ -1316,8 +1466,8 @@ DECLARE
     grid  timestamptz;
     value double precision[];
     ts    timestamptz[];
-    a     integer;
-    b     integer;
+    a     integer := 0;
+    b     integer := 0;
 BEGIN
     PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
     capacity := coalesce(capacity, rate);
@@ -1350,23 +1500,29 @@ BEGIN
 
     key := coalesce(key, '');
     grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
-    IF shards = 1 THEN
+    IF shards > 1 THEN
+        a := trunc(random() * shards::double precision);
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+    END IF;
+    IF reserve AND grid IS NOT NULL THEN
+        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
+    ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
     ELSE
-        a := trunc(random() * shards::double precision);
-        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
-        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
-            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
-            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
-        END IF;
+    END IF;
+    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+        value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+        ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
     remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
     retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
     retry_after := retry_at - at;
     IF grid IS NULL THEN
         reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);

@@ -23,7 +23,14 @@ SELECT pg_catalog.record_send(ratelimit_apply(
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[],
-      sqlc.narg('consumed_at')::timestamptz, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
+      @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
+
+-- name: Refund :one
+SELECT pg_catalog.record_send(ratelimit_refund(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
+      @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz))::bytea AS answer;
 
 -- name: Reset :one
 SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;

@@ -10,14 +10,14 @@ import (
 
 // call is one use of a verb, as newCall has validated it.
 type call struct {
-	verb       Verb
-	requests   []Request
-	demands    []demand
-	consumedAt pgtype.Timestamptz // of a refund
-	now        pgtype.Timestamptz // NULL: by the database's clock
+	verb     Verb
+	requests []Request
+	demands  []demand
+	receipt  *receipt           // of a refund
+	now      pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -28,13 +28,18 @@ func (l *Limiter) newCall(v Verb, consumedAt time.Time, requests []Request) (c c
 		}
 	}
 	if v == VerbRefund {
-		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+		if c.receipt, err = from.read(); err == nil {
+			err = c.receipt.covers(c.demands)
+		}
 	}
 	return c, err
 }
 
+// takes says whether the call takes tokens.
+func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
+
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
-func (c *call) goesAlone() bool { return sharded(c.demands) }
+func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
 // timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
@@ -45,14 +50,15 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// decide has the database decide the call.
+// decide has the database decide the call by a statement of its own, or on a Coalescer together with others.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
+		writes := c.takes() || c.verb == VerbRefund // Reset does, too, but can be called again
+		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }
@@ -72,7 +78,7 @@ func (c *call) fill(result *Result, a *answer) {
 		result.OK = true
 		return
 	}
-	result.fill(c.demands, a, a.granted && c.verb != VerbCheck)
+	result.fill(c, a)
 	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)
 	}
@@ -82,7 +88,7 @@ func (c *call) fill(result *Result, a *answer) {
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
-		return unanswered(c.requests), explain(c.verb, err)
+		return unanswered(c.requests), explain(string(c.verb), err)
 	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
@@ -99,9 +105,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(verb Verb, err error) error {
+func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", verb, err)
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }

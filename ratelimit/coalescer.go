@@ -23,7 +23,7 @@ var ErrClosed = errors.New("coalescer closed")
 // Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
 // the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
 // as much as for many. Only its Pool is required. It must not be copied after its first use, nor its fields be changed. Its methods
-// are safe for concurrent use, also by different limiters.
+// are safe for concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces, too.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
@@ -83,11 +83,8 @@ type Coalescer struct {
 	drained  chan struct{} // made by Close, which waits for it; closed when flying is 0
 }
 
-// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
-func noDatabase(db DB) bool {
-	c, coalesced := db.(*Coalescer)
-	return db == nil || coalesced && c.Pool == nil
-}
+// coalescer is how it is found in a DB, by coalescerOf.
+func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
 // [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
@@ -215,7 +212,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct := w.err, w.direct
 	if err == nil && !direct {
-		result.fill(asked.demands, &w.answer, w.answer.granted)
+		result.fill(asked, &w.answer)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)

@@ -15,6 +15,7 @@ type demand struct {
 	count    float64
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
+	reserve  bool    // it may wait
 	requests []int
 }
 
@@ -57,29 +58,37 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
+		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
-		d := &ds[i]
-		if d.count > MaxTokens && v != VerbReset {
-			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
-		}
-		if v == VerbRefund || v == VerbReset {
-			continue
-		}
-		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
-				d.floor = left
-				continue
-			}
-			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+		if err := ds[i].validate(v); err != nil {
+			return nil, err
 		}
 	}
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
 	return ds, nil
+}
+
+// validate refuses a sum that can never be granted.
+func (d *demand) validate(v Verb) error {
+	if d.count > MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+	}
+	if v == VerbRefund || v == VerbReset {
+		return nil
+	}
+	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+		if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+			d.floor = left
+			return nil
+		}
+		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
+			ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+	}
+	return nil
 }
 
 // floor is the lowest balance that the request alone may leave.
@@ -92,6 +101,12 @@ func (r Request) floor(v Verb) float64 {
 	default:
 		return 0
 	}
+}
+
+// forfeits says whether what is granted may forfeit tokens while its work waits (see algebra.Reserve): a reservation of a fixed window,
+// and any reservation of several limits, which wait for one another. One of a token bucket alone never does.
+func forfeits(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }
 
 // sharded says whether any of the limits is.

@@ -126,7 +126,7 @@ func ExampleLimiter_Refund() {
 		fmt.Println(err)
 		return
 	}
-	result, err := limits.Refund(ctx, pool, consumed.At, credits.Key("ann").Count(30)) // it took only 10
+	result, err := limits.Refund(ctx, pool, consumed.Receipt(), credits.Key("ann").Count(30)) // it took only 10
 	if err != nil {
 		fmt.Println(err)
 		return

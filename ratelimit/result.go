@@ -13,8 +13,8 @@ type Result struct {
 	// OK says whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption. A call that had to wait for
-	// another transaction that held the row, and was then granted, has the instant at which it began to wait.
+	// At is the instant of the decision. A call that had to wait for another transaction that held the row, and was then granted,
+	// has the instant at which it began to wait.
 	At time.Time
 
 	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
@@ -33,6 +33,8 @@ type Result struct {
 
 	// Requests answers each request of the call, in order.
 	Requests []Status
+
+	receipt *receipt // of a refund: what is left
 }
 
 // Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
@@ -54,16 +56,28 @@ type Status struct {
 
 	// RetryAt is the same as [Result.RetryAt], for this request alone.
 	RetryAt time.Time
+
+	took took
 }
 
-// fill works out what the answer means for the requests. taken says that its rows are those after the demands were granted.
-func (r *Result) fill(ds []demand, a *answer, taken bool) {
-	retryAt, remaining, resetAt := a.at, math.Inf(1), algebra.Min
-	for i := range ds {
-		d := &ds[i]
-		s, at, reset := status(d, a, a.rows[i], taken)
+// took is what a receipt has to say of a request that was consumed: what the rows that it took from held afterwards, together, and how
+// many they were. None: nothing was consumed.
+type took struct {
+	held float64
+	rows int
+}
+
+// fill works out what the answer to a call means for its requests.
+func (r *Result) fill(c *call, a *answer) {
+	if c.verb == VerbRefund {
+		r.receipt = c.receipt.refund(c.demands, a)
+	}
+	w := c.waiting(a)
+	retryAt, remaining, resetAt := max(a.at, w.retryAt), math.Inf(1), algebra.Min
+	for i := range c.demands {
+		s, at, reset := c.status(i, a, w)
 		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
-		for _, request := range d.requests {
+		for _, request := range c.demands[i].requests {
 			of := &r.Requests[request]
 			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
 			*of = s
@@ -76,10 +90,40 @@ func (r *Result) fill(ds []demand, a *answer, taken bool) {
 	r.Remaining, r.ResetAt = remaining, resetAt.Time()
 }
 
+// waiting is what there is to say of reservations that may forfeit tokens (see forfeits), and were not made: by a check or a denial.
+type waiting struct {
+	asked   []algebra.Demand // none: there are no such reservations
+	lefts   []float64        // what each limit would have left
+	retryAt algebra.Micros   // of a denial: when all of them would be granted
+}
+
+func (c *call) waiting(a *answer) (w waiting) {
+	if !forfeits(c.demands) || a.granted && c.verb != VerbCheck {
+		return w
+	}
+	for i, d := range c.demands {
+		w.asked = append(w.asked, algebra.Demand{
+			Limit: d.limit.forKey(d.key), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
+		})
+	}
+	_, w.lefts, _ = algebra.Reserve(w.asked, a.at)
+	if !a.granted {
+		w.retryAt = algebra.WhenReserved(w.asked, a.at)
+	}
+	return w
+}
+
 // status is what the rows of a demand mean for its requests. at is its RetryAt, and reset its ResetAt.
-func status(d *demand, a *answer, rows []algebra.Row, taken bool) (s Status, at, reset algebra.Micros) {
+func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
+	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
+	if taken && c.verb == VerbConsume {
+		s.took.rows = len(rows)
+		for _, row := range rows {
+			s.took.held += row.Value
+		}
+	}
 	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
-	if taken && len(rows) == 1 { // one shard speaks for all
+	if taken && len(rows) == 1 && c.verb != VerbRefund { // one shard speaks for all
 		for len(rows) < shards {
 			rows = append(rows, rows[0])
 		}
@@ -94,6 +138,14 @@ func status(d *demand, a *answer, rows []algebra.Row, taken bool) (s Status, at,
 	switch {
 	case taken:
 		at = numbers.When(rows, shards, 0, 0, now)
+	case w.asked != nil && a.granted:
+		at = numbers.When(numbers.Spread(rows, shards, w.lefts[i], now), shards, 0, 0, now)
+	case w.asked != nil:
+		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
+			at = now
+		} else if at = algebra.WhenReserved(w.asked[i:i+1], now); at == now { // alone, it would wait less and forfeit less
+			at = w.retryAt
+		}
 	case !s.OK:
 		at = numbers.When(rows, shards, d.count, d.floor, now)
 	case a.granted: // by a check: when the work might run

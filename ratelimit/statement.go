@@ -18,16 +18,19 @@ type statement struct {
 	sql     string
 	args    []any // the first place is free: see reply
 	demands int   // how many it is about
-	read    func(row pgx.Row, demands int) (*answer, error)
+	read    func(reply pgx.Row, demands int) (*answer, error)
 }
 
 // statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
-	takes := c.verb == VerbConsume || c.verb == VerbCharge
-	now := nullable(c.now)
+	takes, now := c.takes(), nullable(c.now)
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)
+	case c.verb == VerbRefund:
+		return refund(c.receipt, c.demands, now)
+	case forfeits(c.demands):
+		return c.apply(ctx, now, orRaise)
 	case takes && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case takes && len(c.demands) == 1:
@@ -82,7 +85,7 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 	)}
 }
 
-// apply does what any verb but Reset does, to any demands.
+// apply takes any demands, all or nothing, or says whether it would.
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
 	op := c.verb
 	if op == VerbCharge {
@@ -100,7 +103,23 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,
-		nullable(c.consumedAt), now, orRaise,
+		forfeits(c.demands), now, orRaise,
+	)}
+}
+
+// refund gives the demands back. The answer is the rows as they were before: what came back is worked out from them.
+func refund(r *receipt, ds []demand, now *time.Time) statement {
+	c := columnsOf(ds)
+	taken, held, parts := make([]float64, len(ds)), make([]float64, len(ds)), make([]float64, len(ds))
+	for i, d := range ds {
+		t := r.algebra(r.find(d.limit.name, d.key))
+		taken[i], held[i], parts[i] = t.Count, t.Held, t.Part
+	}
+	return statement{sql: dbsqlc.Refund, demands: len(ds), read: readSeveral, args: arguments(
+		c.names, c.keys,
+		c.rates, c.periods, c.capacities, c.starts,
+		c.counts, taken, held, parts,
+		pgtype.Timestamptz{Time: r.At, Valid: true}, pgtype.Timestamptz{Time: r.RunAt, Valid: true}, now,
 	)}
 }
 

@@ -39,8 +39,10 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	shards := FixedWindow("z shards", 4, time.Hour, Capacity(9), Shards(6), Start(morning))
 	begun := start(window.forKey("bob"))
 	hour := start(shards.forKey("cid")).Time
-	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5).Reserve()}
-	all := append([]Request{shards.Key("cid")}, bucketAndWindow...)
+	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
+	all := []Request{shards.Key("cid"), bucketAndWindow[0], bucketAndWindow[1].Reserve()}
+	receipt := Receipt(`{"v":1,"at":"2026-01-02T08:00:00Z","runAt":"2026-01-02T12:00:00Z","taken":[` +
+		`{"limit":"window","key":"bob","count":7,"held":1,"rows":1,"shards":1},{"limit":"bucket","key":"ann","count":3,"refunded":1,"held":-2,"rows":1,"shards":4}]}`)
 
 	for name, tt := range map[string]struct {
 		verb     Verb
@@ -71,7 +73,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
 				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
-				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Floors: []float64{-5, 0}, Now: &noon, OrRaise: true,
+				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Floors: []float64{0, 0}, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
@@ -81,16 +83,16 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
 				Starts: []pgtype.Timestamptz{{}, begun, {Time: hour, Valid: true}}, Shards: []int32{1, 1, 6},
 				Counts: []float64{1.5, 6, 1}, Floors: []float64{-5, 0, 0}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
-				Now: &noon, OrRaise: true,
+				Reserve: true, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
-		"refund": {VerbRefund, []Request{bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
-			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
-				Op: "refund", Names: []string{"bucket"}, Keys: []string{"ann"},
-				Rates: []float64{2}, Periods: []time.Duration{time.Second}, Capacities: []float64{7}, Starts: []pgtype.Timestamptz{{}},
-				Shards: []int32{1}, Counts: []float64{1}, Floors: []float64{0}, ShardA: []int32{0}, ShardB: []int32{0},
-				ConsumedAt: &morning, Now: &noon,
+		"refund": {VerbRefund, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Refund(ctx, dbsqlc.RefundParams{
+				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
+				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
+				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Taken: []float64{3, 7}, Held: []float64{-2, 1}, Parts: []float64{0.25, 1},
+				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
 			})
 			return err
 		}},
@@ -100,7 +102,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := limiter.newCall(tt.verb, morning, tt.requests)
+			c, err := limiter.newCall(tt.verb, receipt, tt.requests)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +112,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			if got.sql != want.sql || !reflect.DeepEqual(got.args[1:], want.args) {
 				t.Errorf("got  %s%#v\nwant %s%#v", got.sql, got.args[1:], want.sql, want.args)
 			}
-			if got.demands != len(c.demands) || isConsume(got.sql) != (tt.verb != VerbReset) {
+			if got.demands != len(c.demands) || isConsume(got.sql) != (tt.verb == VerbConsume) {
 				t.Errorf("about %d demands, want %d; a statement of Consume: %v", got.demands, len(c.demands), isConsume(got.sql))
 			}
 		})

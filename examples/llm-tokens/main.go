@@ -50,7 +50,7 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	if used > estimated { // what is spent is spent
 		_, err = limits.Charge(ctx, pool, llmTokens.Key(team).Count(used-estimated))
 	} else {
-		_, err = limits.Refund(ctx, pool, result.At, llmTokens.Key(team).Count(estimated-used))
+		_, err = limits.Refund(ctx, pool, result.Receipt(), llmTokens.Key(team).Count(estimated-used))
 	}
 	return err
 }

@@ -18,7 +18,7 @@ SELECT pg_catalog.record_send(ratelimit_apply(
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
-      $13::timestamptz, $14::timestamptz, $15::boolean))::bytea AS answer
+      $13::boolean, $14::timestamptz, $15::boolean))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -34,7 +34,7 @@ type ApplyParams struct {
 	Floors     []float64
 	ShardA     []int32
 	ShardB     []int32
-	ConsumedAt *time.Time
+	Reserve    bool
 	Now        *time.Time
 	OrRaise    bool
 }
@@ -53,7 +53,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Floors,
 		arg.ShardA,
 		arg.ShardB,
-		arg.ConsumedAt,
+		arg.Reserve,
 		arg.Now,
 		arg.OrRaise,
 	)
@@ -179,6 +179,51 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 		arg.ShardB,
 		arg.Now,
 		arg.OrRaise,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const Refund = `-- name: Refund :one
+SELECT pg_catalog.record_send(ratelimit_refund(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
+      $11::timestamptz, $12::timestamptz, $13::timestamptz))::bytea AS answer
+`
+
+type RefundParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Counts     []float64
+	Taken      []float64
+	Held       []float64
+	Parts      []float64
+	TakenAt    pgtype.Timestamptz
+	RunAt      pgtype.Timestamptz
+	Now        *time.Time
+}
+
+func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Refund,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Counts,
+		arg.Taken,
+		arg.Held,
+		arg.Parts,
+		arg.TakenAt,
+		arg.RunAt,
+		arg.Now,
 	)
 	var answer []byte
 	err := row.Scan(&answer)

@@ -24,7 +24,7 @@ import (
 
 // order is the order of the files of the engine: each statement comes after those that it needs.
 var order = []string{
-	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "reset.sql",
+	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"validate.sql", "grid.sql", "balance.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
 }

@@ -100,8 +100,8 @@ type Middleware struct {
 	PartitionSecret []byte
 
 	// LegacyFields sets the fields of before the draft, too: X-RateLimit-Limit, -Remaining and -Reset, and those without
-	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Reset is, as t is, a
-	// number of seconds, not a time of day.
+	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Limit is q, the
+	// most tokens at once; Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
@@ -158,7 +158,7 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 		case d.Status != 0 || m.Failed == nil:
 			next.ServeHTTP(w, r)
 		default:
-			m.countFailure(w, r, next, d.Result.At, requests)
+			m.countFailure(w, r, next, d.Result.Receipt(), requests)
 		}
 	})
 }
@@ -250,7 +250,7 @@ func misdefined(result ratelimit.Result) bool {
 
 // countFailure calls the handler, and gives back what was consumed unless the answer is a failure. A panic goes by, and has
 // the tokens stay consumed.
-func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, consumedAt time.Time, requests []ratelimit.Request) {
+func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, receipt ratelimit.Receipt, requests []ratelimit.Request) {
 	recorder := &statusRecorder{ResponseWriter: w}
 	next.ServeHTTP(recorder, r)
 	if recorder.status == 0 {
@@ -266,7 +266,7 @@ func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next ht
 	defer cancel()
 	var d Decision
 	d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
-		d.Result, err = m.Limiter.Refund(ctx, m.DB, consumedAt, requests...)
+		d.Result, err = m.Limiter.Refund(ctx, m.DB, receipt, requests...)
 		return err
 	})
 	if d.Err != nil {
