@@ -704,7 +704,7 @@ func (p *player) play(actions int) {
 func testPromisesOnEveryHandle(t *testing.T) {
 	var mu sync.Mutex
 	n, worst := 0, 0.0
-	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
 		r := newRand(t)
 		begin := time.Now()
 		for round := 0; round < 1 || time.Since(begin) < *promises/2; round++ {

@@ -281,7 +281,7 @@ COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows
 	}
 }
 
-// oneLine changes one line of ratelimit_apply.
+// oneLine changes one line of _ratelimit_apply.
 func (c clone) oneLine() {
 	c.Helper()
 	c.edit("engine/apply.sql", "lost 100 races", "lost a hundred races")
@@ -323,7 +323,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 	t.Logf("%s:\n%s", migration, after[migration])
 	up, down, _ := strings.Cut(after[migration], "-- +goose Down")
 	for direction, other := range map[string]string{up: "lost 100 races", down: "lost a hundred races"} {
-		if strings.Count(direction, "\nCREATE ") != 1 || strings.Count(direction, "ratelimit_apply(") != 1 || strings.Contains(direction, other) {
+		if strings.Count(direction, "\nCREATE ") != 1 || strings.Count(direction, "_ratelimit_apply(") != 1 || strings.Contains(direction, other) {
 			t.Errorf("one direction is\n%s", direction)
 		}
 	}
@@ -338,7 +338,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 	}
 	old := at(released)
 	if want := strings.Replace(old, "lost 100 races", "lost a hundred races", 1); at(released+1) != want || want == old {
-		t.Error("the migration does not change ratelimit_apply alone")
+		t.Error("the migration does not change _ratelimit_apply alone")
 	}
 	if at(released) != old {
 		t.Error("the way back does not lead back")

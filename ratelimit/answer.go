@@ -54,7 +54,7 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 // The queries answer with one value, the function's row by record_send: to have columns of it, the function would have to stand in
 // FROM, which costs the server 6 % more instructions for one limit.
 
-// readOne reads a ratelimit_decision, the answer about one demand of a limit without shards.
+// readOne reads a _ratelimit_decision, the answer about one demand of a limit without shards.
 func readOne(reply pgx.Row, _ int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -70,7 +70,7 @@ func readOne(reply pgx.Row, _ int) (*answer, error) {
 	return a, nil
 }
 
-// readSeveral reads a ratelimit_decisions, the answer about any demands.
+// readSeveral reads a _ratelimit_decisions, the answer about any demands.
 func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -114,8 +114,8 @@ func readReset(reply pgx.Row, _ int) (*answer, error) {
 // denialState is the SQLSTATE of a denial in a batch.
 const denialState = "PT429"
 
-// denialIn is the answer about so many demands that ratelimit_raise put into an error. Anybody may raise a PT429: what is not to the
-// letter what ratelimit_raise writes is no denial of ours.
+// denialIn is the answer about so many demands that _ratelimit_raise put into an error. Anybody may raise a PT429: what is not to the
+// letter what _ratelimit_raise writes is no denial of ours.
 func denialIn(err error, demands int) (a *answer, ok bool) {
 	if err == nil { // before pgErr is allocated
 		return nil, false

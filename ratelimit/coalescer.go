@@ -72,7 +72,7 @@ type Coalescer struct {
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
-	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
 
 	mu       sync.Mutex
 	queue    []*waiter     // in order of arrival; empty if flying is 0
@@ -126,7 +126,7 @@ const (
 	maxBatch = 1024
 )
 
-// The SQLSTATEs that ratelimit_coalesce refuses a batch with.
+// The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
 const (
 	stateSharded   = "RL002" // rows have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
@@ -483,7 +483,7 @@ func (r asyncRow) Scan(dest ...any) error {
 }
 
 // coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
-// are told at once; ratelimit_coalesce decides the rest.
+// are told at once; _ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
 	ask := sums && !c.skipSums.Load()

@@ -62,7 +62,7 @@ func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnsw
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, run_at) VALUES ($1, $2, $3)", team, prompt, result.RetryAt)
+		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, receipt, run_at) VALUES ($1, $2, $3, $4)", team, prompt, result.Receipt(), result.RetryAt)
 		return err
 	}, ratelimit.Isolation(pgx.ReadCommitted))
 	return result, err
@@ -74,7 +74,7 @@ var answer func(prompt string) (tokens float64)
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, run_at timestamptz)"); err != nil {
+	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, receipt text, run_at timestamptz)"); err != nil {
 		return err
 	}
 
