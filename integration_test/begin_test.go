@@ -417,7 +417,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 		t.Fatal("the tap does not see a query that is prepared")
 	}
 	sent.Reset()
-	if err := consume("conflict"); !errors.As(err, new(*ratelimit.RetryError)) || sqlState(err) != "40001" {
+	if err := consume("conflict"); !errors.Is(err, ratelimit.ErrAttemptsExhausted) || sqlState(err) != "40001" {
 		t.Errorf("%v, want four attempts that conflict", err)
 	}
 	if err := consume("b"); err != nil {

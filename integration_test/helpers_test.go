@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -93,6 +95,11 @@ func newLimiter() (*ratelimit.Limiter, *clock) {
 func denied(err error) bool {
 	var exceeded *ratelimit.DeniedError
 	return errors.As(err, &exceeded)
+}
+
+// gaveUpAfter says whether an error is that of a transaction that was tried so often.
+func gaveUpAfter(err error, attempts int) bool {
+	return errors.Is(err, ratelimit.ErrAttemptsExhausted) && strings.Contains(err.Error(), fmt.Sprintf("ratelimit: attempts ran out after %d: ", attempts))
 }
 
 // serverPID is the process of the server in which a transaction runs. (The connection may know PgBouncer's instead.)

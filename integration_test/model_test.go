@@ -135,7 +135,7 @@ func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
 		floor := 0.0
-		if verb == "charge" {
+		if verb == "charge" || verb == "check" && a.count == 0 {
 			floor = math.Inf(-1)
 		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
 			floor = -*c.MaxReserved

@@ -89,7 +89,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
 		return unanswered(c.requests), explain(string(c.verb), err)
-	case c.verb == VerbConsume && !result.OK:
+	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil

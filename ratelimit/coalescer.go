@@ -46,7 +46,7 @@ var ErrClosed = errors.New("coalescer closed")
 //
 // If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
 // connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
-// victim of a deadlock, is run again, at most 30 times.
+// victim of a deadlock, is run again, at most 30 times: after that, the error matches [ErrAttemptsExhausted].
 type Coalescer struct {
 	// Pool is where statements are sent. It is required. The Coalescer does not own it: close the Coalescer first.
 	Pool *pgxpool.Pool
@@ -419,11 +419,13 @@ func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) er
 			c.begin.Store(true)
 			continue
 		}
-		if err == nil || !retryable(err) || attempt == defaultAttempts {
+		switch {
+		case err == nil || !retryable(err):
 			return err
-		}
-		if !pause(ctx, attempt) {
-			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
+		case attempt == defaultAttempts:
+			return exhausted(attempt, err)
+		case !pause(ctx, attempt):
+			return exhausted(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 	}
 }

@@ -6,12 +6,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or what else has their method. On a transaction, a call is
-// part of it. On a connection or a pool, a call is a transaction of its own: make it before another transaction of
-// the same goroutine begins, since inside it would need a second connection of the pool, and would wait for ever for a row
-// that the transaction itself has locked. It is at the database's default level: if that is above READ COMMITTED, put it in
-// [Retry]. A [*Coalescer] is a DB, too, for many calls that are in no transaction; and [SQL]
-// makes one of a handle of database/sql.
+// DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or what else has their method. A [*Coalescer] is a DB,
+// too, for many calls that are in no transaction; and [SQL] makes one of a handle of database/sql.
+//
+// On a transaction, a call is part of it. On a connection or a pool, a call is a transaction of its own, at the database's default
+// level: if that is above READ COMMITTED, put the call in [Retry]. Make it before a transaction of the same goroutine begins. Inside
+// [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

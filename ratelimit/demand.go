@@ -94,7 +94,7 @@ func (d *demand) validate(v Verb) error {
 // floor is the lowest balance that the request alone may leave.
 func (r Request) floor(v Verb) float64 {
 	switch {
-	case v == VerbCharge:
+	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which asks what the balance is, be it a debt
 		return math.Inf(-1)
 	case r.reserve:
 		return -r.limit.maxReserved

@@ -21,7 +21,7 @@ type BatchTxBeginner interface {
 // connection is left clean and goes back to its pool.
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
-// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
+// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error matches [ErrAttemptsExhausted]. The batch is not
 // used up: copies of its queries are sent. It can be sent again, but not by two goroutines at once. It must not begin or end a
 // transaction itself. The option [Hot] is refused.
 //

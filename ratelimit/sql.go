@@ -143,6 +143,8 @@ type SQLTxBeginner interface {
 //		return err
 //	})
 //
+// In fn, a verb that writes on [SQL] of the same *sql.DB is an error that matches [ErrInvalid]: see [OutsideTx].
+//
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
 // then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
 // whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
@@ -151,7 +153,7 @@ func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx con
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
-	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		level, ok := sqlLevels[isolation]
 		if !ok {
 			return nil, fmt.Errorf("%w: isolation level %q", ErrInvalid, isolation)

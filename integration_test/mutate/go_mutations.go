@@ -81,7 +81,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
+		old: "case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -99,6 +99,26 @@ var goMutations = []mutation{
 		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
 		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
 		tests: "TestCheckAnswersLikeConsume",
+	}, {
+		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
+		old: "(c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK", new: "c.verb == VerbConsume && !result.OK",
+		tests: "TestCheckAnswersAndWritesNothing",
+	}, {
+		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
+		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
+		tests: "TestACheckOfZeroIsNeverDenied",
+	}, {
+		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
+		tests: "TestMetricsOfDecisions",
+	}, {
+		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
+		old: "min(remaining, s.Remaining)", new: "s.Remaining",
+		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
+	}, {
+		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
+		old: "max(resetAt, reset)", new: "reset",
+		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
@@ -129,7 +149,7 @@ var goMutations = []mutation{
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
-		old: "return state == \"40001\" || state == \"40P01\"", new: "return state == \"40001\"",
+		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
@@ -139,6 +159,30 @@ var goMutations = []mutation{
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+	}, {
+		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "what was tried as often as it may is tried again by what is around it",
+		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
+		tests: "TestNestedRetriesDoNotMultiply",
+	}, {
+		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not give back",
+		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-innermost", file: "ratelimit/outside.go", what: "only the innermost transaction's pool is refused",
+		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
+		tests: "TestAllEnclosingPoolsCount",
+	}, {
+		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a context that was kept is refused when its transaction has ended",
+		old: " && !open.ended.Load()", new: "",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-check", file: "ratelimit/outside.go", what: "a check on the pool inside its transaction is refused",
+		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
+		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
+	}, {
+		name: "outside-inherited", file: "ratelimit/outside.go", what: "OutsideTx changes nothing",
+		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
+		tests: "TestOutsideTxOutlivesTheRollback",
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
