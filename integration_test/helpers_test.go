@@ -11,15 +11,27 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// handle is a DB on which the tests run statements of their own, too.
+type handle interface {
+	ratelimit.DB
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// querier is a handle of pgx.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
 // connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
 // on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level.
-func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
+func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()

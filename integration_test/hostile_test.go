@@ -451,14 +451,14 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 					for _, name := range arguments {
 						list = append(list, with(name))
 					}
-					w.sqlFails("22023", "SELECT ratelimit_consume("+strings.Join(list, ", ")+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+strings.Join(list, ", ")+")")
 				}
 				for op, reserve := range map[string]string{"consume": "false", "check": "false", "consume, reserving": "true", "check, reserving": "true"} {
 					op, _, _ = strings.Cut(op, ",")
 					if op == "consume" && argument == "shard_b" && level != "read committed" {
 						continue // the first shard is taken
 					}
-					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
+					w.sqlFails("22023", fmt.Sprintf(`SELECT _ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
 						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], %s)`,
 						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b"), reserve))
 				}
@@ -468,12 +468,12 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 		for _, number := range numbers {
 			for _, charge := range []string{"0", "'-Infinity'"} {
 				for _, limit := range []string{"'l', 'k', %s, '1 min', %s, NULL", "'window', 'k', %s, '1 hour', %s, '2026-07-01 12:00Z'"} {
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, number, "10")+", 1, "+charge+")")
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+")")
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+", NULL, true)")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, number, "10")+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+", NULL, true)")
 				}
 				for _, numbers := range []string{number + ", '1 min', 10", "10, '1 min', " + number} {
-					w.sqlFails("22023", "SELECT ratelimit_consume_sharded('sharded', 'k', "+numbers+", NULL, 2, 1, "+charge+", 0, 1)")
+					w.sqlFails("22023", "SELECT _ratelimit_consume_sharded('sharded', 'k', "+numbers+", NULL, 2, 1, "+charge+", 0, 1)")
 				}
 			}
 		}
@@ -481,23 +481,23 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 			for _, charge := range []string{"0", "'-Infinity'"} {
 				for _, numbers := range []string{value + ", 10, 1", "10, " + value + ", 1", "10, 10, " + value} {
 					n := strings.Split(numbers, ", ")
-					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_consume_several('{l,window}', '{k,k}', ARRAY[10,%[1]s]::float8[], '{1 min,1 hour}', ARRAY[10,%[2]s]::float8[],
+					w.sqlFails("22023", fmt.Sprintf(`SELECT _ratelimit_consume_several('{l,window}', '{k,k}', ARRAY[10,%[1]s]::float8[], '{1 min,1 hour}', ARRAY[10,%[2]s]::float8[],
 						'{NULL,2026-07-01 12:00Z}', ARRAY[1,%[3]s]::float8[], ARRAY[%[4]s,%[4]s]::float8[], '2026-07-01 12:00Z')`, n[0], n[1], n[2], charge))
 				}
 			}
 		}
-		w.sqlFails("22023", `SELECT ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
+		w.sqlFails("22023", `SELECT _ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
 		for _, instant := range []string{"'infinity'", "'-infinity'"} {
 			for _, key := range []string{"k", "fresh"} {
-				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
-				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, %s, 1, 0)", key, instant))
+				w.sqlFails("", fmt.Sprintf("SELECT _ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
+				w.sqlFails("", fmt.Sprintf("SELECT _ratelimit_consume('l', '%s', 10, '1 min', 10, %s, 1, 0)", key, instant))
 			}
 		}
 		apply := func(op, names, keys, rest string) string {
-			return fmt.Sprintf(`SELECT ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
+			return fmt.Sprintf(`SELECT _ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
 		}
 		several := func(names, keys, rest string) string {
-			return fmt.Sprintf(`SELECT ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', %s, '{1,1}', '{0,0}')`, names, keys, rest)
+			return fmt.Sprintf(`SELECT _ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', %s, '{1,1}', '{0,0}')`, names, keys, rest)
 		}
 		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,infinity}'"))
 		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,-infinity}'"))
@@ -523,9 +523,9 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 			apply("'consume'", "'{a,a}'", "'{b,b}'", "'{NULL,NULL}'"),
 			apply("'consume'", "'{{a,b}}'", "'{a,b}'", "'{NULL,NULL}'"),
 			apply("'consume'", "'[0:1]={a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
-			`SELECT ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+			`SELECT _ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 			apply("'refund'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
-			`SELECT ratelimit_apply('consume', '{a}', '{b}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL)`,
+			`SELECT _ratelimit_apply('consume', '{a}', '{b}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL)`,
 		} {
 			w.sqlFails("22023", sql)
 		}
@@ -562,7 +562,7 @@ func TestTheRefundFunctionMintsNothing(t *testing.T) {
 				capacity := strconv.FormatFloat(limit.Capacity(), 'g', -1, 64)
 				tx := w.begin()
 				defer func() { w.do(tx.Rollback(w.Context())) }()
-				_, err := tx.Exec(w.Context(), "SELECT ratelimit_refund("+strings.Join([]string{
+				_, err := tx.Exec(w.Context(), "SELECT _ratelimit_refund("+strings.Join([]string{
 					array("name", "text", "'"+limit.Name()+"'"), array("key", "text", "'ann'"), array("rate", "float8", capacity),
 					array("period", "interval", "'1 hour'"), array("capacity", "float8", capacity),
 					array("start", "timestamptz", "NULLIF('"+limit.start+"', 'NULL')"), array("count", "float8", "1"), array("taken", "float8", "10"),

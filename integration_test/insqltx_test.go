@@ -456,10 +456,6 @@ func TestSQLRefusesWhatIsNoHandle(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	db := ratelimit.SQL(openSQL(t, "pgx", newMigrated(t), 1))
-	if _, err := db.Query(t.Context(), "SELECT 1"); !errors.Is(err, errors.ErrUnsupported) { //nolint:sqlclosecheck // there are no rows
-		t.Errorf("%v", err)
-	}
 }
 
 func TestRetry(t *testing.T) {

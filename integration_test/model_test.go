@@ -346,7 +346,7 @@ func (m model) rows(id rowsOf) []algebra.Row {
 }
 
 // readTable is the table as a model.
-func readTable(t *testing.T, db ratelimit.DB) model {
+func readTable(t *testing.T, db querier) model {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
 	if err != nil {

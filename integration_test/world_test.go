@@ -17,7 +17,7 @@ import (
 // world is what a behaviour is tried in: a handle, and a limiter whose clock stands at noon.
 type world struct {
 	*testing.T
-	db      ratelimit.DB
+	db      handle
 	limiter *ratelimit.Limiter
 	clock   *clock
 }
@@ -26,7 +26,7 @@ type world struct {
 func behaviour(t *testing.T, test func(w world)) {
 	t.Helper()
 	t.Parallel()
-	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
 		limiter, clock := newLimiter()
 		test(world{t, db, limiter, clock})
 	})
@@ -123,7 +123,7 @@ func (w world) rows() string {
 
 // tx is a transaction, or a savepoint in one: a pgx.Tx, or one of database/sql.
 type tx interface {
-	ratelimit.DB
+	handle
 	Commit(ctx context.Context) error
 	Rollback(ctx context.Context) error
 }

@@ -62,26 +62,33 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
-		d := &ds[i]
-		if d.count > MaxTokens && v != VerbReset {
-			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
-		}
-		if v == VerbRefund || v == VerbReset {
-			continue
-		}
-		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
-				d.floor = left
-				continue
-			}
-			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+		if err := ds[i].validate(v); err != nil {
+			return nil, err
 		}
 	}
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
 	return ds, nil
+}
+
+// validate refuses a sum that can never be granted.
+func (d *demand) validate(v Verb) error {
+	if d.count > MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+	}
+	if v == VerbRefund || v == VerbReset {
+		return nil
+	}
+	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+		if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+			d.floor = left
+			return nil
+		}
+		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
+			ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+	}
+	return nil
 }
 
 // floor is the lowest balance that the request alone may leave.

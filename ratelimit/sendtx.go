@@ -101,7 +101,7 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same, by somebody who knows more about it
 	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
-		return nil, explain(VerbConsume, err)
+		return nil, explain(string(VerbConsume), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline

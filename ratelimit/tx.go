@@ -67,7 +67,7 @@ const rollbackTimeout = 5 * time.Second
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
 // On a *pgxpool.Pool, a connection is taken before fn, and the transaction begins with fn's first statement (or tx.Conn). If that is
-// Consume, Check, Charge or Refund, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
+// a verb on tx itself, not on a wrapper of it, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
 // query, BEGIN among them, for the first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs
 // outside it, and InTx returns why, even if fn hides it. (A first statement whose own context is over is not sent, and is not the
 // first: the next one is.) On any other db it begins before fn.

@@ -347,7 +347,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
+		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -375,7 +375,7 @@ var goMutations = []mutation{
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
 		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
-		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
+		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
 		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
@@ -474,6 +474,10 @@ var goMutations = []mutation{
 	// ratelimit: the coalescer
 
 	{
+		name: "coalescer-embedded", file: "ratelimit/db.go", what: "a struct that embeds a Coalescer silently does not coalesce",
+		old: "db.(interface{ coalescer() *Coalescer }); ok {", new: "db.(*Coalescer); ok {",
+		tests: "TestAStructThatEmbedsACoalescerCoalesces",
+	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",

@@ -19,7 +19,7 @@ const (
 )
 
 var sqlMutations = []mutation{
-	// ratelimit_available
+	// _ratelimit_available
 
 	{
 		name: "available-unclamped", file: available, what: "a row may hold more than the capacity",
@@ -44,31 +44,31 @@ var sqlMutations = []mutation{
 		tests: "TestChangingALimitTakesEffectAtTheNextCallAndNeverMints|TestModel",
 	},
 
-	// ratelimit_consume
+	// _ratelimit_consume
 
 	{
 		name: "consume-last-token", file: consume, what: "the last token of a bucket is not granted (>= to >)",
 		old: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
+			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
 		new: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
+			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not ask whether it has enough",
-		old:   "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
+		old:   "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
 		new:   "RETURNING",
 		tests: "TestAFixedWindowsGridGoesThroughItsStart|TestModel",
 	}, {
 		name: "consume-no-recheck", file: consume, what: "the UPDATE does not ask again, after waiting, whether the row has enough: it trusts a plain read",
-		old: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
+		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
 		new: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
-			"                       AND /* TEMPLATE: schema */ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
+			"                       AND /* TEMPLATE: schema */_ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
 		name: "consume-ts-back", file: consume, what: "a bucket's ts moves back with the clock",
@@ -114,12 +114,12 @@ var sqlMutations = []mutation{
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-first-lost-race", file: consume, what: "whoever loses the race for a first use is granted it all the same",
-		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
+		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-expecting-exact", file: consume, what: "who expects a denial is denied the last token (< to <=)",
-		old:   "denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
-		new:   "denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
+		old:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
+		new:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: consume, what: "who expects a denial wrongly never gets to the UPDATE",
@@ -131,7 +131,7 @@ var sqlMutations = []mutation{
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	},
 
-	// ratelimit_apply
+	// _ratelimit_apply
 
 	{
 		name: "apply-reads-two", file: apply, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
@@ -147,8 +147,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: apply, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: apply, what: "all shards are added up without being locked",
@@ -218,7 +218,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	},
 
-	// ratelimit_apply and ratelimit(): reservations
+	// _ratelimit_apply and ratelimit(): reservations
 
 	{
 		name: "reserve-forfeits-nothing", file: apply, what: "a reservation that waits forfeits nothing",
@@ -246,7 +246,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
-		old: "ratelimit_available(0, latest[i],\n", new: "ratelimit_available(0, at,\n",
+		old: "_ratelimit_available(0, latest[i],\n", new: "_ratelimit_available(0, at,\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
@@ -274,7 +274,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// ratelimit_refund
+	// _ratelimit_refund
 
 	{
 		name: "refund-no-lock", file: refund, what: "a refund is worked out on rows that are not locked",
@@ -390,11 +390,11 @@ var sqlMutations = []mutation{
 		tests: "TestRefundAfterTheClockSteppedBackNeverMints|TestModel",
 	},
 
-	// ratelimit_consume_sharded
+	// _ratelimit_consume_sharded
 
 	{
 		name: "sharded-owes", file: consumeSharded, what: "each shard may owe as much as all together",
-		old: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
+		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
 		tests: "TestReservationsAreSharedByAllShards",
 	}, {
 		name: "sharded-rate", file: consumeSharded, what: "each shard is refilled at the whole rate",
@@ -402,8 +402,8 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: consumeSharded, what: "a shard of another number of shards is taken from",
-		old:   "AND r.shard = pick AND r.shards = shards\n                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
-		new:   "AND r.shard = pick\n                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		old:   "AND r.shard = pick AND r.shards = shards\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		new:   "AND r.shard = pick\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
 		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
@@ -415,12 +415,12 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;\n",
-		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;\n            END IF;\n",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n            END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
-	// ratelimit_consume_several
+	// _ratelimit_consume_several
 
 	{
 		name: "several-keeps", file: consumeSeveral, what: "what was taken before a race was lost is not given back",
@@ -460,7 +460,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	},
 
-	// ratelimit_consume_keys
+	// _ratelimit_consume_keys
 
 	{
 		name: "keys-plan", file: consumeKeys, what: "rows can be found before it is known for which key",
@@ -504,7 +504,7 @@ var sqlMutations = []mutation{
 		tests: "TestConsumeKeysRefusesHostileArguments",
 	},
 
-	// ratelimit_coalesce
+	// _ratelimit_coalesce
 
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
@@ -601,7 +601,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "byhand-retry-early", file: balance, what: "retry_at is a microsecond early",
-		old: "    RETURN /* TEMPLATE: schema */ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */ratelimit_instant(late - 1);",
+		old: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late - 1);",
 		tests: "TestByHandInstantsAreExact|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-empty-key", file: ratelimit, what: "an empty key is everybody's",

@@ -1,6 +1,6 @@
 // Package algebra is the arithmetic of the limits: pure functions over a limit, its rows and an instant.
 //
-// It does the sums of ratelimit_available and ratelimit_apply in the same order and to the same bit, so that Go can say
+// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can say
 // when the database will grant something. Products are converted to float64 before they are added to: Go may otherwise
 // fuse the two operations (arm64), Postgres does not.
 package algebra

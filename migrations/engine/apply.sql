@@ -13,12 +13,12 @@
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -70,7 +70,7 @@ BEGIN
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
                               r.shard
                      LIMIT 1
@@ -90,7 +90,7 @@ BEGIN
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
@@ -112,17 +112,17 @@ BEGIN
                     LOOP
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -132,7 +132,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -210,7 +210,7 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
@@ -232,13 +232,13 @@ BEGIN
                 IF reserve THEN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
-                        owns[i] := /* TEMPLATE: schema */ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
                             at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */ratelimit_available(0, latest[i],
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
                                 CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
                                 rates[i], periods[i], 'Infinity', starts[i]));
                         END IF;
@@ -247,9 +247,9 @@ BEGIN
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
+                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -290,7 +290,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

@@ -9,11 +9,11 @@
 --
 -- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
 -- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_refund(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -60,7 +60,7 @@ BEGIN
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
                     AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
-                total := /* TEMPLATE: schema */ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
@@ -82,7 +82,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
