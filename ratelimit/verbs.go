@@ -47,7 +47,7 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 //
 // A refund gives back as much as harms no promise. It never fills a limit above its capacity, and it breaks no RetryAt that a
 // reservation was told. A token bucket gets what would still be missing if nobody else had taken anything since, less what is owed
-// to those who wait. Under saturation that is all of it if MaxReserved + rate × the time until the refund + the refund is at most the
+// to those who wait. Under saturation that is all of it if MaxReserved + rate × the time that the work takes + the refund is at most the
 // capacity. A fixed window gets all of it while the window in which the work was to run is the last that anything was promised in.
 // Afterwards it gets nothing. docs/refunds.md says more.
 //
