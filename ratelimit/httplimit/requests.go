@@ -125,8 +125,9 @@ func (c ClientIP) mask(addr netip.Addr) string {
 //
 // A credential that is spelled in several ways is one key, as far as RFC 9110 says so. Spaces around it do not count. In
 // Authorization and Proxy-Authorization, nor does the case of the scheme, the number of spaces after it, the spelling of the
-// base64 of Basic, or the order, case and quoting of parameters. Of Digest, the user name and the realm count, since the rest
-// changes with each request: verify it first, for anybody can state a name. Other fields are compared as they are.
+// base64 of Basic, or the order and quoting of parameters and the case of their names. Of Digest, the user name and the realm
+// count, since the rest changes with each request: verify it first, for anybody can state a name. Other fields are compared as
+// they are.
 //
 // Some schemes send another credential each time (Negotiate, OAuth 1.0, Hawk). A JWT is replaced often, and many libraries
 // accept several spellings of its signature. There, count by the user whom the application has found, not by APIKey.
