@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -101,16 +100,6 @@ func (c *Coalescer) Close() {
 	drained := c.drained
 	c.mu.Unlock()
 	<-drained
-}
-
-// Exec goes straight to the pool.
-func (c *Coalescer) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return c.Pool.Exec(ctx, sql, args...)
-}
-
-// Query goes straight to the pool.
-func (c *Coalescer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return c.Pool.Query(ctx, sql, args...)
 }
 
 // QueryRow goes straight to the pool.

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // demand is what a call asks of one limit and key: the sum of all its requests for them.
@@ -38,7 +40,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 			return nil, r.err
 		}
 		if !countable(r.tokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -74,8 +76,8 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 
 // validate refuses a sum that can never be granted.
 func (d *demand) validate(v Verb) error {
-	if d.count > MaxTokens && v != VerbReset {
-		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+	if d.count > algebra.MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
 	if v == VerbRefund || v == VerbReset {
 		return nil

@@ -115,7 +115,7 @@ var goMutations = []mutation{
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is a number of tokens",
-		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
+		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
@@ -259,7 +259,7 @@ var goMutations = []mutation{
 		tests: "TestAnAlteredReceiptMintsNothing",
 	}, {
 		name: "receipt-shards-many", file: "ratelimit/receipt.go", what: "a limit may have any number of shards",
-		old: " || t.Shards > MaxShards", new: "",
+		old: " || t.Shards > maxShards", new: "",
 		tests: "TestAnAlteredReceiptMintsNothing",
 	}, {
 		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
@@ -680,7 +680,7 @@ var goMutations = []mutation{
 		tests: "TestClientIP",
 	}, {
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
-		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
+		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
 		tests: "TestCost",
 	}, {
 		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
