@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
