@@ -579,7 +579,7 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 						request = limit.Key(r.Key)
 					}
 					check := w.check(request.Count(min(1, full)))
-					if r.Remaining != check.Requests[0].Remaining || (r.RetryAt == nil) != check.OK || r.RetryAt != nil && !r.RetryAt.Equal(check.RetryAt) {
+					if r.Remaining != check.Requests[0].Remaining || (r.RetryAt == nil) != (check.RetryAfter == 0) || r.RetryAt != nil && !r.RetryAt.Equal(check.RetryAt) {
 						w.Errorf("%v after %v: %+v, but a check says %+v", limit, later, r, check)
 					}
 				}

@@ -248,7 +248,7 @@ func (f *flight) err(i int) error {
 	return f.errs[i]
 }
 
-func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Context, requests ...ratelimit.Request) *flight {
+func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...ratelimit.Request) *flight {
 	t.Helper()
 	var limiter ratelimit.Limiter
 	f := &flight{errs: make([]error, len(requests))}
@@ -259,7 +259,7 @@ func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Contex
 		}
 		a := newArrival(ctx)
 		f.wg.Go(func() {
-			_, err := limiter.Consume(a, coalescer, request)
+			_, err := limiter.Consume(a, db, request)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.errs[i] = err

@@ -332,6 +332,10 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), b.Global(), a.Global()), b.Global(), a.Global())
 			return err
 		}, consume(b.Global())},
+		"refund of shards": {consume(aShards.Global()), func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), aShards.Global()), aShards.Global())
+			return err
+		}, last},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -50,9 +51,9 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"an overlong encoding":        ten.Key("\xc0\x80"),
 			"a rune beyond unicode":       ten.Key("\xf4\x90\x80\x80"),
 			"a key of 10 kB":              ten.Key(long),
-			"a key one byte too long":     ten.Key(strings.Repeat("x", ratelimit.MaxKeyLen+1)),
-			"parts too long together":     ten.Key(strings.Repeat("x", ratelimit.MaxKeyLen/2), strings.Repeat("x", ratelimit.MaxKeyLen/2)),
-			"escapes that make it long":   ten.Key(strings.Repeat("|", ratelimit.MaxKeyLen/2+1)),
+			"a key one byte too long":     ten.Key(strings.Repeat("x", maxKeyLen+1)),
+			"parts too long together":     ten.Key(strings.Repeat("x", maxKeyLen/2), strings.Repeat("x", maxKeyLen/2)),
+			"escapes that make it long":   ten.Key(strings.Repeat("|", maxKeyLen/2+1)),
 
 			"empty name":              bucket("", 10, time.Minute),
 			"NUL in a name":           bucket("a\x00", 10, time.Minute),
@@ -82,7 +83,7 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"maxReserved NaN":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(nan)),
 			"maxReserved Inf":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(inf)),
 			"shards -1":          bucket("l", 1, time.Minute, ratelimit.Shards(-1)),
-			"shards 1001":        bucket("l", 1, time.Minute, ratelimit.Shards(ratelimit.MaxShards+1)),
+			"shards 1001":        bucket("l", 1, time.Minute, ratelimit.Shards(maxShards+1)),
 			"start of a bucket":  bucket("l", 1, time.Minute, ratelimit.Start(noon)),
 			"start in year 0":    window("l", 1, time.Minute, ratelimit.Start(time.Date(0, 12, 31, 23, 59, 59, 0, time.UTC))),
 			"start in 1 BC, UTC": window("l", 1, time.Minute, ratelimit.Start(time.Date(1, 1, 1, 0, 0, 0, 0, time.FixedZone("", 3600)))),
@@ -235,7 +236,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 
 func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 	behaviour(t, func(w world) {
-		const most = ratelimit.MaxTokens
+		const most = algebra.MaxTokens
 		longest := time.Duration(math.MaxInt64).Truncate(time.Microsecond)
 		smallest := math.SmallestNonzeroFloat64
 		i := 0
@@ -271,7 +272,7 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 	smallest := math.SmallestNonzeroFloat64
 	for _, advance := range []time.Duration{0, 400 * time.Millisecond, 200 * 365 * 24 * time.Hour} {
 		w.clock.Advance(advance)
-		for _, count := range []float64{smallest, limit.Capacity(), ratelimit.MaxTokens} {
+		for _, count := range []float64{smallest, limit.Capacity(), algebra.MaxTokens} {
 			for verb, call := range map[string]func() (ratelimit.Result, error){
 				"consume": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count)) },
 				"reserve": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count).Reserve()) },
@@ -300,7 +301,7 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 
 func TestTheMostShardsWork(t *testing.T) {
 	behaviour(t, func(w world) {
-		key := sharded("wide", ratelimit.MaxShards).Key("ann")
+		key := sharded("wide", maxShards).Key("ann")
 		w.grant(key.Count(9.5))
 		w.deny(key)
 	})
@@ -335,8 +336,8 @@ func TestTheLongestNamesAndKeysFitTheIndex(t *testing.T) {
 			return b.String()
 		}
 		for range 5 {
-			limit := ratelimit.TokenBucket(text(ratelimit.MaxNameLen), 1, time.Minute)
-			key := limit.Key(text(ratelimit.MaxKeyLen))
+			limit := ratelimit.TokenBucket(text(maxNameLen), 1, time.Minute)
+			key := limit.Key(text(maxKeyLen))
 			w.grant(key)
 			w.deny(key)
 		}

@@ -20,7 +20,7 @@ import (
 )
 
 // catalog is what a schema holds of ours, as text, without the schema's name.
-func catalog(t *testing.T, db ratelimit.DB, schema string) string {
+func catalog(t *testing.T, db querier, schema string) string {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `
 		WITH n AS (SELECT oid FROM pg_namespace WHERE nspname = $1)

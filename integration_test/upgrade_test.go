@@ -717,7 +717,7 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
 		start, now := noon, clock.now.Add(time.Hour+time.Minute)
-		_, err = dbsqlc.New(ratelimit.SQL(r)).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
+		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
 			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
 			Start: &start, Now: &now,
 		})
@@ -737,6 +737,16 @@ func recordToday(t *testing.T) record {
 		recorded.Calls = append(recorded.Calls, recordedCall{Statement: i, Arguments: s.arguments, Answer: send(t, pool, s.sql, s.arguments)})
 	}
 	return recorded
+}
+
+// sqlcOn is a DB for sqlc's code, which calls QueryRow alone.
+type sqlcOn struct {
+	dbsqlc.DBTX
+	db ratelimit.DB
+}
+
+func (s sqlcOn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return s.db.QueryRow(ctx, sql, args...)
 }
 
 // recordRaising notes down what would be sent in a batch.
@@ -760,7 +770,7 @@ func recordCoalesced(ctx context.Context, t *testing.T, r *recorder, now time.Ti
 	t.Helper()
 	grid := pgtype.Timestamptz{Time: noon.Add(-time.Hour), Valid: true}
 	n := len(r.sent)
-	_, _ = dbsqlc.New(ratelimit.SQL(r)).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
+	_, _ = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
 		Names: []string{"coalesced", "coalesced window"}, Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute},
 		Capacities: []float64{4, 3}, Keys: []string{"ann", "bob", "cid"}, Defs: []int32{1, 2, 1}, Starts: []pgtype.Timestamptz{{}, grid, {}},
 		Repeats: []int32{3, 1}, Counts: []float64{1, 2}, Floors: []float64{0, -5},

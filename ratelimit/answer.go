@@ -55,9 +55,9 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 // FROM, which costs the server 6 % more instructions for one limit.
 
 // readOne reads a _ratelimit_decision, the answer about one demand of a limit without shards.
-func readOne(row pgx.Row, _ int) (*answer, error) {
+func readOne(reply pgx.Row, _ int) (*answer, error) {
 	var b []byte
-	if err := row.Scan(&b); err != nil {
+	if err := reply.Scan(&b); err != nil {
 		return nil, err
 	}
 	r := record{rest: b}
@@ -71,9 +71,9 @@ func readOne(row pgx.Row, _ int) (*answer, error) {
 }
 
 // readSeveral reads a _ratelimit_decisions, the answer about any demands.
-func readSeveral(row pgx.Row, demands int) (*answer, error) {
+func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
-	if err := row.Scan(&b); err != nil {
+	if err := reply.Scan(&b); err != nil {
 		return nil, err
 	}
 	r := record{rest: b}
@@ -103,9 +103,9 @@ func readSeveral(row pgx.Row, demands int) (*answer, error) {
 }
 
 // readReset reads how many rows are gone, which says nothing about the limits.
-func readReset(row pgx.Row, _ int) (*answer, error) {
+func readReset(reply pgx.Row, _ int) (*answer, error) {
 	var deleted int32
-	if err := row.Scan(&deleted); err != nil {
+	if err := reply.Scan(&deleted); err != nil {
 		return nil, err
 	}
 	return &answer{granted: true}, nil

@@ -26,7 +26,11 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
 	r := &reply{commits: w.commits}
 	args[0] = r
-	r.row = w.db.QueryRow(ctx, sql, args...)
+	if late, ok := w.db.(*lateTx); ok {
+		r.row = late.queryOwn(ctx, sql, args)
+	} else {
+		r.row = w.db.QueryRow(ctx, sql, args...)
+	}
 	return r
 }
 

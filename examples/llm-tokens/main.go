@@ -117,10 +117,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	thousands := math.Floor(left.Requests[0].Remaining / 1000)
+	thousands := math.Floor(left.Remaining / 1000)
 	fmt.Printf("red: the answers took 400 tokens each, the rest is given back: more than %.0f thousand are left\n", thousands)
 	if thousands < 14 { // 20,000 - 13 * 400 = 14,800, and what has come in meanwhile
-		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Requests[0].Remaining)
+		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Remaining)
 	}
 
 	answer = func(string) float64 { return 3_000 }
@@ -131,7 +131,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	fmt.Println("blue: has a budget of its own, and is answered, for twice the tokens that were estimated")
-	if remaining := left.Requests[0].Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
+	if remaining := left.Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
 		return fmt.Errorf("blue has %v tokens left, want about 17,000", remaining)
 	}
 

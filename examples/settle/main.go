@@ -184,7 +184,7 @@ func balance(ctx context.Context, pool *pgxpool.Pool, what string, taken float64
 	if err != nil {
 		return err
 	}
-	left := result.Requests[0].Remaining
+	left := result.Remaining
 	fmt.Printf("%s: the team has %.0f of %.0f tokens left\n", what, left, dailyTokens.Capacity())
 	if left != dailyTokens.Capacity()-taken {
 		return fmt.Errorf("%v tokens are left, want %v", left, dailyTokens.Capacity()-taken)

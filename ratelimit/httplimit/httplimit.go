@@ -100,8 +100,8 @@ type Middleware struct {
 	PartitionSecret []byte
 
 	// LegacyFields sets the fields of before the draft, too: X-RateLimit-Limit, -Remaining and -Reset, and those without
-	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Reset is, as t is, a
-	// number of seconds, not a time of day.
+	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Limit is q, the
+	// most tokens at once; Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It

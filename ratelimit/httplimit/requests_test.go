@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
@@ -318,7 +319,7 @@ func FuzzCost(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		cost := httplimit.Cost(text, 7)
-		if !(cost == 0 || cost >= ratelimit.MinTokens) || math.IsInf(cost, 0) {
+		if !(cost == 0 || cost >= algebra.MinTokens) || math.IsInf(cost, 0) {
 			t.Fatalf("%q: %v", text, cost)
 		}
 	})
