@@ -53,7 +53,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
-			return nil, fmt.Errorf("%w: limit %q is asked for with two definitions in one call", ErrInvalid, r.limit.name)
+			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
 		// after it leave less than it did.
@@ -71,6 +71,11 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
+	for i := range ds[1:] {
+		if a, b := &ds[i].limit, &ds[i+1].limit; a.name == b.name && !sameRefill(a, b) {
+			return nil, twoDefinitions(a, b)
+		}
+	}
 	return ds, nil
 }
 

@@ -29,7 +29,7 @@ const (
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
-// its name: give every limit of a schema its own.
+// its name: give every limit of a schema its own. Plans of one limit may share a name if kind, period and start are the same.
 //
 // Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity, and nothing
 // is added to what was left at the last use. While two versions of the numbers are in use, as during a deployment, they grant

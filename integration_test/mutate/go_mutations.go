@@ -126,6 +126,30 @@ var goMutations = []mutation{
 		old: "if d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
 	}, {
+		name: "definitions-apart", file: "ratelimit/demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
+		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",
+	}, {
+		name: "definitions-later", file: "ratelimit/definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
+		old: "first != nil && !sameRefill(first, limit)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-race", file: "ratelimit/definitions.go", what: "of two definitions at once, both are granted",
+		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
+		tests: "TestADefinitionIsDecidedOnce",
+	}, {
+		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start is not another definition",
+		old: "a.numbers.Start == b.numbers.Start", new: "true",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "names of limits fill the memory",
+		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
+		tests: "TestSoManyDefinitionsAreRemembered",
+	}, {
+		name: "definitions-http", file: "ratelimit/httplimit/httplimit.go", what: "two definitions of one name are the client's fault",
+		old: "errors.As(err, &own) || ", new: "",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
+	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
 		tests: "TestKeysOfSeveralParts",
