@@ -191,7 +191,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 			p.held += d.count
 			p.refunded += d.count
 			left.taken[d.rowsOf] = p
-			if p.count-p.refunded <= 1e-12*p.count {
+			if p.count > 0 && p.count-p.refunded <= 1e-12*p.count {
 				delete(left.taken, d.rowsOf)
 			}
 		}
@@ -274,9 +274,6 @@ func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Mic
 		rows := m.rows(d.rowsOf)
 		if shard, ok := byOneShard[d.rowsOf]; ok {
 			rows = rows[shard : shard+1]
-		}
-		if d.count == 0 {
-			continue
 		}
 		p := grantPart{count: d.count, rows: len(rows), shards: d.shards}
 		for _, row := range rows {

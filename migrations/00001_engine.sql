@@ -377,7 +377,8 @@ DECLARE
     locked integer[] := '{}';          -- how many of them are
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
-    latest timestamptz[] := '{}';      -- the latest ts among them
+    latest timestamptz[] := '{}';      -- the latest ts among them, or now
+    first_ts timestamptz[] := '{}';    -- the earliest, or now
     lefts  double precision[] := '{}'; -- what they will hold
     owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
     run_at timestamptz;                -- when it may run
@@ -519,7 +520,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM /* TEMPLATE: schema */rate_limits AS r
@@ -531,6 +532,7 @@ BEGIN
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
+                        first_ts[i] := least(first_ts[i], greatest(rec.ts, at));
                         ord := pg_catalog.array_append(ord, i);
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
@@ -554,7 +556,7 @@ BEGIN
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
                                 CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
                                 rates[i], periods[i], 'Infinity', starts[i]));
                         END IF;
@@ -673,15 +675,15 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                -- Nothing comes back for an argument that is no number (NaN is above all of them), nor to rows of before it was taken.
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
-                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
                 total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
-                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);
+                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
                     back := least(greatest(back + least(total, 0), 0), counts[i]);
                 ELSE
                     wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
@@ -1408,7 +1410,7 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
         IF run_at > at THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
-                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
+                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
                 date_bin(period, run_at, start), rate, period, 'Infinity', start));
         END IF;
     END IF;

@@ -52,7 +52,7 @@ func (r Result) Receipt() Receipt {
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.RetryAt}
 	for _, s := range r.Requests {
-		if s.took.rows == 0 || s.Count == 0 {
+		if s.took.rows == 0 {
 			continue
 		}
 		if t := made.find(s.Limit.name, s.Key); t != nil {
@@ -179,6 +179,6 @@ func (r *receipt) refund(ds []demand, a *answer) *receipt {
 		t.Held += d.count // as if so much less had been taken
 		t.Refunded += d.count
 	}
-	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count-t.Refunded <= t.rounding() })
+	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })
 	return r
 }

@@ -39,7 +39,8 @@ DECLARE
     locked integer[] := '{}';          -- how many of them are
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
-    latest timestamptz[] := '{}';      -- the latest ts among them
+    latest timestamptz[] := '{}';      -- the latest ts among them, or now
+    first_ts timestamptz[] := '{}';    -- the earliest, or now
     lefts  double precision[] := '{}'; -- what they will hold
     owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
     run_at timestamptz;                -- when it may run
@@ -181,7 +182,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM /* TEMPLATE: schema */rate_limits AS r
@@ -193,6 +194,7 @@ BEGIN
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
+                        first_ts[i] := least(first_ts[i], greatest(rec.ts, at));
                         ord := pg_catalog.array_append(ord, i);
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
@@ -216,7 +218,7 @@ BEGIN
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
                                 CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
                                 rates[i], periods[i], 'Infinity', starts[i]));
                         END IF;
