@@ -26,12 +26,10 @@ var refundRules = []refundRule{
 	{"this library's", algebra.Limit.Refund},
 }
 
-// llmLimit is the limit of the simulated team: 60,000 tokens a minute.
-var llmLimit = algebra.Limit{Rate: 60_000, Period: time.Minute, Capacity: 60_000}
-
 const (
-	llmDemand   = 1.3 // of the rate, in what jobs really take
-	llmEstimate = 1.5 // times what a job takes is reserved
+	llmRate     = 60_000.0 // tokens a minute, of the simulated team
+	llmDemand   = 1.3      // of the rate, in what jobs really take
+	llmEstimate = 1.5      // times what a job takes is reserved
 	llmMean     = 2000.0
 	llmSpan     = 4 * time.Hour
 )
@@ -41,9 +39,13 @@ const (
 func printRefunds(out io.Writer) error {
 	fmt.Fprintf(out, "Share of the rate that jobs used; in brackets, by how much of the capacity they broke the promise at worst.\n"+
 		"Token bucket of %v a minute; demand %v of it; a job takes %v on average, exponential, and reserves %v times what it takes; %v simulated.\n",
-		llmLimit.Rate, llmDemand, llmMean, llmEstimate, llmSpan)
-	for _, burst := range []int{1, 20} {
-		fmt.Fprintf(out, "\nJobs arrive at random, %d at once:\n", burst)
+		llmRate, llmDemand, llmMean, llmEstimate, llmSpan)
+	for _, c := range []struct {
+		capacity float64
+		burst    int
+	}{{60_000, 1}, {60_000, 20}, {10_000, 1}} {
+		limit := algebra.Limit{Rate: llmRate, Period: time.Minute, Capacity: c.capacity}
+		fmt.Fprintf(out, "\nCapacity %v; jobs arrive at random, %d at once:\n", c.capacity, c.burst)
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		fmt.Fprint(w, "MaxReserved\tjobs take")
 		for _, rule := range refundRules {
@@ -54,7 +56,7 @@ func printRefunds(out io.Writer) error {
 			for _, takes := range []time.Duration{8 * time.Second, 40 * time.Second} {
 				fmt.Fprintf(w, "%v of the capacity\t%v", share, takes)
 				for _, rule := range refundRules {
-					used, broken := simulateRefunds(rule, burst, share*llmLimit.Capacity, takes)
+					used, broken := simulateRefunds(limit, rule, c.burst, share*limit.Capacity, takes)
 					fmt.Fprintf(w, "\t%.2f (%.0f %%)", used, 100*broken)
 				}
 				fmt.Fprintln(w)
@@ -88,11 +90,11 @@ func (r *llmJobs) Pop() any {
 }
 
 // simulateRefunds returns the share of the rate that was used, and by how much of the capacity the promise was broken at most.
-func simulateRefunds(rule refundRule, burst int, maxReserved float64, takes time.Duration) (used, broken float64) {
+func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserved float64, takes time.Duration) (used, broken float64) {
 	r := rand.New(rand.NewPCG(1, 2)) // the same jobs in each cell
 	start := algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	end := start + algebra.Micros(llmSpan.Microseconds())
-	pause := float64(burst) * llmMean / (llmDemand * llmLimit.Rate / float64(llmLimit.Period.Microseconds()))
+	pause := float64(burst) * llmMean / (llmDemand * limit.Rate / float64(limit.Period.Microseconds()))
 	var rows []algebra.Row
 	var running llmJobs
 	var ran []llmJob
@@ -107,30 +109,30 @@ func simulateRefunds(rule refundRule, burst int, maxReserved float64, takes time
 		}
 		for len(running) > 0 && running[0].settled <= now {
 			job := heap.Pop(&running).(llmJob)
-			back := rule.back(llmLimit, rows, job.taken, job.estimate-job.takes, job.settled)
-			rows = llmLimit.Take(rows, 1, -back, job.settled)
+			back := rule.back(limit, rows, job.taken, job.estimate-job.takes, job.settled)
+			rows = limit.Take(rows, 1, -back, job.settled)
 		}
 		estimate := llmEstimate * takesTokens
-		if estimate > llmLimit.Capacity || !llmLimit.Enough(rows, 1, estimate, -maxReserved, now) {
+		if estimate > limit.Capacity || !limit.Enough(rows, 1, estimate, -maxReserved, now) {
 			continue
 		}
-		rows = llmLimit.Take(rows, 1, estimate, now)
-		at := llmLimit.When(rows, 1, 0, 0, now)
+		rows = limit.Take(rows, 1, estimate, now)
+		at := limit.When(rows, 1, 0, 0, now)
 		job := llmJob{at, at + algebra.Micros(takes.Microseconds()), estimate, takesTokens,
 			algebra.Taken{At: now, RunAt: at, Count: estimate, Held: rows[0].Value, Part: 1}}
 		heap.Push(&running, job)
 		ran = append(ran, job)
 		used += takesTokens
 	}
-	return used / (llmLimit.Rate * llmSpan.Seconds() / llmLimit.Period.Seconds()), brokenBy(ran) / llmLimit.Capacity
+	return used / (limit.Rate * llmSpan.Seconds() / limit.Period.Seconds()), brokenBy(limit, ran) / limit.Capacity
 }
 
 // brokenBy is by how much runs exceed the capacity and what is refilled, in the span in which they do most.
-func brokenBy(ran []llmJob) (worst float64) {
+func brokenBy(limit algebra.Limit, ran []llmJob) (worst float64) {
 	slices.SortStableFunc(ran, func(a, b llmJob) int { return int(a.at - b.at) })
-	level, last := llmLimit.Capacity, algebra.Min // of a bucket that is emptied when jobs run
+	level, last := limit.Capacity, algebra.Min // of a bucket that is emptied when jobs run
 	for _, job := range ran {
-		level = min(level+float64(job.at-last)/float64(llmLimit.Period.Microseconds())*llmLimit.Rate, llmLimit.Capacity) - job.takes
+		level = min(level+float64(job.at-last)/float64(limit.Period.Microseconds())*limit.Rate, limit.Capacity) - job.takes
 		last = job.at
 		worst = max(worst, -level)
 	}

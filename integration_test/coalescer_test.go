@@ -65,8 +65,8 @@ func holdFlights(t *testing.T, coalescer *ratelimit.Coalescer, pool *pgxpool.Poo
 	}
 	for waiting := 0; waiting < 2; time.Sleep(time.Millisecond) {
 		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
-			WHERE NOT granted AND query LIKE '%ratelimit_consume%' AND $1 = ANY (pg_blocking_pids(pid) || pid)
-			  OR NOT granted AND query LIKE '%ratelimit_consume%' AND pg_blocking_pids(pid) && (
+			WHERE NOT granted AND query LIKE '%_ratelimit_consume%' AND $1 = ANY (pg_blocking_pids(pid) || pid)
+			  OR NOT granted AND query LIKE '%_ratelimit_consume%' AND pg_blocking_pids(pid) && (
 				SELECT array_agg(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid)))`,
 			pid).Scan(&waiting)
 		if err != nil {
@@ -248,7 +248,7 @@ func (f *flight) err(i int) error {
 	return f.errs[i]
 }
 
-func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Context, requests ...ratelimit.Request) *flight {
+func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...ratelimit.Request) *flight {
 	t.Helper()
 	var limiter ratelimit.Limiter
 	f := &flight{errs: make([]error, len(requests))}
@@ -259,7 +259,7 @@ func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Contex
 		}
 		a := newArrival(ctx)
 		f.wg.Go(func() {
-			_, err := limiter.Consume(a, coalescer, request)
+			_, err := limiter.Consume(a, db, request)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.errs[i] = err
@@ -303,7 +303,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 			t.Errorf("call %d: %v, want granted %v", i, err, want)
 		}
 	}
-	if n := s.count("ratelimit_coalesce"); n != 1 {
+	if n := s.count("_ratelimit_coalesce"); n != 1 {
 		t.Errorf("%d statements for 300 calls, want 1", n)
 	}
 }
@@ -319,7 +319,7 @@ func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, all := s.count("ratelimit_consume"), s.count(""); n != 10 || all != 10 {
+	if n, all := s.count("_ratelimit_consume"), s.count(""); n != 10 || all != 10 {
 		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
 	}
 }
@@ -647,8 +647,8 @@ func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	for _, sql := range []string{
-		`SELECT ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
-		`SELECT ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		`SELECT _ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
+		`SELECT _ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
 			err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -764,7 +764,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	var decided int
-	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
 	other := &ratelimit.Coalescer{Pool: pool} // which knows no reason not to ask for sums
@@ -1042,7 +1042,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 		again++
 	}
 	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d run again", granted[0].Load(), granted[1].Load(),
-		granted[2].Load(), granted[3].Load(), s.count(""), s.count("ratelimit_coalesce"), again)
+		granted[2].Load(), granted[3].Load(), s.count(""), s.count("_ratelimit_coalesce"), again)
 	for way := range granted {
 		if granted[way].Load() < enough {
 			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)

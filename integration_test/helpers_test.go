@@ -2,24 +2,59 @@ package integration_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// handle is a DB on which the tests run statements of their own, too.
+type handle interface {
+	ratelimit.DB
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// querier is a handle of pgx.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// What limits and requests are bounded by.
+const (
+	maxNameLen = 255  // bytes
+	maxKeyLen  = 1024 // bytes, of all parts together
+	maxShards  = 100
+)
+
+// txBeginner is what InTx takes, sqlTxBeginner what InSQLTx does, sqlQuerier what SQL does.
+type (
+	txBeginner interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	}
+	sqlTxBeginner interface {
+		BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+	}
+	sqlQuerier interface {
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	}
+)
+
 // onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
 // connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
 // on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level.
-func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
+func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
@@ -81,6 +116,11 @@ func newLimiter() (*ratelimit.Limiter, *clock) {
 func denied(err error) bool {
 	var exceeded *ratelimit.DeniedError
 	return errors.As(err, &exceeded)
+}
+
+// gaveUpAfter says whether an error is that of a transaction that was tried so often.
+func gaveUpAfter(err error, attempts int) bool {
+	return errors.Is(err, ratelimit.ErrAttemptsExhausted) && strings.Contains(err.Error(), fmt.Sprintf("ratelimit: attempts ran out after %d: ", attempts))
 }
 
 // serverPID is the process of the server in which a transaction runs. (The connection may know PgBouncer's instead.)

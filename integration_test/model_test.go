@@ -135,7 +135,7 @@ func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
 		floor := 0.0
-		if verb == "charge" {
+		if verb == "charge" || verb == "check" && a.count == 0 {
 			floor = math.Inf(-1)
 		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
 			floor = -*c.MaxReserved
@@ -346,7 +346,7 @@ func (m model) rows(id rowsOf) []algebra.Row {
 }
 
 // readTable is the table as a model.
-func readTable(t *testing.T, db ratelimit.DB) model {
+func readTable(t *testing.T, db querier) model {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
 	if err != nil {

@@ -68,7 +68,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 			}
 		}
 		var exceeded *ratelimit.DeniedError
-		if !errors.As(seen[1].Err, &exceeded) || seen[2].Err != nil || seen[2].Result.OK {
+		if !errors.As(seen[1].Err, &exceeded) || !errors.As(seen[2].Err, &exceeded) || seen[2].Result.OK {
 			w.Errorf("denials: %+v, %+v", seen[1], seen[2])
 		}
 		if s := seen[6].Result.Requests[0]; s.Limit.Name() != "messages" || s.Key != "ann" || s.Count != 11 || s.OK {

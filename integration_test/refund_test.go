@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -134,13 +135,16 @@ func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testi
 	behaviour(t, func(w world) {
 		calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
 		w.retries(w.grant(calls.Count(60).Reserve()), 0)
-		w.retries(w.grant(calls.Count(60).Reserve()), time.Minute)
+		second := w.grant(calls.Count(60).Reserve())
+		w.retries(second, time.Minute)
 		w.retries(w.check(calls.Count(60).Reserve()), 2*time.Minute)
 		last := w.grant(calls.Count(60).Reserve())
 		w.retries(last, 2*time.Minute)
 		w.holds(calls, -160)
 
 		// The last may be cancelled, as long as it is the last.
+		w.refund(second.Receipt(), calls.Count(60))
+		w.holds(calls, -160)
 		w.refund(last.Receipt(), calls.Count(60))
 		w.holds(calls, -100)
 		w.retries(w.grant(calls.Count(60).Reserve()), 2*time.Minute)
@@ -157,6 +161,61 @@ func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testi
 		w.grant(bounded.Count(10))
 		w.deny(bounded)
 	})
+}
+
+// What is saved up could take the promises of the window before the last again, if the debt ended there.
+func TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow(t *testing.T) {
+	behaviour(t, func(w world) {
+		jobs := ratelimit.FixedWindow("jobs", 2, time.Minute, ratelimit.Capacity(3), ratelimit.Start(noon)).Global()
+		w.grant(jobs.Count(3))
+		w.retries(w.grant(jobs.Count(2).Reserve()), time.Minute)
+		last := w.grant(jobs.Count(1).Reserve())
+		w.retries(last, 2*time.Minute)
+		w.holds(jobs, -3)
+		w.refund(last.Receipt(), jobs.Count(1)) // -2 would be paid a minute earlier
+		w.holds(jobs, -3)
+		last = w.grant(jobs.Count(2).Reserve())
+		w.retries(last, 3*time.Minute)
+		w.holds(jobs, -5)
+		last = w.refund(last.Receipt(), jobs.Count(0.5))
+		w.holds(jobs, -4.5)
+		w.refund(last.Receipt(), jobs.Count(0.5))
+		w.holds(jobs, -4.5)
+	})
+}
+
+func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
+	if _, err := limiter.Consume(t.Context(), pool, calls.Count(10)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := limiter.Consume(t.Context(), tx, calls.Count(50)); err != nil {
+		t.Fatal(err)
+	}
+	reserved := make(chan error, 1)
+	go func() {
+		_, err := limiter.Consume(t.Context(), pool, calls.Count(60).Reserve()) // there are enough at first sight
+		reserved <- err
+	}()
+	waitingFor(t, pool, tx)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reserved; err != nil {
+		t.Fatal(err)
+	}
+	result, err := limiter.Check(t.Context(), pool, calls.Count(0))
+	if err != nil || result.Requests[0].Remaining != -60 {
+		t.Errorf("%v are left, %v, want -60", result.Requests[0].Remaining, err)
+	}
 }
 
 func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testing.T) {
@@ -256,6 +315,23 @@ func TestAReceiptIsUsedUp(t *testing.T) {
 		w.holds(bucket, 10)
 		w.holds(window, 10)
 
+		// Parts add up to the whole but for rounding, which mints nothing.
+		small, large := ratelimit.TokenBucket("small", 1, time.Hour).Global(), ratelimit.TokenBucket("large", 1e-9, time.Hour, ratelimit.Capacity(1e15)).Global()
+		left = w.grant(small.Count(0.3)).Receipt()
+		for range 3 {
+			left = w.refund(left, small.Count(0.1)).Receipt()
+		}
+		if left != "" {
+			w.Fatalf("all was refunded, but there is left %s", left)
+		}
+		left = w.grant(large.Count(1e15 - 5000)).Receipt()
+		w.grant(large.Count(5000))
+		left = w.refund(left, large.Count(1e15-7000)).Receipt()
+		w.refund(left, large.Count(2500))
+		if balance := w.balance(large); balance != 1e15-5000 {
+			w.Fatalf("%v are left, want %v", balance, 1e15-5000)
+		}
+
 		w.grant(bucket.Count(5))
 		if receipt := w.deny(bucket.Count(6), window.Count(1)).Receipt(); receipt != "" {
 			w.Errorf("a denial has the receipt %s", receipt)
@@ -264,6 +340,9 @@ func TestAReceiptIsUsedUp(t *testing.T) {
 		w.do(err)
 		if receipt := charged.Receipt() + w.check(bucket).Receipt(); receipt != "" {
 			w.Errorf("a charge or a check has the receipt %s", receipt)
+		}
+		if receipt := w.grant(bucket.Count(0)).Receipt(); receipt != "" {
+			w.Errorf("nothing was taken, but the receipt is %s", receipt)
 		}
 	})
 }

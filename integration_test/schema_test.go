@@ -20,7 +20,7 @@ import (
 )
 
 // catalog is what a schema holds of ours, as text, without the schema's name.
-func catalog(t *testing.T, db ratelimit.DB, schema string) string {
+func catalog(t *testing.T, db querier, schema string) string {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `
 		WITH n AS (SELECT oid FROM pg_namespace WHERE nspname = $1)
@@ -259,10 +259,10 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 		}
 		for i, want := range []bool{true, false} {
 			var consumed, applied bool
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+".ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+"._ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, consumed, err)
 			}
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`.ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`._ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, applied, err)
 			}
 		}

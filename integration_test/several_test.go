@@ -41,6 +41,9 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 			w.Fatalf("denied: %+v", result)
 		}
 		w.retries(result, 18*time.Second) // the largest
+		if result.Remaining != 6 || !result.ResetAt.Equal(noon.Add(time.Hour)) {
+			w.Fatalf("denied: %+v, want the least that remains and the last reset", result)
+		}
 		exceeded := ratelimit.DeniedError{Result: result}
 		if denied := deniedBy(result); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
 			w.Fatalf("denied: %+v", denied)
@@ -139,6 +142,35 @@ func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
 		}
 		same := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(1))
 		w.grant(one.Key("ann"), same.Key("ann"))
+	})
+}
+
+// TestDefectOneNameWithTwoDefinitions: in two calls, too, since both would grant: 3 a minute and 30 a day are 1,440 a day.
+func TestDefectOneNameWithTwoDefinitions(t *testing.T) {
+	behaviour(t, func(w world) {
+		ctx := w.Context()
+		minute, day := ratelimit.FixedWindow("api", 3, time.Minute), ratelimit.FixedWindow("api", 30, 24*time.Hour)
+		w.grant(minute.Key("ann"))
+		before := w.rows()
+		request := day.Key("bob")
+		w.refuse(ratelimit.ErrInvalid, request)
+		_, check := w.limiter.Check(ctx, w.db, request)
+		_, charge := w.limiter.Charge(ctx, w.db, request)
+		_, refund := w.limiter.Refund(ctx, w.db, receiptOf(noon, request), request)
+		_, queued := w.limiter.QueueConsume(ctx, &pgx.Batch{}, request)
+		for _, err := range []error{check, charge, refund, queued, w.limiter.Reset(ctx, w.db, request)} {
+			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), minute.String()) || !strings.Contains(err.Error(), day.String()) {
+				w.Errorf("%v", err)
+			}
+		}
+		if after := w.rows(); after != before {
+			w.Errorf("a refusal wrote\n%s\nbefore\n%s", after, before)
+		}
+		w.grant(ratelimit.FixedWindow("api", 9, time.Minute, ratelimit.Shards(2)).Key("pro"), minute.Key("ann")) // plans
+		another := ratelimit.Limiter{Clock: w.clock.Now}
+		if _, err := another.Consume(ctx, w.db, request); err != nil {
+			w.Errorf("another limiter: %v", err)
+		}
 	})
 }
 

@@ -298,7 +298,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 }
 
 // idle writes rows of the limit l for keys "0", "1", ..., full for a long time.
-func idle(t *testing.T, db ratelimit.DB, n int) {
+func idle(t *testing.T, db handle, n int) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, n-1))
 	if err != nil {

@@ -8,7 +8,7 @@ EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
--- refilled since ts is not in the row: every reader adds it (ratelimit_available).
+-- refilled since ts is not in the row: every reader adds it (_ratelimit_available).
 --
 -- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
 -- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
@@ -33,7 +33,7 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limi
 --
 -- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
 -- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_available(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -45,13 +45,23 @@ RETURN least(capacity, value + CASE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END);
 
+-- Whether a decision can be made by these numbers. The functions that decide trust their callers to have validated their arguments. But in
+-- Postgres NaN is above all numbers, and LEAST and GREATEST ignore NULL: such an argument would be granted, or fill a bucket.
+--
+-- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so that it has no more than it takes.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
+    rate double precision, period interval, capacity double precision, count double precision, now timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
+
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
-CREATE TYPE /* TEMPLATE: schema */ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
 -- for each limit, in order.
-CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
@@ -61,20 +71,18 @@ CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at ti
 --                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
---   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
---                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
---                  of Infinity) with which later calls fail.
+--   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
+-- They are validated by the callers: package ratelimit, and ratelimit(). See _ratelimit_valid.
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
 -- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
-    or_raise boolean DEFAULT false, validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decision
+    or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -87,14 +95,8 @@ DECLARE
     one     boolean;
     denied  boolean;
 BEGIN
-    IF validated THEN
-        NULL;
-    ELSIF (name <> '' AND key IS NOT NULL AND rate BETWEEN '1e-15' AND '1e15' AND period > '0'
-        AND (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')
-        AND floor <= '0' AND capacity - count >= floor
-        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
-            quote_nullable(name), count, rate, period, capacity, floor);
+    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
         -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
@@ -105,22 +107,22 @@ BEGIN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
 
@@ -132,21 +134,23 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSE
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM /* TEMPLATE: schema */ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
             -- It has enough by now: go round.
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
-            PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+            PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
+        ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': this can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -154,7 +158,7 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
         value := NULL;
@@ -167,17 +171,15 @@ BEGIN
 END
 $body$;
 
--- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
--- ratelimit_apply does.
+-- Takes from one limit that is sharded: from one shard, if that has enough, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
 -- but shard_a: one that is read and not taken conflicts with whoever takes it.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -190,53 +192,55 @@ DECLARE
     new_value double precision;
     new_ts    timestamptz;
 BEGIN
-    IF validated THEN
-        at := coalesce(now, clock_timestamp());
-        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        each := rate / shards::double precision;
-        room := capacity / shards::double precision;
-        pick := shard_a;
-        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-            SELECT r.shard INTO pick
-              FROM /* TEMPLATE: schema */rate_limits AS r
-             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-             ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
-        END IF;
-
-        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
-        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
-        BEGIN
-            IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            END IF;
-            IF new_value IS NULL THEN
-                RAISE SQLSTATE 'RL001';
-            END IF;
-            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
+    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+    at := coalesce(now, clock_timestamp());
+    upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    each := rate / shards::double precision;
+    room := capacity / shards::double precision;
+    pick := shard_a;
+    IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        SELECT r.shard INTO pick
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
+         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+    END IF;
+
+    -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
+    -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
+    -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
+    BEGIN
+        IF start IS NULL THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                   ts = greatest(r.ts, at)
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+            RETURNING r.value, r.ts INTO new_value, new_ts;
+        ELSE
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                   ts = greatest(r.ts, at)
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+            RETURNING r.value, r.ts INTO new_value, new_ts;
+        END IF;
+        IF new_value IS NULL THEN
+            RAISE SQLSTATE 'RL001';
+        END IF;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN
+        NULL;
+    END;
+
+    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
 END
 $body$;
 
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+-- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
+-- over places that are in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -244,11 +248,10 @@ $body$;
 -- locked.
 --
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -271,7 +274,6 @@ DECLARE
 BEGIN
     <<passes>>
     FOR pass IN 1..2 LOOP
-        EXIT WHEN validated IS NOT TRUE;
         FOR p IN 3 - pass..n LOOP
             name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
             IF pass = 1 THEN
@@ -288,27 +290,30 @@ BEGIN
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
                 ELSE
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
             END IF;
 
+            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
+            END IF;
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -321,12 +326,12 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
         pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
 END
 $body$;
@@ -346,12 +351,12 @@ $body$;
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -387,7 +392,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
+        IF op = 'consume' THEN
             -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
             -- is read and not taken conflicts with whoever takes it.
             at := coalesce(now, clock_timestamp());
@@ -403,7 +408,7 @@ BEGIN
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
                               r.shard
                      LIMIT 1
@@ -415,22 +420,20 @@ BEGIN
             -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
             -- locks included.
             --
-            -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation
-            -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
-            -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
+            -- (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner thinks of the table; above READ COMMITTED
+            -- it would conflict with all that it reads.)
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
-               AND floors[p] <= '0' AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
             IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
@@ -445,17 +448,17 @@ BEGIN
                     LOOP
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -465,41 +468,21 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
             END IF;
         END IF;
 
-        -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check') AND reserve IS NOT NULL
-                AND pg_catalog.cardinality(names) > 0
-                AND isfinite(coalesce(now, 'epoch'))
-                AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
-                    pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
-                    pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
-                    pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation consume or check';
-            END IF;
-            FOR i IN 1..pg_catalog.cardinality(names) LOOP
-                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
-                    AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
-                    AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
-                    AND isfinite(coalesce(starts[i], 'epoch'))
-                    AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
-                    AND capacities[i] - counts[i] >= floors[i]) IS NOT TRUE THEN
-                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
-                        quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
-                END IF;
-            END LOOP;
             SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-                   pg_catalog.count(DISTINCT (names[p], keys[p]))
+                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)
+                       AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF m <> pg_catalog.cardinality(names) THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check') AND reserve IS NOT NULL) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
@@ -543,7 +526,7 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
@@ -565,13 +548,13 @@ BEGIN
                 IF reserve THEN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
-                        owns[i] := /* TEMPLATE: schema */ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
                             at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */ratelimit_available(0, latest[i],
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
                                 CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
                                 rates[i], periods[i], 'Infinity', starts[i]));
                         END IF;
@@ -580,9 +563,9 @@ BEGIN
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
+                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -623,7 +606,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -643,11 +626,11 @@ $body$;
 --
 -- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
 -- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_refund(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -690,7 +673,11 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                total := /* TEMPLATE: schema */ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
+                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
@@ -699,7 +686,7 @@ BEGIN
                 ELSE
                     wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i]));
-                    owing := CASE WHEN m > 1 THEN '-1e-9' ELSE '0' END;
+                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
                     back := CASE
                         WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
                         WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
@@ -712,7 +699,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -747,17 +734,17 @@ $body$;
 -- statement.
 
 -- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by ratelimit_coalesce.
+-- is all there is to do, it is done quicker than by _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
 -- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
+-- granted at `seen`, the others denied at `at`. Left for _ratelimit_coalesce: keys without a row (to insert one would lock out of
 -- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
 --
--- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
+-- READ COMMITTED only, as _ratelimit_coalesce: else SQLSTATE RL003.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
     counts double precision[], now timestamptz DEFAULT NULL,
@@ -765,7 +752,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- As in ratelimit_coalesce.
+-- As in _ratelimit_coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -773,23 +760,22 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (name <> '' AND rate BETWEEN '1e-15' AND '1e15' AND period > '0' AND capacity BETWEEN '0' AND '1e15'
-        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
 
-    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
+    -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
     -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
     -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
-                OR /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
+                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
     SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
@@ -807,7 +793,7 @@ BEGIN
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
     END IF;
 END
 $body$;
@@ -835,8 +821,8 @@ $body$;
 -- which is everybody's. What is denied by a plain read is neither written nor locked.
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
--- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
+-- RL002: the rows are those of a limit that was sharded; let _ratelimit_consume or _ratelimit_apply make them one.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -882,25 +868,11 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (pg_catalog.cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
-        AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(rates), pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities)])
-        AND pg_catalog.cardinality(keys) = pg_catalog.cardinality(defs) AND pg_catalog.cardinality(starts) IN (0, pg_catalog.cardinality(keys))
-        AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(counts) AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(floors)
-        AND pg_catalog.cardinality(repeats) <= pg_catalog.cardinality(keys)
-        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND pg_catalog.cardinality(names) >= ALL (defs)
-        AND '1e-15' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' < ALL (periods)
-        AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
-        AND 1 <= ALL (repeats) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
-    END IF;
-    IF pg_catalog.cardinality(asks) <> 0 OR asks IS NULL THEN
-        IF (pg_catalog.cardinality(asks) = ALL (ARRAY[pg_catalog.cardinality(calls), pg_catalog.cardinality(ask_defs),
-                pg_catalog.cardinality(ask_starts), pg_catalog.cardinality(ask_counts), pg_catalog.cardinality(ask_floors)])
-            AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)
-            AND 1 <= ALL (ask_defs) AND pg_catalog.cardinality(names) >= ALL (ask_defs)
-            AND pg_catalog.cardinality(repeats) < ALL (asks) AND pg_catalog.cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
-        END IF;
+    IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
+        AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
+        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)
+        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
@@ -931,7 +903,7 @@ BEGIN
                 k := asks[last]; d := ask_defs[last];
                 upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -961,14 +933,14 @@ BEGIN
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
-                       CASE WHEN b.available - b.count < b.floor THEN 0
+                       CASE WHEN (b.available - b.count >= b.floor) IS NOT TRUE THEN 0
                             WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -1085,9 +1057,9 @@ $body$;
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what _ratelimit_apply answers for a denial: doubles
 --             to the last bit, instants as microseconds since 1970-01-01 UTC
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql
@@ -1255,7 +1227,7 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
 -- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
 ) RETURNS void
@@ -1291,23 +1263,23 @@ END
 $body$;
 
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz) RETURNS bigint
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
+-- The argument `start` of _ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
-    along bigint := /* TEMPLATE: schema */ratelimit_micros(start) - year1;
+    along bigint := /* TEMPLATE: schema */_ratelimit_micros(start) - year1;
 BEGIN
     IF kind = 'token bucket' THEN
         RETURN NULL;
@@ -1316,13 +1288,13 @@ BEGIN
         along := (('x' || left(encode(sha256(
             pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$;
 
--- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
+-- What the rows of a limit and key (its shards) hold together at an instant: the sum of _ratelimit_apply, to the bit. No rows are
 -- a full limit.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_total(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -1338,7 +1310,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -1354,7 +1326,7 @@ $body$;
 -- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
 -- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
 -- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_when(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
@@ -1364,28 +1336,28 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start);
-    too_early bigint := /* TEMPLATE: schema */ratelimit_micros(at);
+    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start);
+    too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the walk has ended
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */ratelimit_left(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1394,12 +1366,12 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
 END
 $body$;
 
 -- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_run_at(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer
 ) RETURNS timestamptz
@@ -1414,13 +1386,13 @@ BEGIN
     ELSE
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+    RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
         rate, period, capacity, start, shards, 0, 0);
 END
 $body$;
 
 -- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_left(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     shards integer, count double precision, reserve boolean
@@ -1429,13 +1401,13 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    remaining double precision := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
     run_at    timestamptz;
 BEGIN
     IF reserve AND start IS NOT NULL AND count <= capacity THEN
-        run_at := /* TEMPLATE: schema */ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
+        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
         IF run_at > at THEN
-            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */ratelimit_available(0,
+            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
                 (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
                 date_bin(period, run_at, start), rate, period, 'Infinity', start));
         END IF;
@@ -1469,7 +1441,7 @@ DECLARE
     a     integer := 0;
     b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -1499,36 +1471,36 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
+    grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
     END IF;
     IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+          FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
               ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
     END IF;
     IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
-    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
     retry_after := retry_at - at;
     IF grid IS NULL THEN
-        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
-        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+        reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */_ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
 $body$;
@@ -1608,23 +1580,23 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
-               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
-                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
               FROM (
-                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name
@@ -1655,16 +1627,16 @@ $text$;
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
 
--- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- Whether a row, one of so many shards, is full at `upto` (see _ratelimit_available), and was at all instants from then on: at any of
 -- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
 -- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
         = capacity / shards::double precision
     ELSE false END;
 
@@ -1694,7 +1666,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
@@ -1704,10 +1676,10 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
                    rate, period, capacity, r.grid)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
@@ -1727,7 +1699,7 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
@@ -1735,7 +1707,7 @@ BEGIN
             SELECT r.ctid AS tid, r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
                FOR UPDATE SKIP LOCKED
           ) AS l

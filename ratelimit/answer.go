@@ -54,10 +54,10 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 // The queries answer with one value, the function's row by record_send: to have columns of it, the function would have to stand in
 // FROM, which costs the server 6 % more instructions for one limit.
 
-// readOne reads a ratelimit_decision, the answer about one demand of a limit without shards.
-func readOne(row pgx.Row, _ int) (*answer, error) {
+// readOne reads a _ratelimit_decision, the answer about one demand of a limit without shards.
+func readOne(reply pgx.Row, _ int) (*answer, error) {
 	var b []byte
-	if err := row.Scan(&b); err != nil {
+	if err := reply.Scan(&b); err != nil {
 		return nil, err
 	}
 	r := record{rest: b}
@@ -70,10 +70,10 @@ func readOne(row pgx.Row, _ int) (*answer, error) {
 	return a, nil
 }
 
-// readSeveral reads a ratelimit_decisions, the answer about any demands.
-func readSeveral(row pgx.Row, demands int) (*answer, error) {
+// readSeveral reads a _ratelimit_decisions, the answer about any demands.
+func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
-	if err := row.Scan(&b); err != nil {
+	if err := reply.Scan(&b); err != nil {
 		return nil, err
 	}
 	r := record{rest: b}
@@ -103,9 +103,9 @@ func readSeveral(row pgx.Row, demands int) (*answer, error) {
 }
 
 // readReset reads how many rows are gone, which says nothing about the limits.
-func readReset(row pgx.Row, _ int) (*answer, error) {
+func readReset(reply pgx.Row, _ int) (*answer, error) {
 	var deleted int32
-	if err := row.Scan(&deleted); err != nil {
+	if err := reply.Scan(&deleted); err != nil {
 		return nil, err
 	}
 	return &answer{granted: true}, nil
@@ -114,8 +114,8 @@ func readReset(row pgx.Row, _ int) (*answer, error) {
 // denialState is the SQLSTATE of a denial in a batch.
 const denialState = "PT429"
 
-// denialIn is the answer about so many demands that ratelimit_raise put into an error. Anybody may raise a PT429: what is not to the
-// letter what ratelimit_raise writes is no denial of ours.
+// denialIn is the answer about so many demands that _ratelimit_raise put into an error. Anybody may raise a PT429: what is not to the
+// letter what _ratelimit_raise writes is no denial of ours.
 func denialIn(err error, demands int) (a *answer, ok bool) {
 	if err == nil { // before pgErr is allocated
 		return nil, false

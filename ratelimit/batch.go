@@ -44,13 +44,12 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 
 	s := c.statement(ctx, true)
-	row := &reply{}
-	s.args[0] = row
+	r := replyTo(s.args, false)
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
-		row.row = results.QueryRow()
+		r.row = results.QueryRow()
 		result = unanswered(requests) // SendTx may have sent the batch before
-		a, err := s.read(row, s.demands)
+		a, err := s.read(r, s.demands)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil
 		}

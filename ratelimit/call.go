@@ -22,6 +22,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
 	}
+	if err = l.definitions.check(c.demands); err != nil {
+		return c, err
+	}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
@@ -35,6 +38,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err
 	return c, err
 }
 
+// takes says whether the call takes tokens.
+func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
+
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
 func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
@@ -47,14 +53,15 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// decide has the database decide the call.
+// decide has the database decide the call by a statement of its own, or on a Coalescer together with others.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	if coalescer, ok := db.(*Coalescer); ok && (c.verb == VerbConsume || c.verb == VerbCharge) {
+	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, c.verb != VerbCheck && c.verb != VerbReset && !isTx(db)}, &result)
+		writes := c.takes() || c.verb == VerbRefund // Reset does, too, but can be called again
+		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }
@@ -84,8 +91,8 @@ func (c *call) fill(result *Result, a *answer) {
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
-		return unanswered(c.requests), explain(c.verb, err)
-	case c.verb == VerbConsume && !result.OK:
+		return unanswered(c.requests), explain(string(c.verb), err)
+	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil
@@ -101,9 +108,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(verb Verb, err error) error {
+func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", verb, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", verb, err)
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -23,7 +22,7 @@ var ErrClosed = errors.New("coalescer closed")
 // Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
 // the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
 // as much as for many. Only its Pool is required. It must not be copied after its first use, nor its fields be changed. Its methods
-// are safe for concurrent use, also by different limiters.
+// are safe for concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces, too.
 //
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
@@ -46,7 +45,7 @@ var ErrClosed = errors.New("coalescer closed")
 //
 // If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
 // connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
-// victim of a deadlock, is run again, at most 30 times.
+// victim of a deadlock, is run again, at most 30 times: after that, the error matches [ErrAttemptsExhausted].
 type Coalescer struct {
 	// Pool is where statements are sent. It is required. The Coalescer does not own it: close the Coalescer first.
 	Pool *pgxpool.Pool
@@ -72,7 +71,7 @@ type Coalescer struct {
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
-	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
 
 	mu       sync.Mutex
 	queue    []*waiter     // in order of arrival; empty if flying is 0
@@ -83,11 +82,8 @@ type Coalescer struct {
 	drained  chan struct{} // made by Close, which waits for it; closed when flying is 0
 }
 
-// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
-func noDatabase(db DB) bool {
-	c, coalesced := db.(*Coalescer)
-	return db == nil || coalesced && c.Pool == nil
-}
+// coalescer is how it is found in a DB, by coalescerOf.
+func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
 // [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
@@ -106,16 +102,6 @@ func (c *Coalescer) Close() {
 	<-drained
 }
 
-// Exec goes straight to the pool.
-func (c *Coalescer) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return c.Pool.Exec(ctx, sql, args...)
-}
-
-// Query goes straight to the pool.
-func (c *Coalescer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return c.Pool.Query(ctx, sql, args...)
-}
-
 // QueryRow goes straight to the pool.
 func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return c.Pool.QueryRow(ctx, sql, args...)
@@ -129,7 +115,7 @@ const (
 	maxBatch = 1024
 )
 
-// The SQLSTATEs that ratelimit_coalesce refuses a batch with.
+// The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
 const (
 	stateSharded   = "RL002" // rows have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
@@ -422,11 +408,13 @@ func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) er
 			c.begin.Store(true)
 			continue
 		}
-		if err == nil || !retryable(err) || attempt == defaultAttempts {
+		switch {
+		case err == nil || !retryable(err):
 			return err
-		}
-		if !pause(ctx, attempt) {
-			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
+		case attempt == defaultAttempts:
+			return exhausted(attempt, err)
+		case !pause(ctx, attempt):
+			return exhausted(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 	}
 }
@@ -484,7 +472,7 @@ func (r asyncRow) Scan(dest ...any) error {
 }
 
 // coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
-// are told at once; ratelimit_coalesce decides the rest.
+// are told at once; _ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
 	ask := sums && !c.skipSums.Load()

@@ -228,7 +228,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	return answer, nil
 }
 
-// consumeSum is consumeSums for a batch of one key: ratelimit_consume is quicker, and also decides fixed windows and keys without a
+// consumeSum is consumeSums for a batch of one key: _ratelimit_consume is quicker, and also decides fixed windows and keys without a
 // row. A denial is remembered.
 func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]

@@ -24,4 +24,12 @@ func TestACoalescerWithoutAPoolIsInvalid(t *testing.T) {
 		}
 	}
 	coalescer.Close()
+	for name, db := range map[string]ratelimit.DB{"nil": (*ratelimit.Coalescer)(nil), "embedded nil": struct{ *ratelimit.Coalescer }{}} {
+		if _, err := limiter.Consume(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("consume on %s: %v, want ErrInvalid", name, err)
+		}
+		if _, err := limiter.Sweep(ctx, db, limit); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("sweep on %s: %v, want ErrInvalid", name, err)
+		}
+	}
 }

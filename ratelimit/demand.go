@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // demand is what a call asks of one limit and key: the sum of all its requests for them.
@@ -38,7 +40,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 			return nil, r.err
 		}
 		if !countable(r.tokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -51,7 +53,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
-			return nil, fmt.Errorf("%w: limit %q is asked for with two definitions in one call", ErrInvalid, r.limit.name)
+			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
 		// after it leave less than it did.
@@ -62,32 +64,44 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
-		d := &ds[i]
-		if d.count > MaxTokens && v != VerbReset {
-			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
-		}
-		if v == VerbRefund || v == VerbReset {
-			continue
-		}
-		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
-				d.floor = left
-				continue
-			}
-			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+		if err := ds[i].validate(v); err != nil {
+			return nil, err
 		}
 	}
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
+	for i := range ds[1:] {
+		if a, b := &ds[i].limit, &ds[i+1].limit; a.name == b.name && !sameRefill(a, b) {
+			return nil, twoDefinitions(a, b)
+		}
+	}
 	return ds, nil
+}
+
+// validate refuses a sum that can never be granted.
+func (d *demand) validate(v Verb) error {
+	if d.count > algebra.MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
+	}
+	if v == VerbRefund || v == VerbReset {
+		return nil
+	}
+	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+		if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+			d.floor = left
+			return nil
+		}
+		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
+			ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+	}
+	return nil
 }
 
 // floor is the lowest balance that the request alone may leave.
 func (r Request) floor(v Verb) float64 {
 	switch {
-	case v == VerbCharge:
+	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which asks what the balance is, be it a debt
 		return math.Inf(-1)
 	case r.reserve:
 		return -r.limit.maxReserved

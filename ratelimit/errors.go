@@ -16,6 +16,14 @@ import (
 // verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx], [Limiter.Sweep] and [Retry]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
+// programError is an [ErrInvalid] of the program's own making, not of a key or a count that a client may have chosen.
+type programError struct{ error }
+
+func (e programError) Unwrap() error { return e.error }
+
+// ProgramError is what package httplimit looks for, to answer 500 and not 400.
+func (programError) ProgramError() {}
+
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
 // above capacity + maxReserved. [Limiter.Consume] and [Limiter.Check] return it. Waiting does not help. Nothing was sent to
 // the server.
@@ -36,6 +44,12 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // It is said too often rather than too seldom: of a connection on which the caller has begun a transaction by hand, for example, or
 // of an answer that cannot be read, whatever it was asked on.
 var ErrUnknownOutcome = errors.New("outcome unknown")
+
+// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized as often as it was tried, or until its
+// context was over. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it, and [Limiter.Consume] and
+// [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error says after how many attempts, and wraps that of the last one
+// and the context's.
+var ErrAttemptsExhausted = errors.New("attempts ran out")
 
 // unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
 func unknownUnless(err error) error {
@@ -72,7 +86,7 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to try again.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is what [Limiter.Consume] returns for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
+// DeniedError is what [Limiter.Consume] and [Limiter.Check] return for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
 // usable, and nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 type DeniedError struct {
 	// Result says when to try again, and answers every request of the call. The requests that denied it have OK false.

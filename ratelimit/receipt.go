@@ -128,7 +128,7 @@ func (r *receipt) validate() error {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
 			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
-			t.Shards < 1 || t.Shards > MaxShards, t.Rows != 1 && t.Rows != t.Shards:
+			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards:
 			return fmt.Errorf("limit %q: its numbers cannot be", t.Limit)
 		}
 	}

@@ -47,7 +47,7 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 	instant := func() algebra.Micros {
 		return algebra.Min + algebra.Micros(r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
-	reads := func(want *answer, record []byte, read func(row pgx.Row, demands int) (*answer, error)) {
+	reads := func(want *answer, record []byte, read func(reply pgx.Row, demands int) (*answer, error)) {
 		t.Helper()
 		demands := len(want.rows)
 		if got, err := read(bytesRow(record), demands); err != nil || !reflect.DeepEqual(got, want) {

@@ -36,7 +36,7 @@ func (l Limit) Key(parts ...string) Request {
 	}
 	r.key = joinKey(parts)
 	if r.err == nil {
-		if err := checkText("key", r.key, MaxKeyLen); err != nil {
+		if err := checkText("key", r.key, maxKeyLen); err != nil {
 			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.name, err)
 		}
 	}
@@ -48,7 +48,8 @@ func (l Limit) Global() Request {
 	return Request{limit: l, tokens: 1, err: l.Validate()}
 }
 
-// Count sets how many tokens are asked for, a fraction if need be. The default is 1. 0 asks whether the limit is in debt.
+// Count sets how many tokens are asked for, a fraction if need be. The default is 1. A [Limiter.Check] of 0 reads the balance, and
+// is never denied. A [Limiter.Consume] of 0 is denied while the limit is in debt.
 func (r Request) Count(tokens float64) Request {
 	r.tokens = tokens
 	return r

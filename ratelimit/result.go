@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"math"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -24,6 +25,11 @@ type Result struct {
 	// RetryAfter is the time from At to RetryAt, measured on the clock that decided: a timer needs no agreement
 	// on what time it is.
 	RetryAfter time.Duration
+
+	// Remaining is the least balance of the call's requests, and ResetAt the latest of their resets: those of the one request,
+	// if there is but one. See [Status].
+	Remaining float64
+	ResetAt   time.Time
 
 	// Requests answers each request of the call, in order.
 	Requests []Status
@@ -67,10 +73,10 @@ func (r *Result) fill(c *call, a *answer) {
 		r.receipt = c.receipt.refund(c.demands, a)
 	}
 	w := c.waiting(a)
-	retryAt := max(a.at, w.retryAt)
+	retryAt, remaining, resetAt := max(a.at, w.retryAt), math.Inf(1), algebra.Min
 	for i := range c.demands {
-		s, at := c.status(i, a, w)
-		retryAt = max(retryAt, at)
+		s, at, reset := c.status(i, a, w)
+		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
 		for _, request := range c.demands[i].requests {
 			of := &r.Requests[request]
 			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
@@ -81,6 +87,7 @@ func (r *Result) fill(c *call, a *answer) {
 	r.At = a.at.Time()
 	r.RetryAt = retryAt.Time()
 	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+	r.Remaining, r.ResetAt = remaining, resetAt.Time()
 }
 
 // waiting is what there is to say of reservations that may forfeit tokens (see forfeits), and were not made: by a check or a denial.
@@ -106,8 +113,8 @@ func (c *call) waiting(a *answer) (w waiting) {
 	return w
 }
 
-// status is what the rows of a demand mean for its requests. at is its RetryAt.
-func (c *call) status(i int, a *answer, w waiting) (s Status, at algebra.Micros) {
+// status is what the rows of a demand mean for its requests. at is its RetryAt, and reset its ResetAt.
+func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
 	if taken && c.verb == VerbConsume {
 		s.took.rows = len(rows)
@@ -124,9 +131,9 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at algebra.Micros)
 	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
 	s.Remaining = numbers.Total(rows, now)
 	if numbers.Window {
-		s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
+		reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
 	} else {
-		s.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, now).Time()
+		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
 	}
 	switch {
 	case taken:
@@ -146,6 +153,6 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at algebra.Micros)
 	default:
 		at = now
 	}
-	s.RetryAt = at.Time()
-	return s, at
+	s.RetryAt, s.ResetAt = at.Time(), reset.Time()
+	return s, at, reset
 }

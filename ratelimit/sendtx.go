@@ -8,20 +8,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, but
-// not a pgx.Tx, which has begun already.
-type BatchTxBeginner interface {
-	TxBeginner
+// batchTxBeginner is what SendTx sends a transaction to.
+type batchTxBeginner interface {
+	txBeginner
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise: BEGIN, the batch and COMMIT are
-// sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
+// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise, on a *pgxpool.Pool, a *pgxpool.Conn or a
+// *pgx.Conn: BEGIN, the batch and COMMIT are sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
 // in one more.) An error of a query, a denial among them, stops the batch, rolls it back, in another round trip, and is returned; the
 // connection is left clean and goes back to its pool.
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
-// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
+// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error matches [ErrAttemptsExhausted]. The batch is not
 // used up: copies of its queries are sent. It can be sent again, but not by two goroutines at once. It must not begin or end a
 // transaction itself. The option [Hot] is refused.
 //
@@ -31,7 +30,15 @@ type BatchTxBeginner interface {
 //
 // If the connection broke or ctx was over when it had been sent, the error matches [ErrUnknownOutcome], since COMMIT may have
 // reached the server with the rest: the batch is not sent again.
-func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
+func (l *Limiter) SendTx(
+	ctx context.Context,
+	db interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+		SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	},
+	batch *pgx.Batch,
+	options ...TxOption,
+) error {
 	o := newTxOptions(options)
 	if db == nil || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
@@ -55,7 +62,7 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 
 // sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
 // that read its results.
-func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
+func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
 	// BEGIN, copies of the queries, since pgx sends none twice, and COMMIT.
 	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
@@ -101,7 +108,7 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same, by somebody who knows more about it
 	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
-		return nil, explain(VerbConsume, err)
+		return nil, explain(string(VerbConsume), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline

@@ -8,15 +8,14 @@ import (
 	"reflect"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// SQLQuerier is what [SQL] makes a [DB] of: a *sql.Tx, *sql.Conn or *sql.DB, and whatever of an ORM's has the same method.
-type SQLQuerier interface {
+// sqlQuerier is what SQL takes.
+type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] of a handle of database/sql, on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
+// SQL makes a [DB] of a handle of database/sql (a *sql.Tx, *sql.Conn or *sql.DB, or what has the same method), on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
 // verb works on it as on pgx: in a transaction a call is part of it, on a connection or a pool it is one of its own. Make it
 // where it is needed; it holds nothing but the handle.
 //
@@ -26,9 +25,12 @@ type SQLQuerier interface {
 // generated with the feature sql/execquery.
 //
 // A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. The DB is for the verbs; statements of your own are
-// better off with the handle: on the DB, arguments go as text, Exec does not say how many rows it affected, QueryRow scans as
-// database/sql does, and Query is an error that matches [errors.ErrUnsupported].
-func SQL(db SQLQuerier) DB {
+// better off with the handle: on the DB, arguments go as text, and QueryRow scans as database/sql does.
+func SQL(
+	db interface {
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	},
+) DB {
 	if db = unwrapped(db); isNil(db) {
 		return nil
 	}
@@ -37,7 +39,7 @@ func SQL(db SQLQuerier) DB {
 
 // unwrapped is the *sql.Tx, *sql.Conn or *sql.DB that a handle of bun's embeds. That itself formats queries: it would look for
 // question marks to put the arguments in, and send none.
-func unwrapped(db SQLQuerier) SQLQuerier {
+func unwrapped(db sqlQuerier) sqlQuerier {
 	v := reflect.Indirect(reflect.ValueOf(db))
 	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
 		return db
@@ -45,7 +47,7 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 	for _, name := range []string{"Tx", "Conn", "DB"} {
 		if field, ok := v.Type().FieldByName(name); ok {
 			if embedded, err := v.FieldByIndexErr(field.Index); err == nil {
-				if inner, ok := reflect.TypeAssert[SQLQuerier](embedded); ok {
+				if inner, ok := reflect.TypeAssert[sqlQuerier](embedded); ok {
 					return inner
 				}
 			}
@@ -55,23 +57,19 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 }
 
 // sqlDB asks on database/sql.
-type sqlDB struct{ db SQLQuerier }
+type sqlDB struct{ db sqlQuerier }
 
-func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, d.run(ctx, query, args, nil)
-}
-
-func (d sqlDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
-	return nil, fmt.Errorf("ratelimit: Query on a handle of database/sql: %w", errors.ErrUnsupported)
-}
-
-// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter among the arguments has its way first.
+// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter in front of the arguments has its way; else they go as text.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	var err error
+	var rewriter pgx.QueryRewriter
 	if len(args) > 0 {
-		if rewriter, ok := args[0].(pgx.QueryRewriter); ok {
-			query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:])
-		}
+		rewriter, _ = args[0].(pgx.QueryRewriter)
+	}
+	var err error
+	if rewriter != nil {
+		query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:])
+	} else {
+		args, err = texts(args)
 	}
 	return sqlRow(func(dest []any) error {
 		if err != nil {
@@ -85,11 +83,8 @@ type sqlRow func(dest []any) error
 
 func (scan sqlRow) Scan(dest ...any) error { return scan(dest) }
 
-// run runs a query to its end, and scans its row if there is dest.
+// run runs a query to its end, and scans its row.
 func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err error) {
-	if args, err = texts(args); err != nil {
-		return err
-	}
 	on := d.db
 	if pool, ok := on.(interface {
 		Conn(ctx context.Context) (*sql.Conn, error)
@@ -115,7 +110,7 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	}()
 	scanned := false
 	for rows.Next() {
-		if dest != nil && !scanned {
+		if !scanned {
 			if err := rows.Scan(dest...); err != nil {
 				return err
 			}
@@ -125,7 +120,7 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	if dest != nil && !scanned {
+	if !scanned {
 		return sql.ErrNoRows
 	}
 	return nil
@@ -139,12 +134,12 @@ func (unsentError) SafeToRetry() bool { return true }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// SQLTxBeginner begins transactions: a *sql.DB or a *sql.Conn.
-type SQLTxBeginner interface {
+// sqlTxBeginner is what InSQLTx takes.
+type sqlTxBeginner interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// InSQLTx is [Limiter.InTx] for database/sql: SERIALIZABLE unless told otherwise, run again when the database could not
+// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn: SERIALIZABLE unless told otherwise, run again when the database could not
 // serialize it or ended a deadlock with it, be it at COMMIT, rolled back when fn panics, and with the same options.
 //
 //	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
@@ -152,15 +147,24 @@ type SQLTxBeginner interface {
 //		return err
 //	})
 //
+// In fn, a verb that writes on [SQL] of the same *sql.DB is an error that matches [ErrInvalid]: see [OutsideTx].
+//
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
 // then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
 // whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
 // that matches [ErrInvalid].
-func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx context.Context, tx *sql.Tx) error, options ...TxOption) error {
+func (l *Limiter) InSQLTx(
+	ctx context.Context,
+	db interface {
+		BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+	},
+	fn func(ctx context.Context, tx *sql.Tx) error,
+	options ...TxOption,
+) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
-	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		level, ok := sqlLevels[isolation]
 		if !ok {
 			return nil, fmt.Errorf("%w: isolation level %q", ErrInvalid, isolation)

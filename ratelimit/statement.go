@@ -16,15 +16,14 @@ import (
 // how its answer is read. It is run on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
 type statement struct {
 	sql     string
-	args    []any // the first place is free: see reply
+	args    []any // the first place is free: see replyTo
 	demands int   // how many it is about
-	read    func(row pgx.Row, demands int) (*answer, error)
+	read    func(reply pgx.Row, demands int) (*answer, error)
 }
 
 // statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
-	takes := c.verb == VerbConsume || c.verb == VerbCharge
-	now := nullable(c.now)
+	takes, now := c.takes(), nullable(c.now)
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)

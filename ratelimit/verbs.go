@@ -27,8 +27,10 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 	return l.do(ctx, db, VerbConsume, "", requests)
 }
 
-// Check says what Consume would answer now, denial or not, and writes nothing. To ask for a balance, check a count of 0:
-// Remaining is the answer. Do not check first and consume later where Consume alone would do: in between, others consume.
+// Check answers as Consume would now, and writes nothing. A denial is an [*DeniedError], as Consume's is, with the result beside it.
+//
+// To read a balance, check a count of 0: [Result.Remaining] is the answer. Such a check is never denied, even if the limit is in debt.
+// Do not check first and consume later where Consume alone would do: in between, others consume.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, VerbCheck, "", requests)
 }
@@ -45,7 +47,7 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 //
 // A refund gives back as much as harms no promise. It never fills a limit above its capacity, and it breaks no RetryAt that a
 // reservation was told. A token bucket gets what would still be missing if nobody else had taken anything since, less what is owed
-// to those who wait. Under saturation that is all of it if MaxReserved + rate × the time until the refund + the refund is at most the
+// to those who wait. Under saturation that is all of it if MaxReserved + rate × the time that the work takes + the refund is at most the
 // capacity. A fixed window gets all of it while the window in which the work was to run is the last that anything was promised in.
 // Afterwards it gets nothing. docs/refunds.md says more.
 //
@@ -72,7 +74,10 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	began := time.Now()
 	c, err := l.newCall(v, receipt, requests)
 	if noDatabase(db) {
-		err = fmt.Errorf("%w: no database", ErrInvalid)
+		err = programError{fmt.Errorf("%w: no database", ErrInvalid)}
+	}
+	if err == nil {
+		err = errOutside(ctx, v, db)
 	}
 	if err == nil {
 		result, err = c.decide(ctx, db)

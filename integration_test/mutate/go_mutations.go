@@ -5,11 +5,11 @@ var goMutations = []mutation{
 
 	{
 		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes from a bucket",
-		old: "max(seconds(now-row.TS), 0)*rate", new: "seconds(now-row.TS)*rate",
+		old: "max(seconds(to-from), 0)*rate", new: "seconds(to-from)*rate",
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-windows-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes a window's tokens",
-		old: "float64(max(begun, 0) * rate)", new: "float64(begun * rate)",
+		old: "float64(max(l.begun(from, to), 0) * rate)", new: "float64(l.begun(from, to) * rate)",
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-unclamped", file: "internal/algebra/algebra.go", what: "a row may hold more than the capacity",
@@ -45,6 +45,88 @@ var goMutations = []mutation{
 		tests: "TestWhenIsExact",
 	},
 
+	{
+		name: "promise-forfeits-nothing", file: "internal/algebra/promise.go", what: "a reservation that waits forfeits nothing",
+		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if false &&",
+		tests: "TestReserve",
+	}, {
+		name: "promise-above-capacity", file: "internal/algebra/promise.go", what: "a reservation of more than the capacity forfeits, though no promise holds for it",
+		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if runAt > now &&",
+		tests: "TestReserve",
+	}, {
+		name: "promise-others-wait", file: "internal/algebra/promise.go", what: "a token bucket that another limit makes wait forfeits nothing",
+		old: "(l.Window || runAt > own[i])", new: "l.Window",
+		tests: "TestReserve",
+	}, {
+		name: "promise-latest", file: "internal/algebra/promise.go", what: "what a limit would refill counts from now, though its rows were refilled later",
+		old: "l.refill(latest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
+		tests: "TestReserve",
+	}, {
+		name: "promise-floor", file: "internal/algebra/promise.go", what: "what is forfeited may be below the floor",
+		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Shards, d.Count, d.Floor, now)",
+		tests: "TestReserve",
+	}, {
+		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a reservation that is denied is told the instant at which it would do without what it forfeits",
+		old: "	return firstAfter(now, guess, enough)\n", new: "	return guess\n",
+		tests: "TestReserve",
+	}, {
+		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back what was refilled since",
+		old: "- taken.Held - refilled", new: "- taken.Held",
+		tests: "TestRefund",
+	}, {
+		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back what it was not short of",
+		old: "- taken.Held - refilled", new: "- refilled",
+		tests: "TestRefund",
+	}, {
+		name: "promise-part", file: "internal/algebra/promise.go", what: "a shard gets back what the whole limit would be short of",
+		old: "float64(l.Capacity*taken.Part)", new: "l.Capacity",
+		tests: "TestRefund",
+	}, {
+		name: "promise-debt", file: "internal/algebra/promise.go", what: "a refund pays a debt that waits, and lets the next one run before it",
+		old: "missing+min(total, 0)", new: "missing",
+		tests: "TestRefund",
+	}, {
+		name: "promise-time-backwards", file: "internal/algebra/promise.go", what: "time that runs backwards makes a refund grow",
+		old: "refilled := float64(max(seconds(now-taken.At), 0)*", new: "refilled := float64(seconds(now-taken.At)*",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-latest", file: "internal/algebra/promise.go", what: "what was refilled counts to now, though the rows were refilled later",
+		old: "	now = latest(rows, now)\n", new: "",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-above-capacity", file: "internal/algebra/promise.go", what: "a job of more than the capacity, for which no promise holds, is refunded",
+		old: "case taken.Count > l.Capacity, wait", new: "case wait",
+		tests: "TestRefund",
+	}, {
+		name: "promise-saved-up-always", file: "internal/algebra/promise.go", what: "a window that saves nothing up, too, is refunded only what moves no debt",
+		old: "case wait > 0 && l.Capacity > l.Rate && ", new: "case wait > 0 && ",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-no-slack", file: "internal/algebra/promise.go", what: "windows of shards owe what rounding has made too little",
+		old: "< -slack(len(rows))", new: "< 0",
+		tests: "TestRefund",
+	}, {
+		name: "promise-part-refilled", file: "internal/algebra/promise.go", what: "a shard is refilled at the whole rate",
+		old: "float64(l.Rate*taken.Part)", new: "l.Rate",
+		tests: "TestRefund",
+	}, {
+		name: "promise-late", file: "internal/algebra/promise.go", what: "a later window takes a refund",
+		old: "wait < 0, owes", new: "owes",
+		tests: "TestRefund",
+	}, {
+		name: "promise-behind-others", file: "internal/algebra/promise.go", what: "a window takes a refund that somebody waits behind",
+		old: " owes(total, wait), ", new: " ",
+		tests: "TestRefund",
+	}, {
+		name: "promise-not-the-last", file: "internal/algebra/promise.go", what: "a window takes a refund though its debt ends before",
+		old: ", wait > 0 && !owes(total, wait-1):", new: ":",
+		tests: "TestRefund",
+	}, {
+		name: "promise-saved-up", file: "internal/algebra/promise.go", what: "a refund to a window that saves up lets its debt end before",
+		old: "	case wait > 0 && l.Capacity > l.Rate && !owes(total+count, wait-1):\n		return 0\n", new: "",
+		tests: "TestRefund",
+	},
+
 	// ratelimit: requests
 
 	{
@@ -57,7 +139,7 @@ var goMutations = []mutation{
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is a number of tokens",
-		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
+		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
@@ -67,6 +149,30 @@ var goMutations = []mutation{
 		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
+	}, {
+		name: "definitions-apart", file: "ratelimit/demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
+		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",
+	}, {
+		name: "definitions-later", file: "ratelimit/definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
+		old: "first != nil && !sameRefill(first, limit)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-race", file: "ratelimit/definitions.go", what: "of two definitions at once, both are granted",
+		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
+		tests: "TestADefinitionIsDecidedOnce",
+	}, {
+		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start is not another definition",
+		old: "a.numbers.Start == b.numbers.Start", new: "true",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "names of limits fill the memory",
+		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
+		tests: "TestSoManyDefinitionsAreRemembered",
+	}, {
+		name: "definitions-http", file: "ratelimit/httplimit/httplimit.go", what: "two definitions of one name are the client's fault",
+		old: "errors.As(err, &own) || ", new: "",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
@@ -81,7 +187,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == VerbConsume && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
+		old: "case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -96,9 +202,29 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/call.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "result.fill(c.demands, a, a.granted && c.verb != VerbCheck)", new: "result.fill(c.demands, a, a.granted)",
+		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck", new: "d, rows, taken := &c.demands[i], a.rows[i], a.granted",
 		tests: "TestCheckAnswersLikeConsume",
+	}, {
+		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
+		old: "(c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK", new: "c.verb == VerbConsume && !result.OK",
+		tests: "TestCheckAnswersAndWritesNothing",
+	}, {
+		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
+		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
+		tests: "TestACheckOfZeroIsNeverDenied",
+	}, {
+		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
+		tests: "TestMetricsOfDecisions",
+	}, {
+		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
+		old: "min(remaining, s.Remaining)", new: "s.Remaining",
+		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
+	}, {
+		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
+		old: "max(resetAt, reset)", new: "reset",
+		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
@@ -117,6 +243,142 @@ var goMutations = []mutation{
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	},
 
+	// ratelimit: receipts and reservations
+
+	{
+		name: "receipt-of-nothing", file: "ratelimit/receipt.go", what: "a receipt has requests of which nothing was taken",
+		old: "if s.took.rows == 0 || s.Count == 0 {", new: "if s.took.rows == 0 {",
+		tests: "TestAReceiptSaysWhatWasTaken",
+	}, {
+		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
+		old: "			t.Count += s.Count\n", new: "",
+		tests: "TestAReceiptSaysWhatWasTaken",
+	}, {
+		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
+		old: "	if r.receipt != nil {\n		return r.receipt.text()\n	}\n", new: "",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt serves for another key",
+		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
+		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt serves for another limit",
+		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
+		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "what another version wrote into a receipt is passed over",
+		old: "	decoder.DisallowUnknownFields()\n", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-and-more", file: "ratelimit/receipt.go", what: "what follows a receipt is passed over",
+		old: "if _, more := decoder.Token(); !errors.Is(more, io.EOF) {", new: "if _, more := decoder.Token(); false && !errors.Is(more, io.EOF) {",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-version", file: "ratelimit/receipt.go", what: "a receipt of another version is read",
+		old: "if r.Version != receiptVersion {", new: "if false {",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a limit and key may be in a receipt twice",
+		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-count", file: "ratelimit/receipt.go", what: "any count may be in a receipt",
+		old: "!countable(t.Count) || ", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-refunded-below-zero", file: "ratelimit/receipt.go", what: "less than nothing may have been refunded",
+		old: "t.Refunded >= 0 && ", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-refunded-above-count", file: "ratelimit/receipt.go", what: "more than was taken may have been refunded",
+		old: " && t.Refunded <= t.Count", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-held", file: "ratelimit/receipt.go", what: "sums with what is in a receipt may overflow",
+		old: "!(math.Abs(t.Held) <= maxHeld),", new: "!(math.Abs(t.Held) <= math.Inf(1)),",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-shards-none", file: "ratelimit/receipt.go", what: "a limit may have no shards",
+		old: "t.Shards < 1 || ", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-shards-many", file: "ratelimit/receipt.go", what: "a limit may have any number of shards",
+		old: " || t.Shards > maxShards", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
+		old: "t.Rows != 1 && t.Rows != t.Shards:", new: "false:",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "more is refunded than is left in the receipt",
+		old: "if d.count > left+t.rounding() {", new: "if false {",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
+		name: "receipt-rounding", file: "ratelimit/receipt.go", what: "the last part is refused if the parts add up to more than the whole by rounding",
+		old: "if d.count > left+t.rounding() {", new: "if d.count > left {",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
+		name: "receipt-rounding-mints", file: "ratelimit/receipt.go", what: "what parts are more than the whole by rounding is given back",
+		old: "		d.count = min(d.count, left)\n", new: "",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
+		name: "receipt-rows-part", file: "ratelimit/receipt.go", what: "one shard's part is the whole limit",
+		old: "if t.Rows < t.Shards {", new: "if t.Rows > t.Shards {",
+		tests: "TestAReceiptSaysWhatWasTaken",
+	}, {
+		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a part of a refund that paid a debt hides it from the next part",
+		old: "				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))\n", new: "",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
+		old: "		t.Held += d.count // as if so much less had been taken\n", new: "",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt is never used up",
+		old: "		t.Refunded += d.count\n", new: "",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "receipt-used-up", file: "ratelimit/receipt.go", what: "what is left of a receipt that is used up is a receipt of nothing",
+		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded < 0",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "receipt-unrounded", file: "ratelimit/receipt.go", what: "what rounding leaves of a receipt is a receipt",
+		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded <= 0",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "refund-rows-before", file: "ratelimit/receipt.go", what: "a refund is answered with the rows as they were before",
+		old: "				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)\n", new: "",
+		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for one another are not asked for as those that forfeit",
+		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "forfeits-window", file: "ratelimit/demand.go", what: "a reservation of a fixed window is not asked for as one that forfeits",
+		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "len(ds) > 1",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
+	}, {
+		name: "check-forfeits", file: "ratelimit/result.go", what: "a check says when work would run that forfeits nothing",
+		old: "	case w.asked != nil && a.granted:\n", new: "	case false:\n",
+		tests: "TestModel",
+	}, {
+		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is said to be OK that another one's wait denies",
+		old: "		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that would be granted alone has no wait, though another one's wait denies it",
+		old: "at == now { // alone", new: "false { // alone",
+		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
+		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at)\n	}\n", new: "",
+		tests: "TestModel",
+	},
+
 	// ratelimit: transactions
 
 	{
@@ -129,7 +391,7 @@ var goMutations = []mutation{
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
-		old: "return state == \"40001\" || state == \"40P01\"", new: "return state == \"40001\"",
+		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
@@ -139,6 +401,30 @@ var goMutations = []mutation{
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+	}, {
+		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "what was tried as often as it may is tried again by what is around it",
+		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
+		tests: "TestNestedRetriesDoNotMultiply",
+	}, {
+		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not give back",
+		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-innermost", file: "ratelimit/outside.go", what: "only the innermost transaction's pool is refused",
+		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
+		tests: "TestAllEnclosingPoolsCount",
+	}, {
+		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a context that was kept is refused when its transaction has ended",
+		old: " && !open.ended.Load()", new: "",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-check", file: "ratelimit/outside.go", what: "a check on the pool inside its transaction is refused",
+		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
+		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
+	}, {
+		name: "outside-inherited", file: "ratelimit/outside.go", what: "OutsideTx changes nothing",
+		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
+		tests: "TestOutsideTxOutlivesTheRollback",
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
@@ -153,7 +439,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*reply); ours {", new: "(*reply); ours && t.failed != nil {",
+		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -181,7 +467,7 @@ var goMutations = []mutation{
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
 		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
-		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
+		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
 		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
@@ -280,6 +566,10 @@ var goMutations = []mutation{
 	// ratelimit: the coalescer
 
 	{
+		name: "coalescer-embedded", file: "ratelimit/db.go", what: "a struct that embeds a Coalescer silently does not coalesce",
+		old: "db.(interface{ coalescer() *Coalescer }); ok {", new: "db.(*Coalescer); ok {",
+		tests: "TestAStructThatEmbedsACoalescerCoalesces",
+	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
@@ -438,7 +728,7 @@ var goMutations = []mutation{
 		tests: "TestClientIP",
 	}, {
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
-		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
+		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
 		tests: "TestCost",
 	}, {
 		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",

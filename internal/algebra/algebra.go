@@ -1,6 +1,6 @@
 // Package algebra is the arithmetic of the limits: pure functions over a limit, its rows and an instant.
 //
-// It does the sums of ratelimit_available and ratelimit_apply in the same order and to the same bit, so that Go can say
+// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can say
 // when the database will grant something. Products are converted to float64 before they are added to: Go may otherwise
 // fuse the two operations (arm64), Postgres does not.
 package algebra
@@ -12,6 +12,13 @@ import (
 
 // Slack is how many tokens a sum over shards may lack through rounding. A single row is exact.
 const Slack = 1e-9
+
+// Bounds of rates; and of capacities, counts and what may be reserved where they are not 0. Tokens are doubles, exact for whole
+// numbers far beyond MaxTokens.
+const (
+	MinTokens = 1e-15
+	MaxTokens = 1e15
+)
 
 // Micros is an instant in microseconds since the Unix epoch: the database's resolution.
 type Micros int64

@@ -13,7 +13,7 @@ import (
 )
 
 const Apply = `-- name: Apply :one
-SELECT pg_catalog.record_send(ratelimit_apply(
+SELECT pg_catalog.record_send(_ratelimit_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
@@ -63,10 +63,10 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 }
 
 const Consume = `-- name: Consume :one
-SELECT pg_catalog.record_send(ratelimit_consume(
+SELECT pg_catalog.record_send(_ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean, true))::bytea AS answer
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean))::bytea AS answer
 `
 
 type ConsumeParams struct {
@@ -103,10 +103,10 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 }
 
 const ConsumeSeveral = `-- name: ConsumeSeveral :one
-SELECT pg_catalog.record_send(ratelimit_consume_several(
+SELECT pg_catalog.record_send(_ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean, true))::bytea AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean))::bytea AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -141,11 +141,11 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 }
 
 const ConsumeSharded = `-- name: ConsumeSharded :one
-SELECT pg_catalog.record_send(ratelimit_consume_sharded(
+SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
-      $10::integer, $11::integer, $12::timestamptz, $13::boolean, true))::bytea AS answer
+      $10::integer, $11::integer, $12::timestamptz, $13::boolean))::bytea AS answer
 `
 
 type ConsumeShardedParams struct {
@@ -186,7 +186,7 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 }
 
 const Refund = `-- name: Refund :one
-SELECT pg_catalog.record_send(ratelimit_refund(
+SELECT pg_catalog.record_send(_ratelimit_refund(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],

@@ -121,7 +121,7 @@ const (
 	first  = "00001_engine.sql"
 	second = "00002_engine.sql"
 	third  = "00003_engine.sql"
-	body   = "-- Locks nothing. The UPDATE may have waited" // a line of ratelimit_consume
+	body   = "-- Locks nothing. The UPDATE may have waited" // a line of _ratelimit_consume
 )
 
 func TestBeforeTheFirstReleaseThereIsOneMigration(t *testing.T) {
@@ -161,7 +161,7 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 	r.generate()
 	r.edit("consume.sql", "-- Once. ", "-- Twice. ")
 	r.generate()
-	r.want(second, []string{"CREATE OR REPLACE FUNCTION ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION ratelimit_consume"})
+	r.want(second, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"})
 	if up, down, _ := strings.Cut(r.read(second), "+goose Down"); !strings.Contains(up, "-- Twice. "+body) || !strings.Contains(down, body) || strings.Contains(down, "Twice") {
 		t.Errorf("the migration is\n%s", r.read(second))
 	}
@@ -251,7 +251,7 @@ func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
 	r.wantError(byHand, "no Down part")
 	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE rate_limits DROP more;\n")
 	r.generate()
-	r.want(third, []string{"CREATE OR REPLACE FUNCTION ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION ratelimit_consume"})
+	r.want(third, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"})
 	if r.MapFS[second] != nil {
 		t.Error("two migrations have one number")
 	}

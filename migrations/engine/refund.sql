@@ -9,11 +9,11 @@
 --
 -- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
 -- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_refund(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -56,7 +56,11 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                total := /* TEMPLATE: schema */ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
+                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
@@ -65,7 +69,7 @@ BEGIN
                 ELSE
                     wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i]));
-                    owing := CASE WHEN m > 1 THEN '-1e-9' ELSE '0' END;
+                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
                     back := CASE
                         WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
                         WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
@@ -78,7 +82,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// credential is a header field's value without what tells no two credentials apart. It is empty if there is none.
+// credential is a header field's value in one spelling. It is empty if there is no credential.
 func credential(field, value string) string {
 	value = strings.Trim(value, " \t")
 	if field != "Authorization" && field != "Proxy-Authorization" {
@@ -29,7 +29,7 @@ func credential(field, value string) string {
 // standardBase64 is for decoders that take the URL-safe alphabet for the standard one.
 var standardBase64 = strings.NewReplacer("-", "+", "_", "/")
 
-// sameBase64 is one spelling of base64: its padding may be missing, and its last character has bits that count for nothing.
+// sameBase64 is base64 in one spelling: decoders ignore missing padding and the last bits of the last character.
 func sameBase64(s string) string {
 	decoded, err := base64.RawStdEncoding.DecodeString(standardBase64.Replace(strings.TrimRight(s, "=")))
 	if err != nil {
@@ -38,7 +38,7 @@ func sameBase64(s string) string {
 	return base64.StdEncoding.EncodeToString(decoded)
 }
 
-// authParams is one spelling of the parameters of credentials. Not ok: s is no list of parameters, but one text (token68).
+// authParams is the parameters of credentials in one spelling. ok is false if s is no list of parameters, but one text (token68).
 func authParams(scheme, s string) (params string, ok bool) {
 	if !strings.Contains(strings.TrimRight(s, "="), "=") {
 		return "", false

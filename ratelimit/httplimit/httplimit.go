@@ -31,6 +31,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,8 +101,8 @@ type Middleware struct {
 	PartitionSecret []byte
 
 	// LegacyFields sets the fields of before the draft, too: X-RateLimit-Limit, -Remaining and -Reset, and those without
-	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Reset is, as t is, a
-	// number of seconds, not a time of day.
+	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Limit is q, the
+	// most tokens at once; Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
@@ -212,7 +213,7 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 		return 0
 	case errors.Is(err, ratelimit.ErrDenied):
 		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrInvalid) && misdefined(result):
+	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
 		return http.StatusInternalServerError
 	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity), unstorable(err):
 		return http.StatusBadRequest
@@ -232,20 +233,11 @@ func unstorable(err error) bool {
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
 }
 
-// misdefined says whether requests that are invalid are so by the server's own doing: a limit that is none, or one name
-// with two definitions for one key. If not, it is their keys or counts, which clients choose.
-func misdefined(result ratelimit.Result) bool {
-	for i, s := range result.Requests {
-		if s.Limit.Validate() != nil {
-			return true
-		}
-		for _, other := range result.Requests[:i] {
-			if s.Limit.Name() == other.Limit.Name() && s.Key == other.Key && s.Limit != other.Limit {
-				return true
-			}
-		}
-	}
-	return false
+// misprogrammed says whether requests that are invalid are so by the server's own doing: a limit that is none, one name with two
+// definitions, or a DB that must not be used there. If not, it is their keys or counts, which clients choose.
+func misprogrammed(result ratelimit.Result, err error) bool {
+	var own interface{ ProgramError() }
+	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
 }
 
 // countFailure calls the handler, and gives back what was consumed unless the answer is a failure. A panic goes by, and has

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // ClientIP tells clients apart by their address. The zero value is for a server that clients connect to themselves.
@@ -32,12 +32,13 @@ type ClientIP struct {
 
 // Key is the client's address, for [ratelimit.Limit.Key]: "203.0.113.7", or "2001:db8:0:1::/64". There are no zones and no ports.
 //
-// Where the network writes an IPv4 address into an IPv6 one, the key is the IPv4 address: the client cannot choose it, and the bits
-// around it are the same for everybody or of the client's choice. That is so for IPv4-mapped (::ffff:0:0/96), IPv4-translated
-// (::ffff:0:0:0/96) and IPv4-compatible (::/96) addresses, for NAT64 (64:ff9b::/96), for 6to4 (2002::/16: the site's
-// address) and for Teredo (2001::/32: the address of the client's NAT, whose port is left out, since a client can open many).
-// In 64:ff9b:1::/48 only the local network knows where the IPv4 address is: there, each IPv6 address is a client.
-// A network's own NAT64 prefix is like any IPv6 network. So are ISATAP addresses: a client may write any IPv4 address into its own.
+// Where the network writes an IPv4 address into an IPv6 one, the key is the IPv4 address. The client cannot choose it, and the
+// bits around it are the same for everybody, or of the client's choice. These are IPv4-mapped (::ffff:0:0/96), IPv4-translated
+// (::ffff:0:0:0/96) and IPv4-compatible (::/96) addresses, NAT64 (64:ff9b::/96), 6to4 (2002::/16: the site's address) and
+// Teredo (2001::/32: the address of the client's NAT; its port is left out, since a client can open many).
+//
+// In 64:ff9b:1::/48 only the local network knows where the IPv4 address is: there, each IPv6 address is a client. A network's
+// own NAT64 prefix is like any IPv6 network. So is ISATAP: a client may write any IPv4 address into its own.
 //
 // If the entry of X-Forwarded-For is missing, or no address, the key is the address that the request came from: the last proxy's,
 // on which all such requests are counted together. If that is none either (a Unix socket), it is "unknown".
@@ -119,13 +120,14 @@ func (c ClientIP) mask(addr netip.Addr) string {
 	return netip.PrefixFrom(addr, min(bits, 128)).Masked().String()
 }
 
-// APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a secret
-// should not be. If it is missing, that is a [StatusError] of 401; if there are several that differ, one of 400.
+// APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a
+// secret should not be. If it is missing, that is a [StatusError] of 401; if there are several that differ, one of 400.
 //
-// A credential that is spelled in several ways is one key, as far as RFC 9110 says so. Spaces around it do not count. In Authorization and
-// Proxy-Authorization, nor does the case of the scheme, the number of spaces after it, the spelling of the base64 of Basic, or the
-// order, case and quoting of parameters. Of Digest, the user name and the realm count, since the rest changes with each request:
-// verify it first, for anybody can state a name. Other fields are compared as they are.
+// A credential that is spelled in several ways is one key, as far as RFC 9110 says so. Spaces around it do not count. In
+// Authorization and Proxy-Authorization, nor does the case of the scheme, the number of spaces after it, the spelling of the
+// base64 of Basic, or the order and quoting of parameters and the case of their names. Of Digest, the user name and the realm
+// count, since the rest changes with each request: verify it first, for anybody can state a name. Other fields are compared as
+// they are.
 //
 // Some schemes send another credential each time (Negotiate, OAuth 1.0, Hawk). A JWT is replaced often, and many libraries
 // accept several spellings of its signature. There, count by the user whom the application has found, not by APIKey.
@@ -156,11 +158,11 @@ func APIKey(r *http.Request, header string) (string, error) {
 //	Cost(r.URL.Query().Get("n"), 1)
 //
 // What is missing or no number of tokens (negative, infinite, not a number, too small to count) is the default. 0 is one: where
-// a client must not name its own price, use max(1, Cost(…)). A number above [ratelimit.MaxTokens] is returned as it is,
+// a client must not name its own price, use max(1, Cost(…)). A number above 1e15 is returned as it is,
 // and its request refused with 400, not granted for the default.
 func Cost(text string, defaultCost float64) float64 {
 	cost, err := strconv.ParseFloat(text, 64)
-	if err != nil || strings.ContainsAny(text, "_xX") || cost != 0 && !(cost >= ratelimit.MinTokens) || math.IsInf(cost, 1) {
+	if err != nil || strings.ContainsAny(text, "_xX") || cost != 0 && !(cost >= algebra.MinTokens) || math.IsInf(cost, 1) {
 		return defaultCost
 	}
 	return cost

@@ -26,7 +26,7 @@ import (
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
 //	ratelimit.verb     consume, check, charge, refund or reset
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another one denied);
-//	                   exceeds_capacity (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run
+//	                   would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run
 //	                   again); canceled (by the caller); error
 //	error.type         of the outcome error, and of retries: the SQLSTATE, "deadline_exceeded" or "_OTHER"
 //
@@ -70,7 +70,7 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 	limits := map[string]bool{}
 	for _, s := range d.Result.Requests {
 		name, of := attribute.String("ratelimit.limit", limitName(s.Limit)), result
-		if result == denied && s.OK {
+		if (result == denied || result == wouldDeny) && s.OK {
 			of = withheld
 		}
 		limits[name.Value.AsString()] = true
