@@ -71,7 +71,7 @@ var goMutations = []mutation{
 		tests: "TestReserve",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back what was refilled since",
-		old: "- taken.Held - refilled", new: "- taken.Held",
+		old: "- taken.Held - refilled", new: "- taken.Held - 0*refilled",
 		tests: "TestRefund",
 	}, {
 		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back what it was not short of",
