@@ -73,11 +73,11 @@ func TestRefund(t *testing.T) {
 		{"a part of it", bucket, one(4, noon), took(noon, noon, 6, 4, 1), 2, noon, 2},
 		{"some was refilled", bucket, one(4, noon), took(noon, noon, 6, 4, 1), 6, noon + 2*second, 4},
 		{"all was refilled", bucket, one(0, noon+6*second), took(noon, noon, 6, 4, 1), 6, noon + 8*second, 0},
-		{"the clock stepped back", bucket, one(4, noon-3*second), took(noon, noon, 6, 6, 1), 6, noon - 3*second, 4},
+		{"the clock stepped back", bucket, one(4, noon-3*second), took(noon, noon, 6, 6, 1), 6, noon - 3*second, 0},
 		{"behind the rows", bucket, one(4, noon+2*second), took(noon, noon, 6, 4, 1), 6, noon, 4},
 		{"some of it is owed", bucket, one(-3, noon), took(noon, noon, 6, 4, 1), 6, noon, 3},
 		{"all of it is owed", bucket, one(-9, noon), took(noon, noon, 6, 4, 1), 6, noon, 0},
-		{"a shard's part", bucket, []Row{{2, noon}, {5, noon}}, took(noon, noon, 3, 2, 0.5), 3, noon + 2*second, 2},
+		{"a shard's part", bucket, []Row{{2, noon}, {5, noon}}, took(noon, noon, 3, 2, 0.5), 3, noon + 2*second, 1},
 
 		{"the same window", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute - 1, 1},
 		{"the next", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute, 0},
