@@ -246,7 +246,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
-		old: "_ratelimit_available(0, latest[i],\n", new: "_ratelimit_available(0, at,\n",
+		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
@@ -266,7 +266,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "left-latest", file: balance, what: "by hand, what a window would refill counts from now, though it was refilled later",
-		old: "                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
+		old: "                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
@@ -298,11 +298,11 @@ var sqlMutations = []mutation{
 		tests: "TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack",
 	}, {
 		name: "refund-no-number", file: refund, what: "NaN is a number, and so is NULL",
-		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS NULL AND false;",
+		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS NULL AND false;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-null", file: refund, what: "NULL is a number",
-		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS FALSE;",
+		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS FALSE;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-nan", file: refund, what: "NaN is a number",
@@ -318,15 +318,15 @@ var sqlMutations = []mutation{
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-at-no-instant", file: refund, what: "an instant may be infinite",
-		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at))", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL)",
+		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-refilled", file: refund, what: "a bucket gets back what was refilled since",
-		old: "back := capacities[i] * parts[i] - held[i]\n                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
+		old: "back := capacities[i] * parts[i] - held[i]\n                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "refund-time-backwards", file: refund, what: "time that runs backwards makes a refund grow",
-		old: "greatest(date_part('epoch', latest - taken_at), 0)", new: "date_part('epoch', latest - taken_at)",
+		name: "refund-time-backwards", file: refund, what: "rows of before a consumption get it back",
+		old: " AND latest >= taken_at", new: "",
 		tests: "TestModel",
 	}, {
 		name: "refund-held", file: refund, what: "a bucket gets back what it was not short of",
@@ -337,8 +337,8 @@ var sqlMutations = []mutation{
 		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] - held[i]\n",
 		tests: "TestModel",
 	}, {
-		name: "refund-part-refilled", file: refund, what: "a shard is refilled at the whole rate",
-		old: "(rates[i] * parts[i])", new: "rates[i]",
+		name: "refund-part-refilled", file: refund, what: "what one shard lacks is made up for at its rate alone, though what is left is spread over all",
+		old: "latest - taken_at) * rates[i] / ", new: "latest - taken_at) * (rates[i] * parts[i]) / ",
 		tests: "TestModel",
 	}, {
 		name: "refund-debt", file: refund, what: "a refund pays a debt that waits, and lets the next one run before it",
