@@ -194,13 +194,13 @@ func (c clone) write(name, text string) {
 }
 
 // edit replaces what is in a file once.
-func (c clone) edit(name, old, new string) {
+func (c clone) edit(name, old, with string) {
 	c.Helper()
 	text := c.read(name)
 	if n := strings.Count(text, old); n != 1 {
 		c.Fatalf("%q is %d times in %s", old, n, name)
 	}
-	c.write(name, strings.Replace(text, old, new, 1))
+	c.write(name, strings.Replace(text, old, with, 1))
 }
 
 // generate is make generate.

@@ -133,7 +133,7 @@ BEGIN
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
-                       CASE WHEN (b.available - b.count >= b.floor) IS NOT TRUE THEN 0
+                       CASE WHEN b.available - b.count < b.floor THEN 0
                             WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')

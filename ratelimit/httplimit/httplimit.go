@@ -176,15 +176,10 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	} else {
 		ctx, cancel := context.WithTimeout(r.Context(), m.timeout())
 		defer cancel()
-		consume := func(ctx context.Context) (err error) {
+		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is no failure of the database
 			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
 			return err
-		}
-		if _, coalesced := m.DB.(*ratelimit.Coalescer); coalesced {
-			d.Err = consume(ctx)
-		} else {
-			d.Err = ratelimit.Retry(ctx, consume) // a conflict is no failure of the database; a Coalescer runs it again by itself
-		}
+		})
 		d.Status = statusOfConsume(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
