@@ -421,7 +421,7 @@ func playModel(t *testing.T, calls int) {
 		pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 		ds := sums(verb, asks)
-		result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, from.receipt, requests)
+		result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, requests)
 		story := fmt.Sprintf("call %d at %v: %s %s %+v -> %+v, %v", n, clock.now, verb, from.receipt, asks, result, err)
 		if verb != "refund" && verb != "reset" && !possible(ds) {
 			if !errors.Is(err, ratelimit.ErrExceedsCapacity) {
