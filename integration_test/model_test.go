@@ -385,7 +385,7 @@ func playModel(t *testing.T, calls int) {
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
 	}
-	limiter, clock := newLimiter()
+	_, clock := newLimiter() // each call has a Limiter of its own, since one refuses a name with two definitions
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption

@@ -195,7 +195,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
 	}
-	limiter, clock := newLimiter()
+	_, clock := newLimiter()
 	swept, never := model{}, model{}
 	limits := make([]ratelimit.Limit, 4)
 	latest := clock.now
