@@ -598,8 +598,9 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			if random.IntN(4) > 0 {
 				w.clock.now = noon.Add(time.Duration(random.Int64()))
 			}
-			verb := oneOf(random, w.limiter.Consume, w.limiter.Check, w.limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
-				return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
+			limiter := &ratelimit.Limiter{Clock: w.clock.Now} // which has seen no other definition of the names
+			verb := oneOf(random, limiter.Consume, limiter.Check, limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
+				return limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
 			})
 			_, err := verb(w.Context(), w.db, requests...)
 			switch {

@@ -313,6 +313,8 @@ func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsO
 		case byOneShard != nil && d.shards > 1: // which had enough, whatever the others owe since the clock stepped back
 		case !granted: // and nothing has changed
 			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
+		case verb == "check" && d.count == 0:
+			at = max(at, d.numbers.When(rows, d.shards, 0, 0, now))
 		case verb == "check":
 			at = max(at, d.numbers.When(d.numbers.Take(rows, d.shards, d.count, now), d.shards, 0, 0, now))
 		default:

@@ -50,14 +50,14 @@ func TestRetryAtIsExact(t *testing.T) {
 				at := func(now time.Time) (ratelimit.Result, bool) {
 					t.Helper()
 					clock.now = now
-					result, err := limiter.Consume(t.Context(), tx, a.request())
+					result, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), tx, a.request())
 					if err != nil && !errors.As(err, &exceeded) {
 						t.Fatalf("case %d: %+v at %v: %v", n, a, now, err)
 					}
 					return result, err == nil
 				}
 				clock.now = now
-				if _, err := limiter.Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				if _, err := (&ratelimit.Limiter{Clock: clock.Now}).Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
 					continue
 				}
 				result, granted := at(now)

@@ -149,6 +149,8 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 		}
 	case !s.OK:
 		at = numbers.When(rows, shards, d.count, d.floor, now)
+	case a.granted && d.count == 0: // by a check, which reads what is owed
+		at = numbers.When(rows, shards, 0, 0, now)
 	case a.granted: // by a check: when the work might run
 		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
 	default:
