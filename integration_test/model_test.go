@@ -198,7 +198,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		*g = left
 		return true, nil
 	}
-	if d := ds[0]; verb != "check" && len(ds) == 1 && d.shards == 1 && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
+	if d := ds[0]; verb != "check" && len(ds) == 1 && d.shards == 1 && !forfeits(ds) && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
 		m.spread(d, 0, now) // the short way makes the rows one first, whatever it decides
 	}
 	if verb != "check" {
