@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
-	"fmt"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
@@ -75,13 +74,16 @@ type Coalescer struct {
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
 
-	mu       sync.Mutex
-	queue    []*waiter     // in order of arrival; empty if flying is 0
-	flying   int           // calls or batches at the database, or about to be
-	due      time.Time     // with a pace: when the next of them may begin
-	sameKeys bool          // the last batch asked several times of most keys, and more calls have been waiting since
-	closed   bool          // nothing is let in any more
-	drained  chan struct{} // made by Close, which waits for it; closed when flying is 0
+	mu     sync.Mutex
+	queue  []*waiter // in order of arrival, but that what is tried again comes first; empty if flying is 0
+	flying int       // statements at the database, or about to be
+	busy   [slots]int32
+	due    time.Time     // with a Pace: when the next statement may begin
+	closed bool          // nothing is let in any more
+	landed chan struct{} // made by Close, which waits for it; closed when flying is 0
+
+	slow       map[groupID]struct{} // keys that held a statement up
+	slowFlying bool                 // a statement for some of them is at the database
 }
 
 // noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
@@ -99,12 +101,12 @@ func (c *Coalescer) Close() {
 		c.mu.Unlock()
 		return
 	}
-	if c.drained == nil {
-		c.drained = make(chan struct{})
+	if c.landed == nil {
+		c.landed = make(chan struct{})
 	}
-	drained := c.drained
+	landed := c.landed
 	c.mu.Unlock()
-	<-drained
+	<-landed
 }
 
 // Exec goes straight to the pool.
@@ -123,11 +125,12 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 const (
-	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. If
-	// they ask for the same keys it is one, since the next would only wait for the row.
+	// maxInFlight is how many statements are at the database at once: while one commits, the next is on its way.
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
+	// slots is how many keys can be told apart while they are at the database.
+	slots = 1 << 13
 )
 
 // The SQLSTATEs that ratelimit_coalesce refuses a batch with.
@@ -146,8 +149,11 @@ type waiter struct {
 	// Guarded by Coalescer.mu.
 	lone   bool    // cannot share a statement
 	direct bool    // has been given a place to go by itself
+	slow   bool    // which is that of slow keys
 	left   bool    // does not wait any more
 	flight *flight // of its statement; nil: none yet
+	trial  *trial  // nil: no statement that it shared has failed
+	part   int     // of the trial, which decides it; 0: none
 
 	// The answer.
 	err     error
@@ -162,8 +168,9 @@ type waiter struct {
 type flight struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
-	waiting int  // how many wait for it; guarded by Coalescer.mu
-	decided bool // the same
+	waiting int            // how many wait for it; guarded by Coalescer.mu
+	decided bool           // the same
+	told    sync.WaitGroup // those who wait, from when it is decided until each has its answer
 }
 
 // newFlight puts waiters on a flight, those who have left too. Coalescer.mu is held.
@@ -190,20 +197,24 @@ type coalescing struct {
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
-// decide decides a call: at once, if few enough others are at the database, or together with those that wait.
+// decide decides a call: at once, if there is a place and its keys are not at the database, or together with those that wait.
 func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) error {
+	for i := range asked.demands {
+		d := &asked.demands[i]
+		d.slot = slotOf(d)
+	}
+	lone := asked.goesAlone()
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone := asked.goesAlone()
-	if len(c.queue) == 0 && c.flying < c.places() {
+	if c.flying < maxInFlight && !c.waits(asked.demands) {
 		c.flying++
-		if lone || c.takeTurn() == 0 {
+		if len(c.queue) == 0 && (lone || c.takeTurn() == 0) {
+			slow := c.depart(asked.demands)
 			c.mu.Unlock()
-			defer c.landed()
-			return c.direct(ctx, asked, result)
+			return c.direct(ctx, asked, result, slow)
 		}
 		go c.flush()
 	}
@@ -224,16 +235,16 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		}
 		<-w.done
 	}
-	err, direct := w.err, w.direct
+	err, direct, slow, flight := w.err, w.direct, w.slow, w.flight
 	if err == nil && !direct {
 		answer(result, asked.demands, w.states, w.at, w.granted)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
 	if direct {
-		defer c.landed()
-		return c.direct(ctx, asked, result)
+		return c.direct(ctx, asked, result, slow)
 	}
+	flight.told.Done()
 	return err
 }
 
@@ -257,7 +268,7 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	return true, false
 }
 
-// takeTurn is how long a statement still has to wait, by the pace. 0: it may begin, and the next is due a pace later. c.mu is held.
+// takeTurn is how long a statement still has to wait, by the Pace. 0: it may begin, and the next is due a pace later. c.mu is held.
 func (c *Coalescer) takeTurn() time.Duration {
 	if c.Pace <= 0 {
 		return 0
@@ -270,118 +281,195 @@ func (c *Coalescer) takeTurn() time.Duration {
 	return 0
 }
 
-// landed gives the place of a call that is decided to those that wait.
-func (c *Coalescer) landed() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.queue) > 0 && c.flying <= c.places() {
-		go c.flush()
-		return
-	}
-	c.release()
-}
-
-// places is how many calls or batches may be at the database at once. c.mu is held.
-func (c *Coalescer) places() int {
-	if c.sameKeys {
-		return 1
-	}
-	return maxInFlight
+// direct decides one call the ordinary way, in the place that it has, and gives that to those that wait.
+func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, slow bool) (err error) {
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.occupy(asked.demands, -1)
+		c.slowFlying = c.slowFlying && !slow
+		switch {
+		case err == nil:
+			c.trust(asked.demands)
+		case blocked(err) && ctx.Err() == nil:
+			c.suspect(asked.demands, nil)
+		}
+		if len(c.queue) > 0 {
+			go c.flush()
+			return
+		}
+		c.release()
+	}()
+	err = c.retry(ctx, defaultAttempts, false, func(q *queries) error {
+		return asked.take(ctx, q, result)
+	})
+	c.observe(1, err)
+	return err
 }
 
 // release gives up a place. c.mu is held.
 func (c *Coalescer) release() {
 	c.flying--
-	if c.flying == 0 {
-		c.sameKeys = false
-		if c.drained != nil {
-			close(c.drained)
-		}
+	if c.flying == 0 && c.landed != nil {
+		close(c.landed)
 	}
 }
 
-// flush decides what waits, until nothing does.
+// flush decides what waits, until nothing does that may go.
 func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
-		b.sameKeys = 2*len(b.groups) <= len(b.waiters)
-		err := c.coalesce(b)
-		if state := sqlState(err); state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23") {
-			// Rows to be combined first, or text that the server cannot store: it concerns only some.
-			c.separate(b)
-		} else {
-			<-c.decided(b, err)
+		if err := c.coalesce(b); !concernsSome(err) || b.flight.ctx.Err() != nil || !c.tryApart(b, err) {
+			c.decided(b, err)
+			// Those who were just told, if they have more to ask at once, share the next statement.
+			b.flight.told.Wait()
 		}
-		b.clear()
 	}
 	batches.Put(b)
 }
 
-// next moves calls that can share a statement from the queue to the batch. If there are none, it gives the place to the call
-// that goes alone, or up.
+// next lands the batch, and moves calls that can share a statement from the queue to it. If there are none, it gives the place to a
+// call that goes alone, or up.
 func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.queue) > 0 && !c.queue[0].lone && c.flying <= c.places() {
+	for _, slot := range b.slots {
+		c.busy[slot]--
+	}
+	c.slowFlying = c.slowFlying && !b.slow
+	b.slots, b.slow = b.slots[:0], false
+	b.clear()
+	more := c.choose(b)
+	for len(b.waiters) > 0 && !b.waiters[0].lone && b.waiters[0].part == 0 {
 		wait := c.takeTurn()
 		if wait == 0 {
 			break
 		}
+		b.clear()
 		c.mu.Unlock()
 		time.Sleep(wait)
 		c.mu.Lock()
+		more = c.choose(b)
 	}
-	if len(c.queue) == 0 || c.flying > c.places() {
+	if len(b.waiters) == 0 {
 		c.release()
 		return false
 	}
-	n := 0
-	for n < min(len(c.queue), maxBatch) && !c.queue[n].lone && c.queue[n].now == c.queue[0].now {
-		n++
+	for _, w := range b.waiters {
+		b.slow = c.depart(w.ds) || b.slow
 	}
-	if n == 0 {
-		w := c.queue[0]
-		c.queue = slices.Delete(c.queue, 0, 1)
-		w.direct = true
+	if w := b.waiters[0]; w.lone {
+		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
+		w.direct, w.slow = true, b.slow
 		w.done <- struct{}{}
-		c.fill()
-		return false
+		b.slow = false
+		b.clear()
+	} else {
+		for _, w := range b.waiters {
+			for i := range w.ds {
+				b.slots = append(b.slots, w.ds[i].slot)
+			}
+		}
+		b.hasty = b.waiters[0].part > 0
+		b.flight = newFlight(b.waiters)
+		c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool { return w.flight != nil })
 	}
-	b.waiters = append(b.waiters, c.queue[:n]...)
-	c.queue = slices.Delete(c.queue, 0, n)
-	b.flight = newFlight(b.waiters)
-	c.fill()
-	return true
-}
-
-// fill gives a second place to those who still wait: with a pace, all may have come while there was one. c.mu is held.
-func (c *Coalescer) fill() {
-	if c.Pace > 0 && len(c.queue) > 0 && c.flying < c.places() {
+	if more && c.flying < maxInFlight {
 		c.flying++
 		go c.flush()
 	}
+	return b.flight != nil
 }
 
-// decided tells the waiters of a batch. Those that have left do not look. The channel is closed when most of the others, if they
-// have more to ask at once, have asked it. Go's scheduler runs first what was made ready last, and what that replaces goes to
-// the end of the queue: so the goroutine that closes it, replaced by one that does nothing, comes behind those who were told.
-// Nothing depends on it but how many share a statement. (After runtime.Gosched an idle processor would have us back too soon.)
-func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
+// choose puts into the batch those in front of the queue who may go, and can share a statement; or one who goes alone. Who came
+// later does not overtake one who waits for the same key. more says that others may go, too. c.mu is held.
+func (c *Coalescer) choose(b *batch) (more bool) {
+	held := b.held[:0]
+	for i, w := range c.queue {
+		if len(b.waiters) == maxBatch || len(b.waiters) == 1 && b.waiters[0].lone {
+			more = i < len(c.queue)
+			break
+		}
+		waits := c.waits(w.ds)
+		if !waits && (len(b.waiters) == 0 || c.joins(w, b.waiters[0])) {
+			b.waiters = append(b.waiters, w)
+			continue
+		}
+		more = more || !waits
+		if !c.asksSlow(w.ds) {
+			c.occupy(w.ds, 1)
+			held = append(held, w)
+		}
+	}
+	for _, w := range held {
+		c.occupy(w.ds, -1)
+	}
+	clear(held)
+	b.held = held[:0]
+	return more
+}
+
+// joins says whether a call can share a statement with the first one of it.
+func (c *Coalescer) joins(w, first *waiter) bool {
+	return !w.lone && w.now == first.now && w.part == first.part && (w.part == 0 || w.trial == first.trial) && c.sameSlow(w.ds, first.ds)
+}
+
+// waits says whether a call has to wait while others are at the database: for the same keys, where it would only wait for the
+// row; or for slow ones, if it asks for such. So a row that is locked, or a few, take up one place. c.mu is held.
+func (c *Coalescer) waits(ds []demand) bool {
+	for i := range ds {
+		if c.busy[ds[i].slot] > 0 {
+			return true
+		}
+	}
+	return c.slowFlying && c.asksSlow(ds)
+}
+
+// depart notes that a call goes to the database, and whether that is for slow keys. c.mu is held.
+func (c *Coalescer) depart(ds []demand) (slow bool) {
+	c.occupy(ds, 1)
+	slow = c.asksSlow(ds)
+	c.slowFlying = c.slowFlying || slow
+	return slow
+}
+
+// occupy counts n calls for keys. c.mu is held.
+func (c *Coalescer) occupy(ds []demand, n int32) {
+	for i := range ds {
+		if slot := ds[i].slot; slot != 0 {
+			c.busy[slot] += n
+		}
+	}
+}
+
+// slotOf is where Coalescer.busy counts the calls for a demand's key. Keys that happen to share one go one after another. 0 is for
+// keys of several rows, which calls may well ask for at the same time.
+func slotOf(d *demand) uint16 {
+	if d.limit.shards > 1 {
+		return 0
+	}
+	return uint16(1 + maphash.Comparable(seed, groupID{d.limit.name, d.key})%(slots-1))
+}
+
+// decided tells the waiters of a batch. Those that have left do not look.
+func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	c.sameKeys = b.sameKeys
 	b.flight.decided = true
+	b.flight.told.Add(b.flight.waiting)
+	if err == nil {
+		for _, w := range b.waiters {
+			w.trial.progress(w.ds)
+			c.trust(w.ds)
+		}
+	}
 	c.mu.Unlock()
 	b.flight.cancel()
 	for _, w := range b.waiters {
 		w.err = err
 		w.done <- struct{}{}
 	}
-	all := make(chan struct{})
-	go close(all)
-	go func() {}()
-	return all
 }
 
 // split tells the waiters of a batch, and makes a batch of the others, who were not decided with them. These change flights
@@ -395,149 +483,3 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	b.waiters, b.flight = append(b.waiters, others...), flight
 	b.group()
 }
-
-// separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone.
-func (c *Coalescer) separate(b *batch) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b.flight.cancel()
-	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	for _, w := range b.waiters {
-		w.lone, w.flight = true, nil
-	}
-	c.queue = slices.Insert(c.queue, 0, b.waiters...)
-}
-
-// direct decides one call the ordinary way.
-func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) error {
-	err := c.retry(ctx, func(q *queries) error {
-		return asked.take(ctx, q, result)
-	})
-	c.observe(1, err)
-	return err
-}
-
-// observe tells of a statement.
-func (c *Coalescer) observe(calls int, err error) {
-	if err == nil && c.OnBatch != nil {
-		c.OnBatch(calls)
-	}
-}
-
-// retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, statement func(q *queries) error) error {
-	for attempt := 1; ; attempt++ {
-		begin := c.begin.Load()
-		err := c.once(ctx, begin, statement)
-		if sqlState(err) == stateIsolation && !begin {
-			c.begin.Store(true)
-			continue
-		}
-		if err == nil || !retryable(err) || attempt == defaultAttempts {
-			return err
-		}
-		if !pause(ctx, attempt) {
-			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
-		}
-	}
-}
-
-// once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(q *queries) error) error {
-	var db DB = c.Pool
-	switch {
-	case begin:
-		committing := false
-		err := pgx.BeginTxFunc(ctx, c.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if c.AsyncCommit {
-				if _, err := tx.Exec(ctx, asyncCommit); err != nil {
-					return err
-				}
-			}
-			err := statement(queriesOn(tx, false))
-			committing = err == nil
-			return err
-		})
-		if committing {
-			err = unknownUnless(err)
-		}
-		return err
-	case c.AsyncCommit:
-		db = asyncDB{c.Pool}
-	}
-	return statement(queriesOn(db, true))
-}
-
-// asyncCommit holds until the end of the transaction.
-const asyncCommit = "SELECT set_config('synchronous_commit', 'off', true)"
-
-// asyncDB sends asyncCommit ahead of a statement, in one round trip, which is one implicit transaction.
-type asyncDB struct{ *pgxpool.Pool }
-
-func (db asyncDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	var batch pgx.Batch
-	batch.Queue(asyncCommit)
-	batch.Queue(sql, args...)
-	return asyncRow{db.SendBatch(ctx, &batch)}
-}
-
-type asyncRow struct{ results pgx.BatchResults }
-
-func (r asyncRow) Scan(dest ...any) error {
-	_, err := r.results.Exec()
-	if err == nil {
-		err = r.results.QueryRow().Scan(dest...)
-	}
-	if closeErr := r.results.Close(); err == nil {
-		err = closeErr // of the commit
-	}
-	return err
-}
-
-// coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
-// are told at once; ratelimit_coalesce decides the rest.
-func (c *Coalescer) coalesce(b *batch) error {
-	sums := b.sums()
-	ask := sums && !c.skipSums.Load()
-	if ask {
-		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(q *queries) (err error) {
-			answer, err = b.consumeSums(b.flight.ctx, q)
-			return err
-		})
-		switch {
-		case retryable(err) || sqlState(err) == stateIsolation: // nothing was decided
-			ask = false
-		case err != nil:
-			return err
-		default:
-			c.skipSums.Store(tooMany(len(b.groups)-len(answer.Ord), len(b.groups)))
-			if len(answer.Ord) == 0 {
-				break
-			}
-			others := b.keep(&answer)
-			err := b.settle(&answer)
-			if len(others) == 0 {
-				return err
-			}
-			c.split(b, err, others)
-		}
-	}
-	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(q *queries) (err error) {
-		row, err = q.Coalesce(b.flight.ctx, b.args)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	err = b.settle(&row)
-	if sums && !ask {
-		c.skipSums.Store(tooMany(b.undecided(), len(b.groups)))
-	}
-	return err
-}
-
-// tooMany says whether to ask for sums does not pay if so many of the keys are left undecided. One in eight is an estimate, from
-// what the two statements cost.
-func tooMany(undecided, keys int) bool { return 8*undecided > keys }

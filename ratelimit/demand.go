@@ -16,7 +16,11 @@ type demand struct {
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
 	requests []int
+
+	slot uint16 // of the key, for a Coalescer
 }
+
+func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
 // locks.
