@@ -77,13 +77,15 @@ type Coalescer struct {
 	mu     sync.Mutex
 	queue  []*waiter // in order of arrival, but that what is tried again comes first; empty if flying is 0
 	flying int       // statements at the database, or about to be
-	busy   [slots]int32
+	busy   [slots]traffic
+	sent   uint32        // statements, so far
 	due    time.Time     // with a Pace: when the next statement may begin
 	closed bool          // nothing is let in any more
 	landed chan struct{} // made by Close, which waits for it; closed when flying is 0
 
-	slow       map[groupID]struct{} // keys that held a statement up
+	slow       map[groupID]struct{} // keys that held up a statement of their own
 	slowFlying bool                 // a statement for some of them is at the database
+	wary       int                  // so many statements shall wait for no lock for long
 }
 
 // noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
@@ -130,8 +132,14 @@ const (
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
 	// slots is how many keys can be told apart while they are at the database.
-	slots = 1 << 13
+	slots = 1 << 12
 )
+
+// traffic is what a Coalescer has at the database for a key.
+type traffic struct {
+	calls int32
+	since uint32 // Coalescer.sent, with the last of them
+}
 
 // The SQLSTATEs that ratelimit_coalesce refuses a batch with.
 const (
@@ -147,13 +155,14 @@ type waiter struct {
 	done chan struct{}
 
 	// Guarded by Coalescer.mu.
-	lone   bool    // cannot share a statement
-	direct bool    // has been given a place to go by itself
-	slow   bool    // which is that of slow keys
-	left   bool    // does not wait any more
-	flight *flight // of its statement; nil: none yet
-	trial  *trial  // nil: no statement that it shared has failed
-	part   int     // of the trial, which decides it; 0: none
+	lone    bool    // cannot share a statement
+	arrived uint32  // Coalescer.sent, then
+	direct  bool    // has been given a place to go by itself
+	slow    bool    // which is that of slow keys
+	left    bool    // does not wait any more
+	flight  *flight // of its statement; nil: none yet
+	trial   *trial  // nil: no statement that it shared has failed
+	part    int     // of the trial, which decides it; 0: none
 
 	// The answer.
 	err     error
@@ -212,6 +221,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	if c.flying < maxInFlight && !c.waits(asked.demands) {
 		c.flying++
 		if len(c.queue) == 0 && (lone || c.takeTurn() == 0) {
+			c.sent++
 			slow := c.depart(asked.demands)
 			c.mu.Unlock()
 			return c.direct(ctx, asked, result, slow)
@@ -219,7 +229,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		go c.flush()
 	}
 	w := waiters.Get().(*waiter)
-	w.ds, w.now, w.lone = asked.demands, asked.now, lone
+	w.ds, w.now, w.lone, w.arrived = asked.demands, asked.now, lone, c.sent
 	c.queue = append(c.queue, w)
 	c.mu.Unlock()
 
@@ -261,6 +271,7 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	default:
 		w.left = true
 		if f.waiting--; f.waiting == 0 {
+			c.wary = waryFor
 			f.cancel()
 		}
 		return true, true
@@ -291,7 +302,9 @@ func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, slo
 		switch {
 		case err == nil:
 			c.trust(asked.demands)
-		case blocked(err) && ctx.Err() == nil:
+		case ctx.Err() != nil:
+			c.wary = waryFor
+		case blocked(err):
 			c.suspect(asked.demands, nil)
 		}
 		if len(c.queue) > 0 {
@@ -320,11 +333,14 @@ func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
-		if err := c.coalesce(b); !concernsSome(err) || b.flight.ctx.Err() != nil || !c.tryApart(b, err) {
-			c.decided(b, err)
-			// Those who were just told, if they have more to ask at once, share the next statement.
-			b.flight.told.Wait()
+		err := c.coalesce(b)
+		if concernsSome(err) && b.flight.ctx.Err() == nil {
+			if err = c.tryApart(b, err); err == nil {
+				continue
+			}
 		}
+		c.decided(b, err)
+		b.flight.told.Wait() // so that those who have more to ask at once share the next statement
 	}
 	batches.Put(b)
 }
@@ -335,7 +351,7 @@ func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, slot := range b.slots {
-		c.busy[slot]--
+		c.busy[slot].calls--
 	}
 	c.slowFlying = c.slowFlying && !b.slow
 	b.slots, b.slow = b.slots[:0], false
@@ -356,6 +372,7 @@ func (c *Coalescer) next(b *batch) bool {
 		c.release()
 		return false
 	}
+	c.sent++
 	for _, w := range b.waiters {
 		b.slow = c.depart(w.ds) || b.slow
 	}
@@ -371,7 +388,8 @@ func (c *Coalescer) next(b *batch) bool {
 				b.slots = append(b.slots, w.ds[i].slot)
 			}
 		}
-		b.hasty = b.waiters[0].part > 0
+		b.trying, b.wary = b.waiters[0].part > 0, c.wary > 0
+		c.wary = max(c.wary-1, 0)
 		b.flight = newFlight(b.waiters)
 		c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool { return w.flight != nil })
 	}
@@ -382,8 +400,8 @@ func (c *Coalescer) next(b *batch) bool {
 	return b.flight != nil
 }
 
-// choose puts into the batch those in front of the queue who may go, and can share a statement; or one who goes alone. Who came
-// later does not overtake one who waits for the same key. more says that others may go, too. c.mu is held.
+// choose puts into the batch those in front of the queue who may go, and can share a statement; or one who goes alone. A call that
+// waits for one of its keys is overtaken by others for its other keys only once. more says that others may go, too. c.mu is held.
 func (c *Coalescer) choose(b *batch) (more bool) {
 	held := b.held[:0]
 	for i, w := range c.queue {
@@ -397,7 +415,7 @@ func (c *Coalescer) choose(b *batch) (more bool) {
 			continue
 		}
 		more = more || !waits
-		if !c.asksSlow(w.ds) {
+		if (!waits || c.overtaken(w)) && !c.asksSlow(w.ds) {
 			c.occupy(w.ds, 1)
 			held = append(held, w)
 		}
@@ -419,16 +437,29 @@ func (c *Coalescer) joins(w, first *waiter) bool {
 // row; or for slow ones, if it asks for such. So a row that is locked, or a few, take up one place. c.mu is held.
 func (c *Coalescer) waits(ds []demand) bool {
 	for i := range ds {
-		if c.busy[ds[i].slot] > 0 {
+		if c.busy[ds[i].slot].calls > 0 {
 			return true
 		}
 	}
 	return c.slowFlying && c.asksSlow(ds)
 }
 
+// overtaken says whether calls that came later have a key that a waiter waits for. c.mu is held.
+func (c *Coalescer) overtaken(w *waiter) bool {
+	for i := range w.ds {
+		if t := &c.busy[w.ds[i].slot]; t.calls > 0 && int32(t.since-w.arrived) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // depart notes that a call goes to the database, and whether that is for slow keys. c.mu is held.
 func (c *Coalescer) depart(ds []demand) (slow bool) {
 	c.occupy(ds, 1)
+	for i := range ds {
+		c.busy[ds[i].slot].since = c.sent
+	}
 	slow = c.asksSlow(ds)
 	c.slowFlying = c.slowFlying || slow
 	return slow
@@ -438,7 +469,7 @@ func (c *Coalescer) depart(ds []demand) (slow bool) {
 func (c *Coalescer) occupy(ds []demand, n int32) {
 	for i := range ds {
 		if slot := ds[i].slot; slot != 0 {
-			c.busy[slot] += n
+			c.busy[slot].calls += n
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -11,17 +12,23 @@ import (
 const (
 	// trialParts is into how many parts a trial divides the calls of a statement that failed.
 	trialParts = 8
-	// maxFailures is how many parts of a trial fail, and none between them is decided, until the rest is told the error.
+	// maxFailures is how many parts of a trial may fail, and maxSilence for how long, while none is decided. Then the error is taken
+	// for one that concerns all.
 	maxFailures = 16
+	maxSilence  = 3 * time.Second
+	// waryFor is how many statements wait for no lock for long, after one that all its callers had given up.
+	waryFor = 100
 	// maxSlow bounds the slow keys that are remembered.
 	maxSlow = 1000
 )
 
 // trial decides the calls of a statement that failed by some of its keys: apart, so that only those who asked for these fail.
 type trial struct {
-	patient  bool // the statement was for slow keys already: who fails in the trial is told so
+	err      error // the statement's
+	patient  bool  // it was for slow keys already: calls that are blocked in the trial, too, are told err
 	parts    int
-	failures int // since the last part that was decided
+	failures int       // since the last part that was decided
+	since    time.Time // when that was
 	decided  map[groupID]struct{}
 }
 
@@ -30,10 +37,19 @@ func (t *trial) progress(ds []demand) {
 	if t == nil {
 		return
 	}
-	t.failures = 0
+	t.failures, t.since = 0, time.Now()
 	for i := range ds {
 		t.decided[ds[i].id()] = struct{}{}
 	}
+}
+
+// tell is what a call is told that fails with err: if it was blocked in a trial, where it has less time, the error of the statement
+// that was tried apart.
+func (t *trial) tell(err error) error {
+	if t != nil && blocked(err) {
+		return t.err
+	}
+	return err
 }
 
 // has says whether a call for a key was decided in the trial.
@@ -68,24 +84,24 @@ func blocked(err error) bool {
 
 // tryApart puts the calls of a statement that failed by some of its keys, by which nothing was consumed, back in front of the queue,
 // to be decided apart: in parts that are divided again, and wait for no row for long, down to the calls for the same keys.
-// If these were blocked, the keys are slow, and the calls go again, as patiently as the server says. It returns false if the calls
-// of the batch are to be told the error.
-func (c *Coalescer) tryApart(b *batch, err error) bool {
+// If these were blocked, the keys are slow, and the calls go again, as patiently as the server says. It returns the error that the
+// calls of the batch are to be told, if that is all they get.
+func (c *Coalescer) tryApart(b *batch, err error) (told error) {
 	sets := b.sets()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first := b.waiters[0]
-	t, trying := first.trial, first.part > 0
-	if trying {
-		if t.failures++; t.failures >= maxFailures {
+	t := first.trial
+	if b.trying {
+		if t.failures++; t.failures >= maxFailures || time.Since(t.since) > maxSilence {
 			c.giveUp(b, t)
-			return false
+			return t.tell(err)
 		}
 	}
 	switch {
 	case len(sets) > 1:
-		if !trying {
-			t = &trial{patient: b.slow, decided: map[groupID]struct{}{}}
+		if !b.trying {
+			t = &trial{err: err, patient: b.slow, since: time.Now(), decided: map[groupID]struct{}{}}
 		}
 		parts := min(trialParts, len(sets))
 		for i, set := range sets {
@@ -98,7 +114,7 @@ func (c *Coalescer) tryApart(b *batch, err error) bool {
 		for _, w := range b.waiters {
 			w.lone, w.part = true, 0
 		}
-	case blocked(err) && trying && !t.patient:
+	case blocked(err) && b.trying && !t.patient:
 		for _, w := range b.waiters {
 			w.part = 0
 		}
@@ -107,7 +123,7 @@ func (c *Coalescer) tryApart(b *batch, err error) bool {
 		if blocked(err) {
 			c.suspect(first.ds, t)
 		}
-		return false
+		return t.tell(err)
 	}
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
@@ -115,7 +131,7 @@ func (c *Coalescer) tryApart(b *batch, err error) bool {
 		w.flight = nil
 	}
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
-	return true
+	return nil
 }
 
 // giveUp has all of a trial that still wait told with the batch. c.mu is held.

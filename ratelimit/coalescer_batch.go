@@ -21,7 +21,8 @@ type batch struct {
 	flight  *flight
 	slots   []uint16  // of the keys that went to the database with it
 	slow    bool      // it is for slow keys
-	hasty   bool      // it is to wait for no lock for long
+	trying  bool      // it is a part of a trial
+	wary    bool      // a statement for several keys is to wait for no lock for long
 	held    []*waiter // choose's
 
 	of     []int // the groups of the waiters' demands, one after another
@@ -54,6 +55,23 @@ type group struct {
 	granted  int  // of the calls
 	rows     []algebra.Row
 	row      [1]algebra.Row
+}
+
+// shared says whether calls that ask for other keys than the first are among the batch's, or may be.
+func (b *batch) shared() bool { return len(b.groups) > len(b.waiters[0].ds) }
+
+// hasty says whether the statement is to wait for no lock for long.
+func (b *batch) hasty() bool { return b.trying || b.wary && b.shared() && !b.slow }
+
+// attempts is how often the statement is sent, if it cannot be serialized: less often if its keys can be tried apart.
+func (b *batch) attempts() int {
+	switch {
+	case b.trying:
+		return 1
+	case b.shared():
+		return 5
+	}
+	return defaultAttempts
 }
 
 // clear forgets what the batch held, but not the memory.

@@ -103,17 +103,6 @@ func (r settingRow) Scan(dest ...any) error {
 	return err
 }
 
-// attempts is how often the batch is sent, if it cannot be serialized: less often if its keys can be tried apart.
-func (b *batch) attempts() int {
-	switch {
-	case b.hasty:
-		return 1
-	case len(b.groups) > len(b.waiters[0].ds):
-		return 5
-	}
-	return defaultAttempts
-}
-
 // coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
 // are told at once; ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
@@ -121,7 +110,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), b.hasty, func(q *queries) (err error) {
+		err := c.once(b.flight.ctx, c.begin.Load(), b.hasty(), func(q *queries) (err error) {
 			answer, err = b.consumeSums(b.flight.ctx, q)
 			return err
 		})
@@ -144,7 +133,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, b.attempts(), b.hasty, func(q *queries) (err error) {
+	err := c.retry(b.flight.ctx, b.attempts(), b.hasty(), func(q *queries) (err error) {
 		row, err = q.Coalesce(b.flight.ctx, b.args)
 		return err
 	})
