@@ -460,3 +460,42 @@ func TestACallForTwoKeysIsOvertakenOnce(t *testing.T) {
 		t.Errorf("%v, want a denial of the last to come", err)
 	}
 }
+
+// Where the server gives statements all the time they need, those that wait for no lock for long fail nobody.
+func TestWaryStatementsFailNobody(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 4)
+	pool, s := traced(t, admin, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	tx := lock(t, admin, limit.Key("0"))
+	ctx, cancel := context.WithCancel(t.Context())
+	f := enqueue(t, coalescer, []context.Context{ctx}, limit.Key("0"))
+	waitingFor(t, admin, tx)
+	cancel() // from now on they are wary
+	f.wg.Wait()
+	if err := f.err(0); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	var calls [][]ratelimit.Request
+	for i := range 100 {
+		calls = append(calls, []ratelimit.Request{limit.Key(fmt.Sprint(i))})
+	}
+	done := make(chan []error)
+	go func() { done <- together(t.Context(), coalescer, calls) }()
+	eventually(t, "all has been tried", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.failed) > 16
+	})
+	unlock(t, tx)
+	errs := <-done
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	expectGone(t, admin, calls, errs)
+}

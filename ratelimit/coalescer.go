@@ -20,33 +20,49 @@ import (
 // ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
 var ErrClosed = errors.New("coalescer closed")
 
-// Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
-// the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
-// as much as for many. Only its Pool is required. It must not be copied after its first use, nor its fields be changed. Its methods
-// are safe for concurrent use, also by different limiters.
+// Coalescer is a [DB] for many calls at once that are in no transaction. Calls that arrive while others are at the database are
+// decided together, by one statement and one commit, or two (group commit for limits). It serves one hot key as well as many.
+// Only Pool is required. A Coalescer must not be copied after its first use, nor its fields be changed. Its methods are safe for
+// concurrent use, also by different limiters. An idle Coalescer has no goroutines.
 //
-// Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
-// before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
-// later calls may overtake them), and its result is the one that a call on the pool would have had. A call for several limits is
-// all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on
-// purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in
-// use.
+// Nothing is approximate. Each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what the calls before
+// it left, and has the result that it would have had on the pool. A call for several limits is all or nothing. Calls for the same
+// key are decided in the order of their arrival, except that later calls may overtake one that waits for a row, or for another of
+// its keys.
 //
-// So a row that another transaction has locked holds up more than the calls for it: all that share its statement, and, when
-// both connections wait, every other. Do not coalesce a limit that transactions consume and then stay open, and give each
-// call a context with a deadline.
+// At most two connections are in use, and no key is at the database on both. A call that meets no others goes straight to the pool,
+// unless there is a Pace. Nothing is delayed on purpose, except that callers that were just answered may ask again before the next
+// statement is sent.
 //
-// [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
-// [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
-// calls whose clocks say the same are decided together.
+// [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with [Shards]
+// gain less, since a call for one is a statement of its own. So do limiters with a [Limiter.Clock]: only calls whose clocks
+// say the same are decided together.
 //
-// If ctx is over while a call waits for others to be decided, it returns at once and nothing is consumed. If it has been
-// sent, the call returns at once as well, but it may have been granted, as with any answer that is lost on its way. The
-// statement does not run under the context of any of the callers: it is given up when the contexts of all of them are over.
+// # Contexts
 //
-// If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
-// connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
-// victim of a deadlock, is run again, at most 30 times.
+// If ctx is over while a call waits for others to be decided, it returns at once, and nothing is consumed. If it has been sent, it
+// returns at once, too, but it may have been granted: the error matches [ErrUnknownOutcome]. A statement does not run under the
+// context of any of its callers. It is given up when the contexts of all of them are over.
+//
+// # Errors
+//
+// An error that concerns the connection, the server or the role fails all calls of the statement; as with a single call, a
+// connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). After any other error nothing was consumed, and the
+// calls are decided again, apart: only those for a key with which a statement fails again return its error. (If nothing but
+// errors comes of that, it fails all, after some 16 statements or 3 seconds.) A statement that could not be serialized, or was
+// ended to break a deadlock, is run again, as [Limiter.InTx] does.
+//
+// # Locked rows
+//
+// Calls for a key whose row another transaction has locked wait for it on one connection, and return the server's error
+// if its lock_timeout or statement_timeout ends that. Meanwhile calls for other keys are decided on the second connection.
+//
+// The first time, calls for other keys may be in the statement that waits, and wait with it. With a lock_timeout they are decided
+// within some milliseconds after that, and calls for the locked key return its error after twice the time at most, or later if other
+// locked keys are before them. Without a timeout they wait until the row is free, or the contexts of all calls of the statement are
+// over; the next statements wait for no lock for long, to find out which key it was. So set a lock_timeout on the pool's
+// sessions, 200 ms for example, give each call a context with a deadline, and do not coalesce a limit that transactions consume
+// and then stay open.
 type Coalescer struct {
 	// Pool is where statements are sent. It is required. The Coalescer does not own it: close the Coalescer first.
 	Pool *pgxpool.Pool
@@ -75,17 +91,17 @@ type Coalescer struct {
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
 
 	mu     sync.Mutex
-	queue  []*waiter // in order of arrival, but that what is tried again comes first; empty if flying is 0
-	flying int       // statements at the database, or about to be
-	busy   [slots]traffic
-	sent   uint32        // statements, so far
-	due    time.Time     // with a Pace: when the next statement may begin
-	closed bool          // nothing is let in any more
-	landed chan struct{} // made by Close, which waits for it; closed when flying is 0
+	queue  []*waiter      // in order of arrival, but calls that are decided again come first; empty if flying is 0
+	flying int            // the places that are taken: statements at the database, or about to be
+	busy   [slots]traffic // of each key, by demand.slot
+	sent   uint32         // statements, so far
+	due    time.Time      // with a Pace: when the next statement may begin
+	closed bool           // nothing is let in any more
+	landed chan struct{}  // made by Close, which waits for it; closed when flying is 0
 
-	slow       map[groupID]struct{} // keys that held up a statement of their own
-	slowFlying bool                 // a statement for some of them is at the database
-	wary       int                  // so many statements shall wait for no lock for long
+	slow       map[groupID]struct{} // keys that held a statement up: their calls go apart
+	slowFlying bool                 // and one statement of these is at the database
+	wary       int                  // so many statements are to wait for no lock for long
 }
 
 // noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
@@ -131,7 +147,7 @@ const (
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
-	// slots is how many keys can be told apart while they are at the database.
+	// slots is how many keys at the database are told apart. Two that share a slot go one after another.
 	slots = 1 << 12
 )
 
@@ -156,13 +172,13 @@ type waiter struct {
 
 	// Guarded by Coalescer.mu.
 	lone    bool    // cannot share a statement
-	arrived uint32  // Coalescer.sent, then
+	arrived uint32  // Coalescer.sent at that time
 	direct  bool    // has been given a place to go by itself
-	slow    bool    // which is that of slow keys
+	slow    bool    // it then goes for slow keys
 	left    bool    // does not wait any more
 	flight  *flight // of its statement; nil: none yet
-	trial   *trial  // nil: no statement that it shared has failed
-	part    int     // of the trial, which decides it; 0: none
+	trial   *trial  // that it is, or was, in
+	part    int     // of the trial; 0: it is not, or not any more
 
 	// The answer.
 	err     error
@@ -292,32 +308,35 @@ func (c *Coalescer) takeTurn() time.Duration {
 	return 0
 }
 
-// direct decides one call the ordinary way, in the place that it has, and gives that to those that wait.
+// direct decides one call the ordinary way, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, slow bool) (err error) {
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.occupy(asked.demands, -1)
-		c.slowFlying = c.slowFlying && !slow
-		switch {
-		case err == nil:
-			c.trust(asked.demands)
-		case ctx.Err() != nil:
-			c.wary = waryFor
-		case blocked(err):
-			c.suspect(asked.demands, nil)
-		}
-		if len(c.queue) > 0 {
-			go c.flush()
-			return
-		}
-		c.release()
-	}()
+	defer func() { c.land(ctx, asked.demands, slow, err) }()
 	err = c.retry(ctx, defaultAttempts, false, func(q *queries) error {
 		return asked.take(ctx, q, result)
 	})
 	c.observe(1, err)
 	return err
+}
+
+// land gives the place of a call that went by itself to those that wait.
+func (c *Coalescer) land(ctx context.Context, ds []demand, slow bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.occupy(ds, -1)
+	c.slowFlying = c.slowFlying && !slow
+	switch {
+	case err == nil:
+		c.trust(ds)
+	case ctx.Err() != nil:
+		c.wary = waryFor
+	case blocked(err):
+		c.suspect(ds, nil)
+	}
+	if len(c.queue) > 0 {
+		go c.flush()
+		return
+	}
+	c.release()
 }
 
 // release gives up a place. c.mu is held.
@@ -400,13 +419,14 @@ func (c *Coalescer) next(b *batch) bool {
 	return b.flight != nil
 }
 
-// choose puts into the batch those in front of the queue who may go, and can share a statement; or one who goes alone. A call that
-// waits for one of its keys is overtaken by others for its other keys only once. more says that others may go, too. c.mu is held.
+// choose copies calls from the front of the queue to the batch: those that may go, and can share a statement; or one that goes
+// alone. A call that waits for one of its keys is overtaken only once by others for its other keys. more says that other calls may
+// go, too. c.mu is held.
 func (c *Coalescer) choose(b *batch) (more bool) {
 	held := b.held[:0]
-	for i, w := range c.queue {
+	for _, w := range c.queue {
 		if len(b.waiters) == maxBatch || len(b.waiters) == 1 && b.waiters[0].lone {
-			more = i < len(c.queue)
+			more = true
 			break
 		}
 		waits := c.waits(w.ds)
@@ -433,8 +453,8 @@ func (c *Coalescer) joins(w, first *waiter) bool {
 	return !w.lone && w.now == first.now && w.part == first.part && (w.part == 0 || w.trial == first.trial) && c.sameSlow(w.ds, first.ds)
 }
 
-// waits says whether a call has to wait while others are at the database: for the same keys, where it would only wait for the
-// row; or for slow ones, if it asks for such. So a row that is locked, or a few, take up one place. c.mu is held.
+// waits says whether a call has to wait until others land: those for the same key, since at the database it would only wait
+// for the row; or those for slow keys, if it asks for one. So locked rows take one place of the two. c.mu is held.
 func (c *Coalescer) waits(ds []demand) bool {
 	for i := range ds {
 		if c.busy[ds[i].slot].calls > 0 {
@@ -444,7 +464,7 @@ func (c *Coalescer) waits(ds []demand) bool {
 	return c.slowFlying && c.asksSlow(ds)
 }
 
-// overtaken says whether calls that came later have a key that a waiter waits for. c.mu is held.
+// overtaken says whether a call waits for a key that was sent for others since it came. c.mu is held.
 func (c *Coalescer) overtaken(w *waiter) bool {
 	for i := range w.ds {
 		if t := &c.busy[w.ds[i].slot]; t.calls > 0 && int32(t.since-w.arrived) > 0 {
@@ -474,8 +494,7 @@ func (c *Coalescer) occupy(ds []demand, n int32) {
 	}
 }
 
-// slotOf is where Coalescer.busy counts the calls for a demand's key. Keys that happen to share one go one after another. 0 is for
-// keys of several rows, which calls may well ask for at the same time.
+// slotOf is where Coalescer.busy counts the calls for a demand's key: 0, where none are counted, if that has several rows.
 func slotOf(d *demand) uint16 {
 	if d.limit.shards > 1 {
 		return 0

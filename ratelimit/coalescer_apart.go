@@ -26,6 +26,7 @@ const (
 type trial struct {
 	err      error // the statement's
 	patient  bool  // it was for slow keys already: calls that are blocked in the trial, too, are told err
+	hasty    bool  // it was to wait for no lock for long itself
 	parts    int
 	failures int       // since the last part that was decided
 	since    time.Time // when that was
@@ -43,10 +44,10 @@ func (t *trial) progress(ds []demand) {
 	}
 }
 
-// tell is what a call is told that fails with err: if it was blocked in a trial, where it has less time, the error of the statement
-// that was tried apart.
+// tell is what a call is told that fails with err in a trial: if it was blocked, for which it had less time, the error of the
+// statement that was tried apart.
 func (t *trial) tell(err error) error {
-	if t != nil && blocked(err) {
+	if blocked(err) {
 		return t.err
 	}
 	return err
@@ -94,14 +95,13 @@ func (c *Coalescer) tryApart(b *batch, err error) (told error) {
 	t := first.trial
 	if b.trying {
 		if t.failures++; t.failures >= maxFailures || time.Since(t.since) > maxSilence {
-			c.giveUp(b, t)
-			return t.tell(err)
+			return c.giveUp(b, t, err)
 		}
 	}
 	switch {
 	case len(sets) > 1:
 		if !b.trying {
-			t = &trial{err: err, patient: b.slow, since: time.Now(), decided: map[groupID]struct{}{}}
+			t = &trial{err: err, patient: b.slow, hasty: b.hasty(), since: time.Now(), decided: map[groupID]struct{}{}}
 		}
 		parts := min(trialParts, len(sets))
 		for i, set := range sets {
@@ -123,19 +123,38 @@ func (c *Coalescer) tryApart(b *batch, err error) (told error) {
 		if blocked(err) {
 			c.suspect(first.ds, t)
 		}
-		return t.tell(err)
+		if b.trying {
+			err = t.tell(err)
+		}
+		return err
 	}
+	c.putBack(b)
+	return nil
+}
+
+// putBack puts the calls of a batch back in front of the queue. c.mu is held.
+func (c *Coalescer) putBack(b *batch) {
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
 	for _, w := range b.waiters {
 		w.flight = nil
 	}
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
-	return nil
 }
 
-// giveUp has all of a trial that still wait told with the batch. c.mu is held.
-func (c *Coalescer) giveUp(b *batch, t *trial) {
+// giveUp ends a trial of which the batch was a part: its calls that still wait are told an error with those of the batch. If no
+// statement has waited for them for as long as the server lets it, they go together instead, as patiently. c.mu is held.
+func (c *Coalescer) giveUp(b *batch, t *trial, err error) (told error) {
+	if t.hasty && blocked(err) {
+		c.wary = 0
+		c.putBack(b)
+		for _, w := range c.queue {
+			if w.trial == t {
+				w.trial, w.part = nil, 0
+			}
+		}
+		return nil
+	}
 	b.flight.cancel()
 	c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool {
 		if w.trial == t {
@@ -144,6 +163,7 @@ func (c *Coalescer) giveUp(b *batch, t *trial) {
 		return w.trial == t
 	})
 	b.flight = newFlight(b.waiters)
+	return t.tell(err)
 }
 
 // suspect remembers that a call was blocked: its keys are slow, but for those of which others were decided in the trial, if it

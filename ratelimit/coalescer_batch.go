@@ -85,7 +85,7 @@ func (b *batch) clear() {
 	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.limits[:0]
 }
 
-// group sorts the demands by limit and key and makes the statement's arguments.
+// group puts the demands together by limit and key, and makes the statement's arguments.
 func (b *batch) group() {
 	for _, w := range b.waiters {
 		for i := range w.ds {
@@ -115,6 +115,15 @@ func (b *batch) group() {
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
 		Now: nullable(b.waiters[0].now),
 	}
+	b.addKeys()
+	if len(a.Repeats) < len(a.Keys) {
+		b.addAsks()
+	}
+}
+
+// addKeys makes the arguments about the keys.
+func (b *batch) addKeys() {
+	a := &b.args
 	for i := range b.groups {
 		b.order = append(b.order, int32(i))
 	}
@@ -148,10 +157,11 @@ func (b *batch) group() {
 	for len(a.Starts) > 0 && len(a.Starts) < len(a.Keys) {
 		a.Starts = append(a.Starts, pgtype.Timestamptz{})
 	}
-	if len(a.Repeats) == len(a.Keys) {
-		return
-	}
-	of := b.of
+}
+
+// addAsks makes the arguments about the calls that are decided one by one.
+func (b *batch) addAsks() {
+	a, of := &b.args, b.of
 	for call, w := range b.waiters {
 		for i := range w.ds {
 			d := &w.ds[i]
