@@ -24,7 +24,7 @@ const othersTables = `
 	-- The least that a function which decides can cost: a token bucket that exists and has enough, in a statement that reads no other
 	-- row whatever the planner thinks of the table, and with the answer that a client needs.
 	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
-		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS ratelimit_decision
+		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS _ratelimit_decision
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
@@ -33,17 +33,17 @@ const othersTables = `
 		ts    timestamptz;
 	BEGIN
 		UPDATE counters AS c
-		   SET value = ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
+		   SET value = _ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
 		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
-		   AND ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
+		   AND _ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
 		RETURNING c.value, c.ts INTO value, ts;
-		RETURN ROW(value IS NOT NULL, at, value, ts)::ratelimit_decision;
+		RETURN ROW(value IS NOT NULL, at, value, ts)::_ratelimit_decision;
 	END $$;
 	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it looks first, a denial writes
 	-- nothing.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
 		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, looks boolean)
-	RETURNS ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
+	RETURNS _ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
 		name text; key text; rate double precision; period interval; capacity double precision; count double precision;
@@ -55,7 +55,7 @@ const othersTables = `
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
-					RETURN ROW(false, at, NULL, value, ts)::ratelimit_decisions; -- or the refill would have to be looked at
+					RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions; -- or the refill would have to be looked at
 				END IF;
 			END LOOP;
 		END IF;
@@ -63,20 +63,20 @@ const othersTables = `
 			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
 			count := counts[p]; floor := floors[p];
 			UPDATE rate_limits AS r
-			   SET value = ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
+			   SET value = _ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
 			 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-			   AND ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+			   AND _ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
 			RETURNING r.value, r.ts INTO new_value, new_ts;
 			IF new_value IS NULL THEN
 				FOR taken IN 1..p - 1 LOOP
 					UPDATE rate_limits AS r SET value = r.value + counts[taken]
 					 WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
 				END LOOP;
-				RETURN ROW(false, at, NULL, value, ts)::ratelimit_decisions;
+				RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions;
 			END IF;
 			value[p] := new_value; ts[p] := new_ts;
 		END LOOP;
-		RETURN ROW(true, at, NULL, value, ts)::ratelimit_decisions;
+		RETURN ROW(true, at, NULL, value, ts)::_ratelimit_decisions;
 	END $$;
 	-- Token buckets that are computed by the client. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
@@ -260,9 +260,9 @@ const bareUpdateSQL = `UPDATE counters SET value = value - 1 WHERE name = $1 AND
 // as an index scan.
 func decideByUpdate(ctx context.Context, db oneRow, key string) error {
 	return errUnlessGranted(db.QueryRow(ctx, `UPDATE counters AS c
-		   SET value = ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
+		   SET value = _ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
 		 WHERE c.name = $1 AND c.key = $2 AND c.shard = 0 AND c.shards = 1
-		   AND ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6 >= $7
+		   AND _ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6 >= $7
 		RETURNING record_send(ROW(true, statement_timestamp(), c.value, c.ts))`, decideArgs(key)...))
 }
 
@@ -276,7 +276,7 @@ const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $
 // consumeByHand asks the function that the library asks, and reads no more of the answer than whether it was granted: the floor of what
 // decides as the library does (first uses, windows, denials with their numbers, rows of several shards), whoever asks.
 func consumeByHand(ctx context.Context, db oneRow, key string) error {
-	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false, true))`,
+	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(_ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false, true))`,
 		decideArgs(key)...))
 }
 

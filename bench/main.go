@@ -3,6 +3,7 @@
 //	go run ./bench list          the figures, one a line, with the bound that each must reach
 //	go run ./bench FIGURE...     measure them; each ends with a line FIGURE VALUE
 //	go run ./bench contenders    measure every contender
+//	go run ./bench refunds       simulate how much of a limit is used when estimates are refunded; needs nothing
 //	go run ./bench all           all of it, into bench/RESULTS.md and bench/*.svg
 //
 // It starts what it needs: a Postgres, by internal/postgres, with fsync on; and redis-server, which must be installed.
@@ -32,6 +33,9 @@ func main() {
 func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	if len(args) == 0 || args[0] == "list" {
 		return list(out)
+	}
+	if args[0] == "refunds" {
+		return printRefunds(out)
 	}
 	if args[0] == childCommand {
 		return child(ctx, os.Stdin, out)

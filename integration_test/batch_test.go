@@ -589,8 +589,7 @@ func TestSendTxRunsAgainAndGivesUpAsInTxDoes(t *testing.T) {
 		for _, condition := range []string{"serialization_failure", "deadlock_detected"} {
 			batch, calls := inBatch("DO $$ BEGIN RAISE " + condition + "; END $$")
 			err := limiter.SendTx(t.Context(), pool, batch, ratelimit.Attempts(3))
-			retryErr, ok := errors.AsType[*ratelimit.RetryError](err)
-			if !ok || retryErr.Attempts != 3 || *calls != 3 || !strings.HasPrefix(sqlState(err), "40") {
+			if !gaveUpAfter(err, 3) || *calls != 3 || !strings.HasPrefix(sqlState(err), "40") {
 				t.Errorf("%d calls, %v", *calls, err)
 			}
 		}

@@ -27,6 +27,10 @@ var firstStatements = map[string]func(ctx context.Context, tx pgx.Tx) error{
 		_, err := new(ratelimit.Limiter).Consume(ctx, tx, firstLimit.Key("a"), firstLimit.Key("b"))
 		return err
 	},
+	"Consume on a wrapper": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := new(ratelimit.Limiter).Consume(ctx, struct{ pgx.Tx }{tx}, firstLimit.Key("a"))
+		return err
+	},
 	"a denial": func(ctx context.Context, tx pgx.Tx) error {
 		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
 		if _, err := limiter.Consume(ctx, tx, firstLimit.Key("denied").Count(10)); err != nil {
@@ -170,7 +174,7 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 		for _, row := range []struct {
 			first string
 			want  int64
-		}{{"Consume", 2}, {"Consume of several", 2}, {"Check", 2}, {"Exec", 3}, {"none", 2}} {
+		}{{"Consume", 2}, {"Consume of several", 2}, {"Check", 2}, {"Reset", 2}, {"Consume on a wrapper", 3}, {"Exec", 3}, {"none", 2}} {
 			var limiter ratelimit.Limiter
 			run := func() {
 				t.Helper()
@@ -409,17 +413,17 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("a"); err != nil { // prepares
 		t.Fatal(err)
 	}
-	if !bytes.Contains(sent.Bytes(), []byte("ratelimit_consume(")) {
+	if !bytes.Contains(sent.Bytes(), []byte("_ratelimit_consume(")) {
 		t.Fatal("the tap does not see a query that is prepared")
 	}
 	sent.Reset()
-	if err := consume("conflict"); !errors.As(err, new(*ratelimit.RetryError)) || sqlState(err) != "40001" {
+	if err := consume("conflict"); !errors.Is(err, ratelimit.ErrAttemptsExhausted) || sqlState(err) != "40001" {
 		t.Errorf("%v, want four attempts that conflict", err)
 	}
 	if err := consume("b"); err != nil {
 		t.Error(err)
 	}
-	if sent := sent.Bytes(); bytes.Contains(sent, []byte("ratelimit_consume(")) {
+	if sent := sent.Bytes(); bytes.Contains(sent, []byte("_ratelimit_consume(")) {
 		t.Errorf("prepared again: %q", sent)
 	}
 }

@@ -48,16 +48,44 @@ func TestCheckAnswersAndWritesNothing(t *testing.T) {
 		}
 
 		w.grant(ann.Count(3).Reserve())
-		result = w.check(ann.Count(0))
-		if result.OK || result.Requests[0].Remaining != -3 {
-			w.Fatalf("of a count of 0 in debt: %+v", result)
+		for _, zero := range []ratelimit.Request{ann.Count(0), ann.Count(0).Reserve()} {
+			result = w.check(zero)
+			if !result.OK || !result.Requests[0].OK || result.Remaining != -3 {
+				w.Fatalf("of a count of 0 in debt: %+v", result)
+			}
+			w.retries(result, 18*time.Second)
 		}
-		w.retries(result, 18*time.Second)
-		result = w.check(ann.Count(0).Reserve())
-		if !result.OK {
-			w.Fatalf("of a reserved count of 0 in debt: %+v", result)
+		w.retries(w.deny(ann.Count(0)), 18*time.Second)
+	})
+}
+
+// TestACheckOfZeroIsNeverDenied also where other requests of the call are, and far below -maxReserved.
+func TestACheckOfZeroIsNeverDenied(t *testing.T) {
+	behaviour(t, func(w world) {
+		limits := []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.MaxReserved(0)),
+			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(5)),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(3)),
 		}
-		w.retries(result, 18*time.Second)
+		var zeros []ratelimit.Request
+		for _, limit := range limits {
+			ann, full := limit.Key("ann"), *limit.Config().Capacity
+			_, err := w.limiter.Charge(w.Context(), w.db, ann.Count(full+100))
+			w.do(err)
+			zeros = append(zeros, ann.Count(0))
+			if result := w.check(ann.Count(0)); !result.OK || !near(result.Remaining, -100) {
+				w.Fatalf("%s: %+v", limit.Name(), result)
+			}
+			if w.deny(ann.Count(0)); limit.Name() != "window" {
+				result := w.check(ann.Count(0), ann.Count(1), limit.Key("bob"))
+				if result.OK || result.Requests[0].OK || result.Requests[1].OK || !result.Requests[2].OK {
+					w.Fatalf("%s, a count of 0 and one of 1: %+v", limit.Name(), result)
+				}
+			}
+		}
+		if result := w.check(zeros...); !result.OK || len(deniedBy(result)) > 0 {
+			w.Fatalf("all together: %+v", result)
+		}
 	})
 }
 
@@ -77,7 +105,7 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 			sum := map[string]float64{}
 			for range 1 + random.IntN(3) {
 				limit := limits[random.IntN(len(limits))]
-				request := limit.Global().Count(math.Round(random.Float64()*60) / 8)
+				request := limit.Global().Count(math.Round(1+random.Float64()*59) / 8)
 				if random.IntN(2) == 0 {
 					request = request.Reserve()
 				}
@@ -88,7 +116,7 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 			if errors.Is(err, ratelimit.ErrExceedsCapacity) && errors.Is(checkErr, ratelimit.ErrExceedsCapacity) {
 				continue
 			}
-			if checkErr != nil || consumed.OK != (err == nil) {
+			if errors.Is(checkErr, ratelimit.ErrDenied) != errors.Is(err, ratelimit.ErrDenied) || consumed.OK != (err == nil) || check.OK != (checkErr == nil) {
 				w.Fatalf("step %d: check %+v, %v, consume %+v, %v", step, check, checkErr, consumed, err)
 			}
 			if consumed.OK {
@@ -104,6 +132,9 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 				if consumed.OK { // what they say after the call differs
 					s.Remaining, s.ResetAt = check.Requests[i].Remaining, check.Requests[i].ResetAt
 				}
+			}
+			if consumed.OK {
+				consumed.Remaining, consumed.ResetAt = check.Remaining, check.ResetAt
 			}
 			if !reflect.DeepEqual(check, consumed) {
 				w.Fatalf("step %d: check says\n%+v, consume\n%+v", step, check, consumed)

@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Equal calls for one key are one call of ratelimit_consume, unless there is enough for some of them only.
+// Equal calls for one key are one call of _ratelimit_consume, unless there is enough for some of them only.
 func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -34,11 +34,11 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	} {
 		requests := slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)
 		expectStatements(t, i, coalescer, pool, s, requests, func(call int) bool { return call < batch.granted },
-			map[string]int{"ratelimit_consume(": batch.sums, "ratelimit_coalesce(": batch.batches})
+			map[string]int{"_ratelimit_consume(": batch.sums, "_ratelimit_coalesce(": batch.batches})
 	}
 }
 
-// Several keys of one token bucket are asked for together; what that does not decide goes to ratelimit_coalesce, while the rest has
+// Several keys of one token bucket are asked for together; what that does not decide goes to _ratelimit_coalesce, while the rest has
 // its answers.
 func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	t.Parallel()
@@ -77,7 +77,7 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1}, // two definitions
 	} {
 		expectStatements(t, i, coalescer, pool, s, batch.requests, func(call int) bool { return !slices.Contains(batch.denied, call) },
-			map[string]int{"ratelimit_consume_keys(": batch.sums, "ratelimit_coalesce(": batch.batches})
+			map[string]int{"_ratelimit_consume_keys(": batch.sums, "_ratelimit_coalesce(": batch.batches})
 	}
 }
 
@@ -105,7 +105,7 @@ func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, p
 	}
 }
 
-// ratelimit_consume_keys decides each key by itself, the last token included, and no clock that was set back makes a row older.
+// _ratelimit_consume_keys decides each key by itself, the last token included, and no clock that was set back makes a row older.
 func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -118,7 +118,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	var ord []int32
 	var value []float64
 	var ts []time.Time
-	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit_consume_keys('limit', '{a,b,c,d,e,f}', 1, '1 hour', 10, '{2,2,2,2,2,2}',
+	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM _ratelimit_consume_keys('limit', '{a,b,c,d,e,f}', 1, '1 hour', 10, '{2,2,2,2,2,2}',
 		'2026-07-01 11:00Z')`).Scan(&early, &ord, &value, &ts)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
 	}
 	// The capacity was more than it is.
-	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM ratelimit_consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
+	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM _ratelimit_consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
 	if err != nil || early != 0 || len(ord) != 1 {
 		t.Errorf("%d of %v granted, %v, want one denial", early, ord, err)
 	}
@@ -156,7 +156,7 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 		for _, value := range hostile {
 			args := slices.Clone(valid)
 			args[i] = value
-			sql := "SELECT ratelimit_consume_keys(" + strings.Join(args, ", ") + ")"
+			sql := "SELECT _ratelimit_consume_keys(" + strings.Join(args, ", ") + ")"
 			if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" {
 				t.Errorf("%s: %v, want SQLSTATE 22023", sql, err)
 			}
@@ -165,7 +165,7 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 	// What is missing is not decided.
 	for _, args := range []string{"NULL, 10, '1 min', 10, '{1}'", "'{NULL}', 10, '1 min', 10, '{1}'", "'{k}', 10, '1 min', 10, '{}'"} {
 		var decided int
-		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
+		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
 			t.Errorf("%s: %d decided, %v", args, decided, err)
 		}
 	}

@@ -151,7 +151,7 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				c.result, c.err = call(ctx, limiter, coalescer, c.verb, time.Time{}, c.requests)
+				c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.requests)
 			})
 			select {
 			case <-ctx.arrived:
@@ -162,7 +162,7 @@ func playBatches(t *testing.T, rounds int) {
 		wg.Wait()
 
 		for i, c := range calls {
-			want, wantErr := call(t.Context(), limiter, apart, c.verb, time.Time{}, c.requests)
+			want, wantErr := call(t.Context(), limiter, apart, c.verb, "", c.requests)
 			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
 			}
@@ -261,7 +261,7 @@ func (f *flight) err(i int) error {
 	return f.errs[i]
 }
 
-func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Context, requests ...ratelimit.Request) *flight {
+func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...ratelimit.Request) *flight {
 	t.Helper()
 	var limiter ratelimit.Limiter
 	f := &flight{errs: make([]error, len(requests))}
@@ -272,7 +272,7 @@ func enqueue(t *testing.T, coalescer *ratelimit.Coalescer, ctxs []context.Contex
 		}
 		a := newArrival(ctx)
 		f.wg.Go(func() {
-			_, err := limiter.Consume(a, coalescer, request)
+			_, err := limiter.Consume(a, db, request)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.errs[i] = err
@@ -316,7 +316,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 			t.Errorf("call %d: %v, want granted %v", i, err, want)
 		}
 	}
-	if n := s.count("ratelimit_coalesce"); n != 1 {
+	if n := s.count("_ratelimit_coalesce"); n != 1 {
 		t.Errorf("%d statements for 300 calls, want 1", n)
 	}
 }
@@ -332,7 +332,7 @@ func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, all := s.count("ratelimit_consume"), s.count(""); n != 10 || all != 10 {
+	if n, all := s.count("_ratelimit_consume"), s.count(""); n != 10 || all != 10 {
 		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
 	}
 }
@@ -660,8 +660,8 @@ func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	for _, sql := range []string{
-		`SELECT ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
-		`SELECT ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		`SELECT _ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
+		`SELECT _ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
 			err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -777,7 +777,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	var decided int
-	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
 	other := &ratelimit.Coalescer{Pool: pool} // which knows no reason not to ask for sums
@@ -1055,7 +1055,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 		again++
 	}
 	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d run again", granted[0].Load(), granted[1].Load(),
-		granted[2].Load(), granted[3].Load(), s.count(""), s.count("ratelimit_coalesce"), again)
+		granted[2].Load(), granted[3].Load(), s.count(""), s.count("_ratelimit_coalesce"), again)
 	for way := range granted {
 		if granted[way].Load() < enough {
 			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)

@@ -11,7 +11,7 @@ import (
 func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(20))
-	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
 		limiter, clock := newLimiter()
 		for i := range 20 {
 			result, err := limiter.Consume(t.Context(), db, limit.Key("ann"))

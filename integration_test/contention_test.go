@@ -329,9 +329,13 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 		}, consume(b.Global())},
 		"reset of shards": {consume(aShards.Global()), func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, aShards.Global()) }, last},
 		"refund": {consume(a.Global()), func(ctx context.Context, db ratelimit.DB) error {
-			_, err := limiter.Refund(ctx, db, time.Now(), b.Global(), a.Global())
+			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), b.Global(), a.Global()), b.Global(), a.Global())
 			return err
 		}, consume(b.Global())},
+		"refund of shards": {consume(aShards.Global()), func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), aShards.Global()), aShards.Global())
+			return err
+		}, last},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -409,7 +413,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 	}
 	refunded := make(chan error)
 	go func() {
-		_, err := limiter.Refund(t.Context(), pool, noon, a, b)
+		_, err := limiter.Refund(t.Context(), pool, receiptOf(noon, a, b), a, b)
 		refunded <- err
 	}()
 	waitingFor(t, pool, anew)
@@ -431,7 +435,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 // backwards asks as the library does not: it sorts.
 func backwards(ctx context.Context, db ratelimit.DB) error {
 	var granted bool
-	err := db.QueryRow(ctx, `SELECT granted FROM ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`).Scan(&granted)
+	err := db.QueryRow(ctx, `SELECT granted FROM _ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`).Scan(&granted)
 	if err == nil && !granted {
 		err = errors.New("denied")
 	}

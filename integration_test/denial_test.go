@@ -43,7 +43,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 		}
 		writesNothing(t, pool, func() {
 			var granted bool
-			err := pool.QueryRow(t.Context(), `SELECT granted FROM ratelimit_apply('consume', '{b,c,a}', '{"","",""}', '{1,1,1}', '{1 day,1 day,1 day}',
+			err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{b,c,a}', '{"","",""}', '{1,1,1}', '{1 day,1 day,1 day}',
 				'{1e6,1e6,1e6}', '{NULL,NULL,NULL}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{0,0,0}', '{0,0,0}')`).Scan(&granted)
 			if err != nil || granted {
 				t.Fatalf("%v, %v, want a denial", granted, err)
@@ -76,7 +76,7 @@ func TestExpectingADenialDecidesTheSame(t *testing.T) {
 						var ok bool
 						if err == nil {
 							err = savepoint.QueryRow(t.Context(), `SELECT granted, concat_ws(' ', r, (SELECT array_agg(l ORDER BY shard) FROM rate_limits AS l))
-								FROM ratelimit_consume('limit', 'k', 1, '1 minute', 10, `+start+`, $1, 0, '2026-07-01 12:00 UTC'::timestamptz + $2 * interval '1 minute', $3) AS r`,
+								FROM _ratelimit_consume('limit', 'k', 1, '1 minute', 10, `+start+`, $1, 0, '2026-07-01 12:00 UTC'::timestamptz + $2 * interval '1 minute', $3) AS r`,
 								count, minute, i == 1).Scan(&ok, &answers[i])
 						}
 						if err == nil {

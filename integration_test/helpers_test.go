@@ -2,22 +2,38 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// handle is a DB on which the tests run statements of their own, too.
+type handle interface {
+	ratelimit.DB
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// querier is a handle of pgx.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
 // connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
 // on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level.
-func onEveryHandle(t *testing.T, test func(t *testing.T, db ratelimit.DB)) {
+func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
@@ -79,6 +95,11 @@ func newLimiter() (*ratelimit.Limiter, *clock) {
 func denied(err error) bool {
 	var exceeded *ratelimit.DeniedError
 	return errors.As(err, &exceeded)
+}
+
+// gaveUpAfter says whether an error is that of a transaction that was tried so often.
+func gaveUpAfter(err error, attempts int) bool {
+	return errors.Is(err, ratelimit.ErrAttemptsExhausted) && strings.Contains(err.Error(), fmt.Sprintf("ratelimit: attempts ran out after %d: ", attempts))
 }
 
 // serverPID is the process of the server in which a transaction runs. (The connection may know PgBouncer's instead.)
@@ -180,4 +201,32 @@ func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
 		t.Fatal(err)
 	}
 	return rows
+}
+
+// receiptOf is a receipt of requests that were granted at that instant, to run at once, by limits that were full before.
+func receiptOf(at time.Time, requests ...ratelimit.Request) ratelimit.Receipt {
+	unsent, _ := new(ratelimit.Limiter).Consume(context.Background(), nil, requests...)
+	type part struct {
+		Limit  string  `json:"limit"`
+		Key    string  `json:"key"`
+		Count  float64 `json:"count"`
+		Held   float64 `json:"held"`
+		Rows   int     `json:"rows"`
+		Shards int     `json:"shards"`
+	}
+	var parts []part
+	for _, s := range unsent.Requests {
+		c := s.Limit.Config()
+		if i := slices.IndexFunc(parts, func(p part) bool { return p.Limit == s.Limit.Name() && p.Key == s.Key }); i >= 0 {
+			parts[i].Count += s.Count
+			parts[i].Held -= s.Count
+			continue
+		}
+		parts = append(parts, part{s.Limit.Name(), s.Key, s.Count, *c.Capacity - s.Count, c.Shards, c.Shards})
+	}
+	text, err := json.Marshal(map[string]any{"v": 1, "at": at, "runAt": at, "taken": parts})
+	if err != nil { // a count or an instant that JSON has no word for, which no receipt has either
+		return "{}"
+	}
+	return ratelimit.Receipt(text)
 }

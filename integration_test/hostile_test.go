@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +117,7 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 				return err
 			},
 			"refund": func(r ...ratelimit.Request) error {
-				_, err := w.limiter.Refund(w.Context(), w.db, noon, r...)
+				_, err := w.limiter.Refund(w.Context(), w.db, receiptOf(noon, r...), r...)
 				return err
 			},
 			"reset": func(r ...ratelimit.Request) error { return w.limiter.Reset(w.Context(), w.db, r...) },
@@ -182,7 +183,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 			w.refuse(ratelimit.ErrInvalid, bucket.Key("ann"))
 			w.refuse(ratelimit.ErrInvalid, window.Key("ann"), bucket.Key("ann"))
 			w.clock.now = noon
-			if _, err := w.limiter.Refund(w.Context(), w.db, time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC), window.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			if _, err := w.limiter.Refund(w.Context(), w.db, receiptOf(time.Date(year, 6, 1, 12, 0, 0, 0, time.UTC), window.Key("ann")), window.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Errorf("refund of the year %d: %v", year, err)
 			}
 		}
@@ -276,7 +277,9 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 				"reserve": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count).Reserve()) },
 				"check":   func() (ratelimit.Result, error) { return w.limiter.Check(ctx, db, key.Count(count)) },
 				"charge":  func() (ratelimit.Result, error) { return w.limiter.Charge(ctx, db, key.Count(count)) },
-				"refund":  func() (ratelimit.Result, error) { return w.limiter.Refund(ctx, db, w.clock.now, key.Count(count)) },
+				"refund": func() (ratelimit.Result, error) {
+					return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, key.Count(count)), key.Count(count))
+				},
 			} {
 				result, err := call()
 				if sqlState(err) != "" {
@@ -448,18 +451,16 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 					for _, name := range arguments {
 						list = append(list, with(name))
 					}
-					w.sqlFails("22023", "SELECT ratelimit_consume("+strings.Join(list, ", ")+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+strings.Join(list, ", ")+")")
 				}
-				for _, op := range []string{"consume", "check", "refund"} {
-					if op == "refund" && value == "11" {
-						continue // a refund may be more than the capacity
-					}
+				for op, reserve := range map[string]string{"consume": "false", "check": "false", "consume, reserving": "true", "check, reserving": "true"} {
+					op, _, _ = strings.Cut(op, ",")
 					if op == "consume" && argument == "shard_b" && level != "read committed" {
 						continue // the first shard is taken
 					}
-					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
-						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], now())`,
-						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b")))
+					w.sqlFails("22023", fmt.Sprintf(`SELECT _ratelimit_apply('%s', ARRAY[%s], ARRAY[%s], ARRAY[%s]::float8[], ARRAY[%s]::interval[], ARRAY[%s]::float8[],
+						ARRAY[NULL]::timestamptz[], ARRAY[%s]::int[], ARRAY[%s]::float8[], ARRAY[%s]::float8[], ARRAY[%s]::int[], ARRAY[%s]::int[], %s)`,
+						op, with("name"), with("key"), with("rate"), with("period"), with("capacity"), with("shards"), with("count"), with("floor"), with("shard_a"), with("shard_b"), reserve))
 				}
 			}
 		}
@@ -467,12 +468,12 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 		for _, number := range numbers {
 			for _, charge := range []string{"0", "'-Infinity'"} {
 				for _, limit := range []string{"'l', 'k', %s, '1 min', %s, NULL", "'window', 'k', %s, '1 hour', %s, '2026-07-01 12:00Z'"} {
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, number, "10")+", 1, "+charge+")")
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+")")
-					w.sqlFails("22023", "SELECT ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+", NULL, true)")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, number, "10")+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+")")
+					w.sqlFails("22023", "SELECT _ratelimit_consume("+fmt.Sprintf(limit, "10", number)+", 1, "+charge+", NULL, true)")
 				}
 				for _, numbers := range []string{number + ", '1 min', 10", "10, '1 min', " + number} {
-					w.sqlFails("22023", "SELECT ratelimit_consume_sharded('sharded', 'k', "+numbers+", NULL, 2, 1, "+charge+", 0, 1)")
+					w.sqlFails("22023", "SELECT _ratelimit_consume_sharded('sharded', 'k', "+numbers+", NULL, 2, 1, "+charge+", 0, 1)")
 				}
 			}
 		}
@@ -480,23 +481,23 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 			for _, charge := range []string{"0", "'-Infinity'"} {
 				for _, numbers := range []string{value + ", 10, 1", "10, " + value + ", 1", "10, 10, " + value} {
 					n := strings.Split(numbers, ", ")
-					w.sqlFails("22023", fmt.Sprintf(`SELECT ratelimit_consume_several('{l,window}', '{k,k}', ARRAY[10,%[1]s]::float8[], '{1 min,1 hour}', ARRAY[10,%[2]s]::float8[],
+					w.sqlFails("22023", fmt.Sprintf(`SELECT _ratelimit_consume_several('{l,window}', '{k,k}', ARRAY[10,%[1]s]::float8[], '{1 min,1 hour}', ARRAY[10,%[2]s]::float8[],
 						'{NULL,2026-07-01 12:00Z}', ARRAY[1,%[3]s]::float8[], ARRAY[%[4]s,%[4]s]::float8[], '2026-07-01 12:00Z')`, n[0], n[1], n[2], charge))
 				}
 			}
 		}
-		w.sqlFails("22023", `SELECT ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
+		w.sqlFails("22023", `SELECT _ratelimit_apply('consume', '{m}', '{k1,k2}', '{5,5}', '{1 hour,1 hour}', '{5,5}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`)
 		for _, instant := range []string{"'infinity'", "'-infinity'"} {
 			for _, key := range []string{"k", "fresh"} {
-				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
-				w.sqlFails("", fmt.Sprintf("SELECT ratelimit_consume('l', '%s', 10, '1 min', 10, %s, 1, 0)", key, instant))
+				w.sqlFails("", fmt.Sprintf("SELECT _ratelimit_consume('l', '%s', 10, '1 min', 10, NULL, 1, 0, %s)", key, instant))
+				w.sqlFails("", fmt.Sprintf("SELECT _ratelimit_consume('l', '%s', 10, '1 min', 10, %s, 1, 0)", key, instant))
 			}
 		}
 		apply := func(op, names, keys, rest string) string {
-			return fmt.Sprintf(`SELECT ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
+			return fmt.Sprintf(`SELECT _ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', %s, '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`, op, names, keys, rest)
 		}
 		several := func(names, keys, rest string) string {
-			return fmt.Sprintf(`SELECT ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', %s, '{1,1}', '{0,0}')`, names, keys, rest)
+			return fmt.Sprintf(`SELECT _ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', %s, '{1,1}', '{0,0}')`, names, keys, rest)
 		}
 		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,infinity}'"))
 		w.sqlFails("", several("'{l,window}'", "'{k,k}'", "'{NULL,-infinity}'"))
@@ -522,14 +523,91 @@ func TestTheFunctionsRefuseHostileArguments(t *testing.T) {
 			apply("'consume'", "'{a,a}'", "'{b,b}'", "'{NULL,NULL}'"),
 			apply("'consume'", "'{{a,b}}'", "'{a,b}'", "'{NULL,NULL}'"),
 			apply("'consume'", "'[0:1]={a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
-			`SELECT ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-			// A refund to a fixed window that does not say of when: it might belong to one that is over.
-			`SELECT ratelimit_apply('refund', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{0001-01-01}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+			`SELECT _ratelimit_apply('consume', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+			apply("'refund'", "'{a,b}'", "'{a,b}'", "'{NULL,NULL}'"),
+			`SELECT _ratelimit_apply('consume', '{a}', '{b}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL)`,
 		} {
 			w.sqlFails("22023", sql)
 		}
 		if after := w.rows(); strings.Split(after, " (")[1] != strings.Split(before, " (")[1] {
 			w.Errorf("rows:\n%s\nbecame\n%s", before, after)
+		}
+		w.stillUsable()
+	})
+}
+
+// Whatever the arguments, a refund gives back no more than what is asked for, and nothing if one is no number.
+func TestTheRefundFunctionMintsNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []struct {
+			ratelimit.Limit
+			start, part string
+		}{
+			{ratelimit.TokenBucket("bucket", 10, time.Hour), "NULL", "1"},
+			{sharded("sharded", 2), "NULL", "0.5"},
+			{ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)), "2026-07-01 12:00Z", "1"},
+		} {
+			ann := limit.Key("ann")
+			w.grant(ann.Count(10))
+			left := w.balance(ann)
+			// what is left after such a refund, or what is wrong with it
+			refund := func(changed, value string) (float64, error) {
+				with := func(name, valid string) string {
+					if name == changed {
+						return value
+					}
+					return valid
+				}
+				array := func(name, kind, valid string) string { return "ARRAY[" + with(name, valid) + "]::" + kind + "[]" }
+				capacity := strconv.FormatFloat(limit.Capacity(), 'g', -1, 64)
+				tx := w.begin()
+				defer func() { w.do(tx.Rollback(w.Context())) }()
+				_, err := tx.Exec(w.Context(), "SELECT _ratelimit_refund("+strings.Join([]string{
+					array("name", "text", "'"+limit.Name()+"'"), array("key", "text", "'ann'"), array("rate", "float8", capacity),
+					array("period", "interval", "'1 hour'"), array("capacity", "float8", capacity),
+					array("start", "timestamptz", "NULLIF('"+limit.start+"', 'NULL')"), array("count", "float8", "1"), array("taken", "float8", "10"),
+					array("held", "float8", "0"), array("part", "float8", limit.part),
+					with("taken_at", "'2026-07-01 12:00Z'"), with("run_at", "'2026-07-01 12:00Z'"), with("now", "'2026-07-01 12:00Z'"),
+				}, ", ")+")")
+				if err != nil {
+					return left, err
+				}
+				result, err := w.limiter.Check(w.Context(), tx, ann.Count(0))
+				return result.Requests[0].Remaining, err
+			}
+
+			if got, err := refund("", ""); err != nil || !near(got, left+1) {
+				w.Errorf("%s: %v are left, %v, want one more than %v", limit.Name(), got, err, left)
+			}
+			for name, values := range map[string][]string{
+				"name": {"NULL", "''", "'other'"}, "key": {"NULL", "''"},
+				"rate": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"}, "period": {"NULL", "'0'", "'-1 hour'"},
+				"capacity": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"}, "start": {"'infinity'", "'-infinity'"},
+				"count": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1", "0"}, "taken": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"},
+				"held": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'"}, "part": {"NULL", "'NaN'", "'Infinity'", "'-Infinity'", "-1"},
+				"taken_at": {"NULL", "'infinity'", "'-infinity'"}, "run_at": {"NULL", "'infinity'", "'-infinity'"}, "now": {"'infinity'", "'-infinity'"},
+			} {
+				for _, value := range values {
+					if got, err := refund(name, value); got != left || err != nil && sqlState(err) == "" {
+						w.Errorf("%s, %s %s: %v are left, %v, want %v", limit.Name(), name, value, got, err, left)
+					}
+				}
+			}
+			for name, values := range map[string][]string{
+				"rate": {"0", "1e-300", "1e300"}, "period": {"'1 us'", "'100000 days'", "'1 month'"}, "capacity": {"0", "1e-300", "1e300"},
+				"count": {"1e-300", "1e300"}, "taken": {"0", "1e300"}, "held": {"1e300", "-1e300"}, "part": {"0", "1e-300", "1e300"},
+				"taken_at": {"'4000-01-01 BC'", "'9999-01-01'"}, "run_at": {"'4000-01-01 BC'", "'9999-01-01'"},
+			} {
+				for _, value := range values {
+					most := left + 1
+					if name == "count" {
+						most = limit.Capacity()
+					}
+					if got, err := refund(name, value); !(got <= most+1e-9) || err != nil && sqlState(err) == "" {
+						w.Errorf("%s, %s %s: %v are left, %v, want at most %v", limit.Name(), name, value, got, err, most)
+					}
+				}
+			}
 		}
 		w.stillUsable()
 	})
@@ -596,7 +674,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 				w.clock.now = noon.Add(time.Duration(random.Int64()))
 			}
 			verb := oneOf(random, w.limiter.Consume, w.limiter.Check, w.limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
-				return w.limiter.Refund(ctx, db, w.clock.now, r...)
+				return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
 			})
 			_, err := verb(w.Context(), w.db, requests...)
 			switch {

@@ -112,7 +112,7 @@ func TestHotLimitsInChaos(t *testing.T) {
 				outcome = "committed"
 			case errors.Is(err, errAbandoned):
 				outcome = "abandoned"
-			case errors.As(err, new(*ratelimit.RetryError)):
+			case errors.Is(err, ratelimit.ErrAttemptsExhausted):
 				outcome = "gave up"
 			case strings.HasPrefix(err.Error(), "ratelimit: commit: "):
 				outcome, sure = "unknown: COMMIT", false

@@ -432,8 +432,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 			return err
 		}, ratelimit.Hot(limit.Global()))
 		ends(t, err)
-		gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
-		if !ok || gaveUp.Attempts != 2 || attempts != 1 || sqlState(err) != "40001" {
+		if !gaveUpAfter(err, 2) || attempts != 1 || sqlState(err) != "40001" {
 			t.Errorf("%d attempts: %v", attempts, err)
 		}
 		(<-held)()

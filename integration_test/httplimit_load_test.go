@@ -37,7 +37,7 @@ func (c *tally) String() string {
 }
 
 // TestHTTPUnderLoad has 50 clients ask a real server for three times what the limit grants: once they come back when Retry-After
-// says so, and once they do not care. Each side counts. -load sets how long it goes on.
+// says so, and once at any time. Each side counts. -load sets how long it goes on.
 func TestHTTPUnderLoad(t *testing.T) {
 	for name, polite := range map[string]bool{"who honour Retry-After": true, "who do not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func underLoad(t *testing.T, polite bool) {
 	for range clients {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
-			// Three times the rate in all, at random instants. Who waits as he is told does not make up for it.
+			// Three times the rate in all, at random instants. A client that waits as it is told does not make up for it.
 			pace := int64(clients * time.Second / (3 * rate))
 			waited := false
 			for wait := time.Duration(r.Int64N(pace)); sleep(ctx, wait); wait = time.Duration(r.Int64N(2 * pace)) {

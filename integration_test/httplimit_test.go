@@ -315,8 +315,12 @@ func (s *site) readBack(got answer, d httplimit.Decision) {
 	for i, status := range d.Result.Requests {
 		c := status.Limit.Config()
 		wantPolicy := map[string]any{"q": integer(*c.Capacity)}
-		if time.Duration(c.Period) >= time.Second {
-			wantPolicy["w"] = ceil(time.Duration(c.Period))
+		refill := *c.Capacity * time.Duration(c.Period).Seconds() / c.Rate
+		if c.Kind == ratelimit.KindFixedWindow && *c.Capacity < c.Rate {
+			refill = time.Duration(c.Period).Seconds()
+		}
+		if refill = math.Round(refill*1e6) / 1e6; refill >= 1 {
+			wantPolicy["w"] = int64(math.Ceil(refill))
 		}
 		name, err := url.PathUnescape(policy[i].Name)
 		if err != nil || name != c.Name || !reflect.DeepEqual(policy[i].Params, wantPolicy) {
@@ -430,12 +434,31 @@ func TestHTTPSeveralLimitsAreChosenAndPricedByTheRequest(t *testing.T) {
 	}
 }
 
-func TestHTTPRequestsThatAskForNothingAreNotLimited(t *testing.T) {
+func TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, always()).serve()
-	got := s.get("/health")
-	if got.Status != 200 || got.Header.Get("RateLimit") != "" || got.Header.Get("RateLimit-Policy") != "" || len(s.observed()) != 0 {
-		t.Errorf("%+v", got)
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	pool := newPool(t, 4)
+	for name, requests := range map[string]func(*http.Request) ([]ratelimit.Request, error){
+		"as it is": func(*http.Request) ([]ratelimit.Request, error) { return nil, httplimit.ErrNotLimited },
+		"wrapped": func(*http.Request) ([]ratelimit.Request, error) {
+			return nil, fmt.Errorf("health: %w", httplimit.ErrNotLimited)
+		},
+		"with requests, which are not looked at": func(*http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{limit.Key("ann")}, httplimit.ErrNotLimited
+		},
+	} {
+		s := newSiteOn(t, pool, requests)
+		s.limit.Failed = func(int) bool { return true }
+		s.serve()
+		for range 2 {
+			got := s.get("/health")
+			if got.Status != 200 || got.Body != "hello" || got.Header.Get("RateLimit") != "" || got.Header.Get("RateLimit-Policy") != "" || len(s.observed()) != 0 {
+				t.Errorf("%s: %+v", name, got)
+			}
+		}
+		if rows := s.world().rows(); rows != "" {
+			t.Errorf("%s: %s", name, rows)
+		}
 	}
 }
 
@@ -543,6 +566,8 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 		"no limiter":       func(m *httplimit.Middleware) { m.Limiter = nil },
 		"no database":      func(m *httplimit.Middleware) { m.DB = nil },
 		"no requests":      func(m *httplimit.Middleware) { m.Requests = nil },
+		"nothing asked":    func(m *httplimit.Middleware) { m.Requests = always() },
+		"an empty list":    func(m *httplimit.Middleware) { m.Requests = always([]ratelimit.Request{}...) },
 		"the zero limit":   func(m *httplimit.Middleware) { m.Requests = always(ratelimit.Limit{}.Key("ann")) },
 		"the zero request": func(m *httplimit.Middleware) { m.Requests = always(good.Key("ann"), ratelimit.Request{}) },
 		"a limit that is none": func(m *httplimit.Middleware) {
@@ -588,6 +613,9 @@ func TestHTTPRequestsAreRefusedWithAStatusOfTheCallersChoice(t *testing.T) {
 	got := s.get("/")
 	if problem := s.problem(got); got.Status != 401 || problem["title"] != "Unauthorized" || problem["detail"] != "The header field X-Api-Key is missing." {
 		t.Errorf("no key: %+v", got)
+	}
+	if got := s.get("/", "X-API-Key", "one", "X-API-Key", "another"); got.Status != 400 || s.problem(got)["detail"] != "The header field X-Api-Key is there more than once." {
+		t.Errorf("two keys: %+v", got)
 	}
 	if got := s.get("/gone"); got.Status != 410 || s.problem(got)["detail"] != nil {
 		t.Errorf("gone: %+v", got)

@@ -54,7 +54,7 @@ func TestInTxRetriesA40001OfAStatement(t *testing.T) {
 				return err
 			}
 			if attempts <= 2 { // somebody else consumes
-				if _, err := limiter.Consume(ctx, pool, limit.Key(string(level))); err != nil {
+				if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level))); err != nil {
 					return err
 				}
 			}
@@ -186,7 +186,7 @@ func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Li
 		if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
 			return err
 		}
-		if _, err := limiter.Charge(ctx, pool, limit.Global()); err != nil {
+		if _, err := limiter.Charge(ratelimit.OutsideTx(ctx), pool, limit.Global()); err != nil {
 			return err
 		}
 		_, err := limiter.Charge(ctx, tx, limit.Global())
@@ -202,20 +202,68 @@ func TestInTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
 	for bound, want := range map[int]int{-1: 1, 0: 1, 1: 1, 4: 4} {
 		attempts := 0
 		err := limiter.InTx(t.Context(), pool, conflict(&limiter, pool, limit, &attempts), ratelimit.Attempts(bound))
-		var retryErr *ratelimit.RetryError
 		var pgErr *pgconn.PgError
-		if !errors.As(err, &retryErr) || retryErr.Attempts != want || attempts != want {
+		if !gaveUpAfter(err, want) || attempts != want {
 			t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
 		}
 		if !errors.As(err, &pgErr) || pgErr.Code != "40001" {
 			t.Errorf("the database's error is not to be found in %v", err)
 		}
-		if err != nil && !strings.Contains(err.Error(), fmt.Sprint(want, " attempt")) {
-			t.Errorf("%q does not say %d", err, want)
-		}
 	}
 	if n := jobs(t, pool, "count(*)"); n != 2 {
 		t.Errorf("%d rows: something was committed", n)
+	}
+}
+
+// TestNestedRetriesDoNotMultiply has what has been tried as often as it may not tried again by what is around it.
+func TestNestedRetriesDoNotMultiply(t *testing.T) {
+	t.Parallel()
+	pool := newJobs(t, 4)
+	var limiter ratelimit.Limiter
+	inner := func(ctx context.Context) error {
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+			return err
+		}, ratelimit.Attempts(2))
+		return fmt.Errorf("wrapped: %w", err)
+	}
+	outer := map[string]func(once func(ctx context.Context) error) error{
+		"Retry": func(once func(ctx context.Context) error) error { return ratelimit.Retry(t.Context(), once) },
+		"InTx": func(once func(ctx context.Context) error) error {
+			return limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error { return once(ctx) })
+		},
+	}
+	for name, retry := range outer {
+		calls := 0
+		err := retry(func(ctx context.Context) error { calls++; return inner(ctx) })
+		if calls != 1 || !gaveUpAfter(err, 2) || sqlState(err) != "40001" {
+			t.Errorf("%s: %d calls, %v", name, calls, err)
+		}
+	}
+
+	// A Coalescer retries by itself.
+	_, err := pool.Exec(t.Context(), `CREATE SEQUENCE tries;
+		CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN PERFORM nextval(''tries''); RAISE serialization_failure USING DETAIL = ''Reason code: none''; END';
+		CREATE TRIGGER conflict BEFORE INSERT ON rate_limits FOR EACH ROW EXECUTE FUNCTION conflict()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	calls := 0
+	err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+		calls++
+		_, err := limiter.Consume(ctx, coalescer, ratelimit.TokenBucket("messages", 10, time.Hour).Key("ann"))
+		return err
+	})
+	var tries int
+	if err := pool.QueryRow(t.Context(), "SELECT last_value FROM tries").Scan(&tries); err != nil {
+		t.Fatal(err)
+	}
+	if want := "ratelimit: consume: attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none"; calls != 1 || tries != 30 ||
+		!errors.Is(err, ratelimit.ErrAttemptsExhausted) || err.Error() != want {
+		t.Errorf("%d calls, %d tries: %v, want %s", calls, tries, err, want)
 	}
 }
 
@@ -237,9 +285,8 @@ func TestInTxEndsWithItsContext(t *testing.T) {
 			}
 			return err
 		})
-		var retryErr *ratelimit.RetryError
 		var pgErr *pgconn.PgError
-		if !errors.As(err, &retryErr) || retryErr.Attempts != 2 || !errors.Is(err, context.Canceled) || !errors.Is(err, reason) || !errors.As(err, &pgErr) {
+		if !gaveUpAfter(err, 2) || !errors.Is(err, context.Canceled) || !errors.Is(err, reason) || !errors.As(err, &pgErr) {
 			t.Errorf("%d attempts, %v", attempts, err)
 		}
 	})
@@ -334,12 +381,12 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 		"a COMMIT without an answer": { // it may have been committed: not to be run again
 			func(_ context.Context, tx pgx.Tx) error { return tx.Conn().PgConn().Conn().Close() },
 			func(err error) bool {
-				return err != nil && sqlState(err) == "" && strings.HasPrefix(err.Error(), "ratelimit: commit: ") && !errors.As(err, new(*ratelimit.RetryError))
+				return err != nil && sqlState(err) == "" && strings.HasPrefix(err.Error(), "ratelimit: commit: ") && !errors.Is(err, ratelimit.ErrAttemptsExhausted)
 			},
 		},
 		"a conflict that it hid": {
 			func(context.Context, pgx.Tx) error { return errors.New((&pgconn.PgError{Code: "40001"}).Error()) },
-			func(err error) bool { return err != nil && !errors.As(err, new(*ratelimit.RetryError)) },
+			func(err error) bool { return err != nil && !errors.Is(err, ratelimit.ErrAttemptsExhausted) },
 		},
 	} {
 		attempts := 0
@@ -501,9 +548,8 @@ func TestInTxSaysHowManyAttemptsItTookWhenTheContextEndsWithinOne(t *testing.T) 
 		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
 		return err
 	})
-	gaveUp, ok := errors.AsType[*ratelimit.RetryError](err)
-	if !ok || gaveUp.Attempts != 3 || !errors.Is(err, context.Canceled) || sqlState(err) != "40001" {
-		t.Errorf("%v, want a RetryError of 3 attempts that tells of the cancellation and of the conflict", err)
+	if !gaveUpAfter(err, 3) || !errors.Is(err, context.Canceled) || sqlState(err) != "40001" {
+		t.Errorf("%v, want the error of 3 attempts that tells of the cancellation and of the conflict", err)
 	}
 	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
 }

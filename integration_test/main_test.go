@@ -2,6 +2,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -82,11 +83,17 @@ func migrate(t testing.TB, url string) {
 
 // migrationFiles is migrations.FS. For command mutate, it is read anew: nothing is compiled for an edit of SQL.
 func migrationFiles() fs.FS {
-	if mutated := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); mutated != "" {
-		return os.DirFS(mutated)
+	if os.Getenv(mutated) != "" {
+		return os.DirFS(migrationsDir())
 	}
 	return migrations.FS
 }
+
+// migrationsDir is the directory of package migrations.
+func migrationsDir() string { return cmp.Or(os.Getenv(mutated), "../migrations") }
+
+// mutated is where the migrations of command mutate are.
+const mutated = "TXLIMIT_TEST_MIGRATIONS"
 
 var reusable struct {
 	sync.Mutex

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -73,13 +74,68 @@ type sum struct {
 	shards       int
 	count, floor float64
 	need         float64 // count + floor, without rounding floor
+	reserve      bool
+}
+
+func (d sum) demand(rows []algebra.Row) algebra.Demand {
+	return algebra.Demand{Limit: d.numbers, Rows: rows, Shards: d.shards, Count: d.count, Floor: d.floor}
+}
+
+// forfeits says whether what is granted may forfeit tokens until its work runs.
+func forfeits(ds []sum) bool {
+	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
+}
+
+// grant is what a receipt says.
+type grant struct {
+	at, runAt algebra.Micros
+	taken     map[rowsOf]grantPart
+}
+
+type grantPart struct {
+	count, refunded, held float64
+	rows, shards          int
+}
+
+func (g grant) algebra(id rowsOf) algebra.Taken {
+	p := g.taken[id]
+	part := 1.0
+	if p.rows < p.shards {
+		part = 1 / float64(p.shards)
+	}
+	return algebra.Taken{At: g.at, RunAt: g.runAt, Count: p.count, Held: p.held, Part: part}
+}
+
+// readReceipt is what a receipt says, which must be the very same as what the model says.
+func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
+	t.Helper()
+	var r struct {
+		V         int
+		At, RunAt time.Time
+		Taken     []struct {
+			Limit, Key            string
+			Count, Refunded, Held float64
+			Rows, Shards          int
+		}
+	}
+	if text == "" {
+		return grant{}
+	}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	g := grant{algebra.At(r.At), algebra.At(r.RunAt), map[rowsOf]grantPart{}}
+	for _, p := range r.Taken {
+		g.taken[rowsOf{p.Limit, p.Key}] = grantPart{p.Count, p.Refunded, p.Held, p.Rows, p.Shards}
+	}
+	return g
 }
 
 func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
 		floor := 0.0
-		if verb == "charge" {
+		if verb == "charge" || verb == "check" && a.count == 0 {
 			floor = math.Inf(-1)
 		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
 			floor = -*c.MaxReserved
@@ -92,6 +148,7 @@ func sums(verb string, asks []ask) []sum {
 			i = len(ds)
 			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
+		ds[i].reserve = ds[i].reserve || a.reserve && verb != "charge"
 		ds[i].count += a.count
 		ds[i].need = max(ds[i].need, ds[i].count+floor)
 		ds[i].floor = max(ds[i].floor-a.count, floor)
@@ -110,35 +167,61 @@ func possible(ds []sum) bool {
 	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
 }
 
-// do carries out a call at now and says whether it is granted, and whether by one shard of each limit. pick is the two shards
-// to look at.
-func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now algebra.Micros) (granted, byOneShard bool) {
+// do carries out a call at now and says whether it is granted, and by which shard if one of each limit was enough. pick is the two shards
+// to look at. A refund is of g, which is what is left of it afterwards.
+func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now algebra.Micros) (granted bool, byOneShard map[rowsOf]int) {
 	switch verb {
 	case "reset":
 		for _, d := range ds {
 			delete(m, d.rowsOf)
 		}
-		return true, false
+		return true, nil
 	case "refund":
+		left := grant{g.at, g.runAt, maps.Clone(g.taken)}
 		for _, d := range ds {
-			if d.numbers.Window && d.numbers.UpTo(consumedAt) < d.numbers.UpTo(m.latest(d.rowsOf, now)) {
-				d.count = 0
+			p := left.taken[d.rowsOf]
+			if rows := m.rows(d.rowsOf); len(rows) > 0 {
+				if back := d.numbers.Refund(rows, left.algebra(d.rowsOf), d.count, now); back > 0 {
+					p.held += min(back, max(-d.numbers.Total(rows, now), 0))
+					for i, row := range d.numbers.Take(rows, len(rows), -back, now) {
+						m[d.rowsOf][i].Row = row
+					}
+				}
 			}
-			if len(m[d.rowsOf]) > 0 {
-				m.spread(d, -d.count, now)
+			p.held += d.count
+			p.refunded += d.count
+			left.taken[d.rowsOf] = p
+			if p.count-p.refunded <= 1e-12*p.count {
+				delete(left.taken, d.rowsOf)
 			}
 		}
-		return true, false
+		*g = left
+		return true, nil
 	}
 	if d := ds[0]; verb != "check" && len(ds) == 1 && d.shards == 1 && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
 		m.spread(d, 0, now) // the short way makes the rows one first, whatever it decides
 	}
-	if verb != "check" && m.takeFromOneShardEach(ds, pick, now) {
-		return true, true
+	if verb != "check" {
+		if chosen := m.takeFromOneShardEach(ds, pick, now); chosen != nil {
+			return true, chosen
+		}
+	}
+	if forfeits(ds) {
+		var demands []algebra.Demand
+		for _, d := range ds {
+			demands = append(demands, d.demand(m.rows(d.rowsOf)))
+		}
+		_, lefts, granted := algebra.Reserve(demands, now)
+		if granted && verb != "check" {
+			for i, d := range ds {
+				m.set(d, d.numbers.Spread(m.rows(d.rowsOf), d.shards, lefts[i], now))
+			}
+		}
+		return granted, nil
 	}
 	for _, d := range ds {
 		if !d.numbers.Enough(m.rows(d.rowsOf), d.shards, d.count, d.floor, now) {
-			return false, false
+			return false, nil
 		}
 	}
 	if verb != "check" {
@@ -146,17 +229,19 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, consumedAt, now al
 			m.spread(d, d.count, now)
 		}
 	}
-	return true, false
+	return true, nil
 }
 
-// takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself.
-func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.Micros) bool {
+// takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself, and says from which.
+func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.Micros) map[rowsOf]int {
 	chosen := map[rowsOf]int{}
 	for _, d := range ds {
 		a, b := 0, 0
 		least := d.floor
 		if d.shards > 1 {
 			a, b = pick(d.shards)
+		}
+		if d.shards > 1 || forfeits(ds) {
 			least = 0
 		}
 		best := math.Inf(-1)
@@ -171,7 +256,7 @@ func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.M
 			}
 		}
 		if _, found := chosen[d.rowsOf]; !found {
-			return false
+			return nil
 		}
 	}
 	for _, d := range ds {
@@ -179,7 +264,27 @@ func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.M
 		row.Value = d.numbers.Available(row.Row, d.shards, now) - d.count
 		row.TS = max(row.TS, now)
 	}
-	return true
+	return chosen
+}
+
+// grant is what the receipt of a call that was granted says.
+func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Micros) grant {
+	g := grant{now, runAt, map[rowsOf]grantPart{}}
+	for _, d := range ds {
+		rows := m.rows(d.rowsOf)
+		if shard, ok := byOneShard[d.rowsOf]; ok {
+			rows = rows[shard : shard+1]
+		}
+		if d.count == 0 {
+			continue
+		}
+		p := grantPart{count: d.count, rows: len(rows), shards: d.shards}
+		for _, row := range rows {
+			p.held += row.Value
+		}
+		g.taken[d.rowsOf] = p
+	}
+	return g
 }
 
 // latest is now, or the latest ts of the rows if that is later.
@@ -191,12 +296,24 @@ func (m model) latest(id rowsOf, now algebra.Micros) algebra.Micros {
 }
 
 // retryAt is what the call should say after it was carried out.
-func (m model) retryAt(verb string, ds []sum, granted, byOneShard bool, now algebra.Micros) algebra.Micros {
+func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsOf]int, now algebra.Micros) algebra.Micros {
 	at := now
+	var demands []algebra.Demand
 	for _, d := range ds {
+		demands = append(demands, d.demand(m.rows(d.rowsOf)))
+	}
+	if verb != "refund" && forfeits(ds) && !granted {
+		return algebra.WhenReserved(demands, now)
+	}
+	_, lefts, _ := algebra.Reserve(demands, now)
+	for i, d := range ds {
 		rows := m.rows(d.rowsOf)
 		switch {
-		case byOneShard && d.shards > 1: // which had enough, whatever the others owe since the clock stepped back
+		case verb == "refund": // of as many rows as there are
+			at = max(at, d.numbers.When(rows, max(len(rows), d.shards), 0, 0, now))
+		case verb == "check" && granted && forfeits(ds):
+			at = max(at, d.numbers.When(d.numbers.Spread(rows, d.shards, lefts[i], now), d.shards, 0, 0, now))
+		case byOneShard != nil && d.shards > 1: // which had enough, whatever the others owe since the clock stepped back
 		case !granted: // and nothing has changed
 			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
 		case verb == "check":
@@ -210,7 +327,10 @@ func (m model) retryAt(verb string, ds []sum, granted, byOneShard bool, now alge
 
 // spread takes count from all shards together and spreads what is left.
 func (m model) spread(d sum, count float64, now algebra.Micros) {
-	after := d.numbers.Take(m.rows(d.rowsOf), d.shards, count, now)
+	m.set(d, d.numbers.Take(m.rows(d.rowsOf), d.shards, count, now))
+}
+
+func (m model) set(d sum, after []algebra.Row) {
 	m[d.rowsOf] = nil
 	for _, row := range after {
 		m[d.rowsOf] = append(m[d.rowsOf], modelRow{row, d.shards})
@@ -226,7 +346,7 @@ func (m model) rows(id rowsOf) []algebra.Row {
 }
 
 // readTable is the table as a model.
-func readTable(t *testing.T, db ratelimit.DB) model {
+func readTable(t *testing.T, db querier) model {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
 	if err != nil {
@@ -271,7 +391,7 @@ func playModel(t *testing.T, calls int) {
 	limiter, clock := newLimiter()
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
-	var consumptions []time.Time
+	var consumptions []consumption
 	granted, denied := 0, 0
 	for n := range calls {
 		for i := range limits {
@@ -283,38 +403,44 @@ func playModel(t *testing.T, calls int) {
 		now := algebra.At(clock.now)
 
 		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
-		var asks []ask
-		var requests []ratelimit.Request
-		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
-			limit := oneOf(r, limits...)
-			a := ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0}
-			asks, requests = append(asks, a), append(requests, a.request())
-		}
 		if verb == "reset" && r.IntN(4) > 0 {
 			continue
 		}
-		consumedAt := clock.now
-		if len(consumptions) > 0 && r.IntN(4) > 0 {
-			consumedAt = consumptions[len(consumptions)-1-r.IntN(min(len(consumptions), 5))]
+		var asks []ask
+		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
+			limit := oneOf(r, limits...)
+			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0})
+		}
+		from := &consumption{}
+		if verb == "refund" {
+			if from, asks = randomRefund(r, consumptions, limits); asks == nil {
+				continue
+			}
+		}
+		var requests []ratelimit.Request
+		for _, a := range asks {
+			requests = append(requests, a.request())
 		}
 		pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 		ds := sums(verb, asks)
-		result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, consumedAt, requests)
-		story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
+		result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, from.receipt, requests)
+		story := fmt.Sprintf("call %d at %v: %s %s %+v -> %+v, %v", n, clock.now, verb, from.receipt, asks, result, err)
 		if verb != "refund" && verb != "reset" && !possible(ds) {
 			if !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				t.Fatalf("%s\ncan never be granted", story)
 			}
 			continue
 		}
-		want, byOneShard := m.do(verb, ds, pick.again(), algebra.At(consumedAt), now)
+		left := from.grant
+		want, byOneShard := m.do(verb, ds, pick.again(), &left, now)
 		var exceeded *ratelimit.DeniedError
 		got := err == nil && (result.OK || verb == "reset")
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
 		}
-		if retryAt := m.retryAt(verb, ds, want, byOneShard, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
+		retryAt := m.retryAt(verb, ds, want, byOneShard, now)
+		if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
 		}
 		if got {
@@ -322,16 +448,60 @@ func playModel(t *testing.T, calls int) {
 		} else {
 			denied++
 		}
-		if verb == "consume" && got {
-			consumptions = append(consumptions, result.At)
-		}
 		if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
 			t.Fatalf("%s\nthe table:  %v\nthe model: %v", story, table, m)
+		}
+		switch receipt := result.Receipt(); {
+		case verb == "consume" && got:
+			left = m.grant(ds, byOneShard, now, retryAt)
+			fallthrough
+		case verb == "refund":
+			if told := readReceipt(t, receipt); !told.equal(left) {
+				t.Fatalf("%s\nthe receipt: %s\nthe model:   %+v", story, receipt, left)
+			}
+			if verb == "refund" && r.IntN(4) > 0 { // else the old one will be used again
+				*from = consumption{receipt, left}
+			} else {
+				consumptions = append(consumptions, consumption{receipt, left})
+			}
+		case receipt != "":
+			t.Fatalf("%s\na receipt, of nothing: %s", story, receipt)
 		}
 	}
 	if granted < calls/10 || denied < calls/20 {
 		t.Errorf("%d grants and %d denials in %d calls are no test", granted, denied, calls)
 	}
+}
+
+// consumption is what can be refunded.
+type consumption struct {
+	receipt ratelimit.Receipt
+	grant   grant
+}
+
+// randomRefund chooses one of the latest consumptions, and a part of it.
+func randomRefund(r *rand.Rand, consumptions []consumption, limits []ratelimit.Limit) (from *consumption, asks []ask) {
+	if len(consumptions) == 0 {
+		return nil, nil
+	}
+	from = &consumptions[len(consumptions)-1-r.IntN(min(len(consumptions), 5))]
+	for _, id := range slices.SortedFunc(maps.Keys(from.grant.taken), rowsOf.compare) {
+		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+		p := from.grant.taken[id]
+		count := (p.count - p.refunded) * oneOf(r, 1, 1, 1, 0.5, r.Float64())
+		if i >= 0 && (count == 0 || count >= 1e-15) && r.IntN(4) > 0 {
+			asks = append(asks, ask{limit: limits[i], key: id.key, count: count})
+		}
+	}
+	return from, asks
+}
+
+func (id rowsOf) compare(other rowsOf) int {
+	return cmp.Or(cmp.Compare(id.name, other.name), cmp.Compare(id.key, other.key))
+}
+
+func (g grant) equal(other grant) bool {
+	return len(g.taken) == 0 && len(other.taken) == 0 || g.at == other.at && g.runAt == other.runAt && maps.Equal(g.taken, other.taken)
 }
 
 // picks is a sequence of choices that can be played again.
@@ -351,7 +521,7 @@ func (p picks) again() shardpick.Func {
 }
 
 // call calls the verb of that name.
-func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, consumedAt time.Time, requests []ratelimit.Request) (ratelimit.Result, error) {
+func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, requests []ratelimit.Request) (ratelimit.Result, error) {
 	switch verb {
 	case "consume":
 		return l.Consume(ctx, db, requests...)
@@ -360,7 +530,7 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	case "charge":
 		return l.Charge(ctx, db, requests...)
 	case "refund":
-		return l.Refund(ctx, db, consumedAt, requests...)
+		return l.Refund(ctx, db, receipt, requests...)
 	default:
 		return ratelimit.Result{}, l.Reset(ctx, db, requests...)
 	}
@@ -432,7 +602,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 						err = errRollback
 					}
 					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.At, requests...)
+						_, err = limiter.Refund(ctx, tx, result.Receipt(), requests...)
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))

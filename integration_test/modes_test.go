@@ -52,7 +52,7 @@ func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
 		_, err = limiter.Charge(t.Context(), pool, bucket, window, sharded)
 		w.do(err)
 		w.holds(bucket, -3.5)
-		w.refund(noon, bucket.Count(0.5), sharded)
+		w.refund(receiptOf(noon, bucket.Count(0.5), sharded), bucket.Count(0.5), sharded)
 		w.holds(bucket, -3)
 		w.holds(sharded, 0)
 		w.do(limiter.Reset(t.Context(), pool, bucket, window))

@@ -91,12 +91,13 @@ func TestMetricsOfDecisions(t *testing.T) {
 		w.deny(user, site)
 		w.grant(user.Count(5).Reserve()) // waits 30 s
 		w.check(user)
+		w.check(user.Count(0)) // in debt
 		w.refuse(ratelimit.ErrExceedsCapacity, user.Count(11))
 		w.refuse(ratelimit.ErrInvalid, perUser.Key(""))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("bad \xff name", 1, time.Minute).Key("ann"))
 		_, err := w.limiter.Charge(ctx, w.db, user)
 		w.do(err)
-		w.refund(noon, user)
+		w.refund(receiptOf(noon, user), user)
 		w.do(w.limiter.Reset(ctx, w.db, user))
 		if _, isTx := w.db.(pgx.Tx); !isTx {
 			elsewhere := pooledElsewhere(w)
@@ -118,7 +119,8 @@ func TestMetricsOfDecisions(t *testing.T) {
 			"ratelimit.limit=perSite,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=consume":           2,
 			"ratelimit.limit=perSite,ratelimit.outcome=withheld,ratelimit.verb=consume":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=check":             1,
+			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=check":            1,
 			"ratelimit.limit=perUser,ratelimit.outcome=exceeds_capacity,ratelimit.verb=consume": 1,
 			"ratelimit.limit=perUser,ratelimit.outcome=invalid,ratelimit.verb=consume":          1,
 			"ratelimit.limit=_OTHER,ratelimit.outcome=invalid,ratelimit.verb=consume":           1,
@@ -171,7 +173,7 @@ func TestMetricsOfRetries(t *testing.T) {
 			return err
 		}
 		if attempts++; attempts < 3 {
-			if _, err := new(ratelimit.Limiter).Consume(ctx, pool, limit.Key("ann")); err != nil {
+			if _, err := new(ratelimit.Limiter).Consume(t.Context(), pool, limit.Key("ann")); err != nil {
 				return err
 			}
 		}
@@ -197,8 +199,7 @@ func TestMetricsOfRetries(t *testing.T) {
 
 	// The last attempt is not followed by another.
 	attempts, failures = 0, nil
-	var gaveUp *ratelimit.RetryError
-	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !errors.As(err, &gaveUp) || !slices.Equal(failures, []int{1}) {
+	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !gaveUpAfter(err, 2) || !slices.Equal(failures, []int{1}) {
 		t.Errorf("%v, told of %v", err, failures)
 	}
 

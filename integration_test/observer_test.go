@@ -23,12 +23,14 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		ctx := w.Context()
 
 		type outcome struct {
-			verb   string
+			verb   ratelimit.Verb
 			result ratelimit.Result
 			err    error
 		}
 		var want []outcome
-		note := func(verb string, result ratelimit.Result, err error) { want = append(want, outcome{verb, result, err}) }
+		note := func(verb ratelimit.Verb, result ratelimit.Result, err error) {
+			want = append(want, outcome{verb, result, err})
+		}
 		result, err := w.limiter.Consume(ctx, w.db, ann)
 		note("consume", result, err)
 		result, err = w.limiter.Consume(ctx, w.db, ann, limit.Global())
@@ -37,7 +39,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		note("check", result, err)
 		result, err = w.limiter.Charge(ctx, w.db, ann)
 		note("charge", result, err)
-		result, err = w.limiter.Refund(ctx, w.db, noon, ann)
+		result, err = w.limiter.Refund(ctx, w.db, receiptOf(noon, ann), ann)
 		note("refund", result, err)
 		err = w.limiter.Reset(ctx, w.db, ann)
 		want = append(want, outcome{"reset", ratelimit.Result{}, err})
@@ -66,7 +68,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 			}
 		}
 		var exceeded *ratelimit.DeniedError
-		if !errors.As(seen[1].Err, &exceeded) || seen[2].Err != nil || seen[2].Result.OK {
+		if !errors.As(seen[1].Err, &exceeded) || !errors.As(seen[2].Err, &exceeded) || seen[2].Result.OK {
 			w.Errorf("denials: %+v, %+v", seen[1], seen[2])
 		}
 		if s := seen[6].Result.Requests[0]; s.Limit.Name() != "messages" || s.Key != "ann" || s.Count != 11 || s.OK {

@@ -23,14 +23,14 @@ func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 		}
 	}
 	calls := map[string]string{
-		"one":       `SELECT ratelimit_consume('l', '5', 10, '1 min', 10, NULL, 1, 0)`,
-		"sharded":   `SELECT ratelimit_consume_sharded('s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1, validated => true)`,
-		"several":   `SELECT ratelimit_consume_several('{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
-		"applied":   `SELECT ratelimit_apply('consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
-		"check":     `SELECT ratelimit_apply('check', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
-		"keys":      `SELECT ratelimit_consume_keys('l', '{4,5,6}', 10, '1 min', 10, '{1,1,20}')`,
-		"coalesced": `SELECT ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{4,5,6}', '{1,1,1}', '{}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"mixed":     `SELECT ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{5}', '{1}', '{}', '{}', '{}', '{}', '{1,2}', '{1,1}', '{1,1}', '{NULL,NULL}', '{1,2}', '{0,0}')`,
+		"one":       `SELECT _ratelimit_consume('l', '5', 10, '1 min', 10, NULL, 1, 0)`,
+		"sharded":   `SELECT _ratelimit_consume_sharded('s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1, validated => true)`,
+		"several":   `SELECT _ratelimit_consume_several('{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
+		"applied":   `SELECT _ratelimit_apply('consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"check":     `SELECT _ratelimit_apply('check', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"keys":      `SELECT _ratelimit_consume_keys('l', '{4,5,6}', 10, '1 min', 10, '{1,1,20}')`,
+		"coalesced": `SELECT _ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{4,5,6}', '{1,1,1}', '{}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"mixed":     `SELECT _ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{5}', '{1}', '{}', '{}', '{}', '{}', '{1,2}', '{1,1}', '{1,1}', '{NULL,NULL}', '{1,2}', '{0,0}')`,
 	}
 	for _, rows := range []string{"0", "1", "3", "40"} { // at which the plans are made
 		exec(`TRUNCATE rate_limits`)

@@ -1,37 +1,88 @@
 package integration_test
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-func (w world) refund(consumedAt time.Time, requests ...ratelimit.Request) ratelimit.Result {
+func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
-	result, err := w.limiter.Refund(w.Context(), w.db, consumedAt, requests...)
+	result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...)
 	if err != nil || !result.OK {
 		w.Fatalf("refund: %+v, %v", result, err)
 	}
 	return result
 }
 
-func TestRefundToATokenBucketClampsToTheCapacity(t *testing.T) {
+// refuseRefund wants a refund that is not sent.
+func (w world) refuseRefund(receipt ratelimit.Receipt, requests ...ratelimit.Request) {
+	w.Helper()
+	if result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...); !errors.Is(err, ratelimit.ErrInvalid) || result.OK {
+		w.Fatalf("refund of %q: %+v, %v, want ErrInvalid", receipt, result, err)
+	}
+}
+
+func TestRefundToATokenBucketGivesBackWhatIsStillMissing(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.Capacity(20))
-		consumed := w.grant(limit.Key("ann").Count(6))
-		result := w.refund(consumed.At, limit.Key("ann").Count(2.5))
+		ann := limit.Key("ann")
+		receipt := w.grant(ann.Count(6)).Receipt()
+		result := w.refund(receipt, ann.Count(2.5))
 		if result.Requests[0].Remaining != 16.5 {
 			w.Fatalf("refunded: %+v", result)
 		}
-		w.clock.Advance(12 * time.Second)
-		w.refund(consumed.At, limit.Key("ann").Count(100)) // more than the capacity is no error
-		w.holds(limit.Key("ann"), 20)
+		w.clock.Advance(12 * time.Second) // 2 have been refilled, 1.5 are missing
+		w.refund(result.Receipt(), ann.Count(3.5))
+		w.holds(ann, 20)
 
-		consumed = w.grant(limit.Key("ann").Count(50).Reserve()) // a debt is given back too
-		w.refund(consumed.At, limit.Key("ann").Count(20))
-		w.holds(limit.Key("ann"), -10)
-		w.retries(w.refund(consumed.At, limit.Key("ann").Count(5)), 30*time.Second)
+		// What was refilled since is worth nothing: capacity 10, 5 taken, full again, 10 taken.
+		bob := ratelimit.TokenBucket("credits", 10, 10*time.Second).Key("bob")
+		receipt = w.grant(bob.Count(5)).Receipt()
+		w.clock.Advance(5 * time.Second)
+		w.grant(bob.Count(10))
+		w.refund(receipt, bob.Count(5))
+		w.deny(bob)
+		w.clock.Advance(-3 * time.Second) // a clock that steps back does not let it grow
+		w.refund(receipt, bob.Count(5))
+		w.holds(bob, 0)
+	})
+}
+
+// CASES A of the promise: reserve eleven, refund five of the first, reserve five more.
+func TestARefundBehindWaitingReservationsKeepsTheirInstants(t *testing.T) {
+	behaviour(t, func(w world) {
+		one := ratelimit.TokenBucket("jobs", 1, time.Second).Global()
+		var receipts []ratelimit.Receipt
+		runs := map[time.Duration]int{}
+		for i := range 11 {
+			result := w.grant(one.Reserve())
+			w.retries(result, time.Duration(i)*time.Second)
+			receipts = append(receipts, result.Receipt())
+			if i >= 5 {
+				runs[result.RetryAfter]++
+			}
+		}
+		for _, receipt := range receipts[:5] {
+			w.refund(receipt, one)
+		}
+		for range 5 {
+			runs[w.grant(one.Reserve()).RetryAfter]++
+		}
+		for at, n := range runs {
+			if n > 1 {
+				w.Errorf("%d run after %v", n, at)
+			}
+		}
+		// The last one of all holds up nobody.
+		last := w.grant(one.Reserve())
+		w.refund(last.Receipt(), one)
+		w.retries(w.grant(one.Reserve()), last.RetryAfter)
 	})
 }
 
@@ -39,7 +90,8 @@ func TestRefundToAMissingRowDoesNothing(t *testing.T) {
 	behaviour(t, func(w world) {
 		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
 		window := ratelimit.FixedWindow("window", 10, time.Minute)
-		result := w.refund(noon, bucket.Key("ann"), window.Key("ann").Count(3))
+		receipt := receiptOf(noon, bucket.Key("ann"), window.Key("ann").Count(3))
+		result := w.refund(receipt, bucket.Key("ann"), window.Key("ann").Count(3))
 		if r := result.Requests; r[0].Remaining != 10 || r[1].Remaining != 10 {
 			w.Fatalf("refunded: %+v", result)
 		}
@@ -49,69 +101,149 @@ func TestRefundToAMissingRowDoesNothing(t *testing.T) {
 	})
 }
 
-func TestRefundToAFixedWindowBelongsToTheWindowOfTheConsumption(t *testing.T) {
+func TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon))
 		ann := limit.Key("ann")
-		first := w.grant(ann.Count(4))
+		first := w.grant(ann.Count(4)).Receipt()
 		w.clock.Advance(30 * time.Minute)
-		w.refund(first.At, ann.Count(1))
+		first = w.refund(first, ann.Count(1)).Receipt()
 		w.holds(ann, 7)
 		w.clock.Advance(30*time.Minute - time.Microsecond) // the window's last microsecond
-		w.refund(first.At, ann.Count(1))
+		first = w.refund(first, ann.Count(1)).Receipt()
 		w.holds(ann, 8)
 
 		w.clock.Advance(time.Microsecond)
-		second := w.grant(ann.Count(6))
-		w.refund(first.At, ann.Count(2)) // its window is over
+		second := w.grant(ann.Count(6)).Receipt()
+		w.refund(first, ann.Count(2)) // its window is over
 		w.holds(ann, 4)
-		w.refund(second.At, ann.Count(2))
+		w.refund(second, ann.Count(2))
 		w.holds(ann, 6)
 
 		// Several, of which one is dropped.
-		other := ratelimit.TokenBucket("bucket", 10, time.Hour)
-		w.grant(other.Key("ann").Count(10))
-		w.refund(first.At, other.Key("ann").Count(3), ann.Count(3))
-		w.holds(ann, 6)
-		w.holds(other.Key("ann"), 3)
+		other := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("ann")
+		both := w.grant(other.Count(10), ann.Count(6)).Receipt()
+		w.clock.Advance(time.Hour)
+		w.grant(ann.Count(10), other.Count(10))
+		w.refund(both, other.Count(3), ann.Count(3))
+		w.holds(ann, 0)
+		w.holds(other, 0)
 	})
 }
 
-func TestRefundOfAReservationIsGivenBackUntilTheWindowOfItsDecisionIsOver(t *testing.T) {
+func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testing.T) {
 	behaviour(t, func(w world) {
-		limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon))
-		ann := limit.Key("ann")
-		reservation := w.grant(ann.Count(15).Reserve())
-		w.retries(reservation, time.Hour)
-		w.clock.Advance(50 * time.Minute) // 12:50
-		w.refund(reservation.At, ann.Count(15))
-		w.holds(ann, 10)
-		reservation = w.grant(ann.Count(15).Reserve())
-		w.clock.Advance(20 * time.Minute) // 13:10
-		w.holds(ann, 5)
-		w.refund(reservation.At, ann.Count(15)) // 10 of it belong to a window that is over
-		w.holds(ann, 5)
+		calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
+		w.retries(w.grant(calls.Count(60).Reserve()), 0)
+		second := w.grant(calls.Count(60).Reserve())
+		w.retries(second, time.Minute)
+		w.retries(w.check(calls.Count(60).Reserve()), 2*time.Minute)
+		last := w.grant(calls.Count(60).Reserve())
+		w.retries(last, 2*time.Minute)
+		w.holds(calls, -160)
+
+		// The last may be cancelled, as long as it is the last.
+		w.refund(second.Receipt(), calls.Count(60))
+		w.holds(calls, -160)
+		w.refund(last.Receipt(), calls.Count(60))
+		w.holds(calls, -100)
+		w.retries(w.grant(calls.Count(60).Reserve()), 2*time.Minute)
+
+		// What is forfeited counts as owed.
+		bounded := ratelimit.FixedWindow("bounded", 100, time.Minute, ratelimit.Start(noon), ratelimit.MaxReserved(130)).Global()
+		w.grant(bounded.Count(60))
+		w.grant(bounded.Count(60).Reserve())                         // -60: 40 of the first window are forfeited
+		denied := w.deny(bounded.Count(50).Reserve())                // -150
+		w.retries(denied, time.Minute)                               // then 40 are left, and -110 is within the bound
+		w.retries(w.check(bounded.Count(40).Reserve()), time.Minute) // it fits the second window
+		w.retries(w.grant(bounded.Count(30).Reserve()), time.Minute) // the same
+		w.clock.Advance(time.Minute)
+		w.grant(bounded.Count(10))
+		w.deny(bounded)
 	})
 }
 
-func TestRefundOfAReservationBreaksNoWindowsCap(t *testing.T) {
+// What is saved up could take the promises of the window before the last again, if the debt ended there.
+func TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow(t *testing.T) {
 	behaviour(t, func(w world) {
-		limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon))
-		ann := limit.Key("ann")
-		reservation := w.grant(ann.Count(15).Reserve()) // 10 of noon's window, 5 of the next
-		w.clock.Advance(70 * time.Minute)               // 13:10
-		w.grant(ann.Count(5))                           // what 13:00's window has left
-		w.refund(reservation.At, ann.Count(15))         // the reserved work did not run
-		granted := 5.0
-		for {
-			if _, err := w.limiter.Consume(w.Context(), w.db, ann); err != nil {
-				break
-			}
-			granted++
+		jobs := ratelimit.FixedWindow("jobs", 2, time.Minute, ratelimit.Capacity(3), ratelimit.Start(noon)).Global()
+		w.grant(jobs.Count(3))
+		w.retries(w.grant(jobs.Count(2).Reserve()), time.Minute)
+		last := w.grant(jobs.Count(1).Reserve())
+		w.retries(last, 2*time.Minute)
+		w.holds(jobs, -3)
+		w.refund(last.Receipt(), jobs.Count(1)) // -2 would be paid a minute earlier
+		w.holds(jobs, -3)
+		last = w.grant(jobs.Count(2).Reserve())
+		w.retries(last, 3*time.Minute)
+		w.holds(jobs, -5)
+		last = w.refund(last.Receipt(), jobs.Count(0.5))
+		w.holds(jobs, -4.5)
+		w.refund(last.Receipt(), jobs.Count(0.5))
+		w.holds(jobs, -4.5)
+	})
+}
+
+func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
+	if _, err := limiter.Consume(t.Context(), pool, calls.Count(10)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := limiter.Consume(t.Context(), tx, calls.Count(50)); err != nil {
+		t.Fatal(err)
+	}
+	reserved := make(chan error, 1)
+	go func() {
+		_, err := limiter.Consume(t.Context(), pool, calls.Count(60).Reserve()) // there are enough at first sight
+		reserved <- err
+	}()
+	waitingFor(t, pool, tx)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reserved; err != nil {
+		t.Fatal(err)
+	}
+	result, err := limiter.Check(t.Context(), pool, calls.Count(0))
+	if err != nil || result.Requests[0].Remaining != -60 {
+		t.Errorf("%v are left, %v, want -60", result.Requests[0].Remaining, err)
+	}
+}
+
+func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testing.T) {
+	behaviour(t, func(w world) {
+		perUser := ratelimit.TokenBucket("perUser", 6, time.Minute).Key("ann")
+		provider := ratelimit.FixedWindow("provider", 10, time.Minute, ratelimit.Start(noon)).Global()
+		w.grant(provider.Count(10))
+		result := w.grant(perUser.Count(2).Reserve(), provider.Count(2).Reserve())
+		w.retries(result, time.Minute)
+		// In a minute the user's bucket would be full, and 8 could run at once: it owes the refill.
+		w.holds(perUser, -2)
+		w.clock.Advance(time.Minute)
+		w.grant(perUser.Count(4))
+		w.deny(perUser)
+
+		// A request that must not wait is denied where its limit would owe.
+		other := ratelimit.TokenBucket("other", 6, time.Minute).Key("ann")
+		w.grant(provider.Count(8))
+		denied := w.deny(other, provider.Reserve())
+		if denied.Requests[0].OK || !denied.Requests[1].OK {
+			w.Fatalf("what would owe is the bucket: %+v", denied)
 		}
-		if granted > 10 {
-			w.Fatalf("the window from 13:00 granted %v, with a rate of 10 and the default capacity", granted)
-		}
+		w.retries(denied, 10*time.Second) // when the wait is down to the refill of 5
+		w.clock.Advance(10*time.Second - time.Microsecond)
+		w.deny(other, provider.Reserve())
+		w.clock.Advance(time.Microsecond)
+		w.retries(w.grant(other, provider.Reserve()), 50*time.Second)
+		w.holds(other, 0)
 	})
 }
 
@@ -122,11 +254,11 @@ func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 			ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)),
 		} {
 			w.clock.now = noon
-			consumed := w.grant(limit.Global().Count(8))
+			receipt := w.grant(limit.Global().Count(8)).Receipt()
 			w.clock.Advance(-3 * time.Hour)
-			w.refund(consumed.At, limit.Global().Count(3))
+			receipt = w.refund(receipt, limit.Global().Count(3)).Receipt()
 			w.holds(limit.Global(), 5)
-			w.refund(consumed.At, limit.Global().Count(30))
+			w.refund(receipt, limit.Global().Count(5))
 			w.holds(limit.Global(), 10)
 			w.clock.now = noon
 			w.holds(limit.Global(), 10)
@@ -142,8 +274,113 @@ func TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack(t *
 		w.clock.Advance(time.Minute)
 		w.grant(limit.Global().Count(10)) // all of 13:00's
 		w.clock.Advance(-time.Second)
-		w.refund(first.At, limit.Global().Count(5))
+		w.refund(first.Receipt(), limit.Global().Count(5))
 		w.clock.Advance(time.Second)
 		w.deny(limit.Global())
+	})
+}
+
+func TestAReceiptIsUsedUp(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket, window := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("ann"), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)).Global()
+		receipt := w.grant(bucket.Count(5), window.Count(4), bucket.Count(1)).Receipt()
+
+		// Through JSON, as in a jobs table.
+		text, err := json.Marshal(map[string]ratelimit.Receipt{"receipt": receipt})
+		w.do(err)
+		var job struct{ Receipt ratelimit.Receipt }
+		w.do(json.Unmarshal(text, &job))
+		var stored ratelimit.Receipt
+		w.do(w.db.QueryRow(w.Context(), "SELECT $1::text", string(job.Receipt)).Scan(&stored))
+		if stored != receipt {
+			w.Fatalf("%s came back as %s", receipt, stored)
+		}
+
+		w.refuseRefund(stored, bucket.Count(6.1))
+		w.refuseRefund(stored, bucket.Count(4), bucket.Count(3))
+		w.refuseRefund(stored, window.Count(4.5))
+		w.refuseRefund(stored, ratelimit.TokenBucket("bucket", 10, time.Hour).Key("bob"))
+		w.refuseRefund(stored, ratelimit.TokenBucket("other", 10, time.Hour).Key("ann"))
+		w.refuseRefund(stored, bucket.Count(-1))
+		w.refuseRefund("", bucket)
+
+		left := w.refund(stored, bucket.Count(2)).Receipt()
+		w.refuseRefund(left, bucket.Count(4.5))
+		left = w.refund(left, bucket.Count(4), window.Count(1)).Receipt()
+		w.refuseRefund(left, bucket)
+		left = w.refund(left, window.Count(3)).Receipt()
+		if left != "" {
+			w.Fatalf("all was refunded, but there is left %s", left)
+		}
+		w.holds(bucket, 10)
+		w.holds(window, 10)
+
+		// Parts add up to the whole but for rounding, which mints nothing.
+		small, large := ratelimit.TokenBucket("small", 1, time.Hour).Global(), ratelimit.TokenBucket("large", 1e-9, time.Hour, ratelimit.Capacity(1e15)).Global()
+		left = w.grant(small.Count(0.3)).Receipt()
+		for range 3 {
+			left = w.refund(left, small.Count(0.1)).Receipt()
+		}
+		if left != "" {
+			w.Fatalf("all was refunded, but there is left %s", left)
+		}
+		left = w.grant(large.Count(1e15 - 5000)).Receipt()
+		w.grant(large.Count(5000))
+		left = w.refund(left, large.Count(1e15-7000)).Receipt()
+		w.refund(left, large.Count(2500))
+		if balance := w.balance(large); balance != 1e15-5000 {
+			w.Fatalf("%v are left, want %v", balance, 1e15-5000)
+		}
+
+		w.grant(bucket.Count(5))
+		if receipt := w.deny(bucket.Count(6), window.Count(1)).Receipt(); receipt != "" {
+			w.Errorf("a denial has the receipt %s", receipt)
+		}
+		charged, err := w.limiter.Charge(w.Context(), w.db, bucket)
+		w.do(err)
+		if receipt := charged.Receipt() + w.check(bucket).Receipt(); receipt != "" {
+			w.Errorf("a charge or a check has the receipt %s", receipt)
+		}
+		if receipt := w.grant(bucket.Count(0)).Receipt(); receipt != "" {
+			w.Errorf("nothing was taken, but the receipt is %s", receipt)
+		}
+	})
+}
+
+func TestAnAlteredReceiptMintsNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket, window := ratelimit.TokenBucket("bucket", 10, time.Hour).Global(), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)).Global()
+		taken := w.grant(bucket.Count(8), window.Count(8))
+		receipt := string(taken.Receipt())
+		alter := func(old, new string) ratelimit.Receipt {
+			if !strings.Contains(receipt, old) {
+				w.Fatalf("%s has no %s", receipt, old)
+			}
+			return ratelimit.Receipt(strings.ReplaceAll(receipt, old, new))
+		}
+		for _, altered := range []ratelimit.Receipt{
+			"{}", "null", "0", "[]", "\x00", ratelimit.Receipt(receipt + "{}"), ratelimit.Receipt(receipt[:len(receipt)-1]),
+			alter(`"v":1`, `"v":2`), alter(`"v":1`, `"v":1,"more":1`), alter(`"at":"2026`, `"at":"0026`), alter(`"runAt":"2026`, `"runAt":"0999`),
+			alter(`"count":8`, `"count":-8`), alter(`"count":8`, `"count":1e16`), alter(`"count":8`, `"count":8,"refunded":9`), alter(`"count":8`, `"count":8,"refunded":-1`),
+			alter(`"held":2`, `"held":1e301`), alter(`"rows":1`, `"rows":0`), alter(`"rows":1`, `"rows":-1`), alter(`"shards":1`, `"shards":0`),
+			alter(`"shards":1`, `"shards":101`), alter(`"limit":"window"`, `"limit":"bucket"`),
+		} {
+			w.refuseRefund(altered, bucket)
+		}
+		w.holds(bucket, 2)
+		for _, altered := range []ratelimit.Receipt{
+			alter(`"count":8`, `"count":1e15`), alter(`"held":2`, `"held":-1e300`), alter(`"held":2`, `"held":-1e-300`), alter(`"at":"2026`, `"at":"9999`), alter(`"at":"2026`, `"at":"1000`),
+			alter(`"runAt":"2026`, `"runAt":"9999`), alter(`"shards":1`, `"shards":100`),
+		} {
+			before := w.check(bucket.Count(0), window.Count(0))
+			w.refund(altered, bucket.Count(0.125), window.Count(0.125))
+			for i, s := range w.check(bucket.Count(0), window.Count(0)).Requests {
+				if back := s.Remaining - before.Requests[i].Remaining; back > 0.125 || back < 0 {
+					w.Errorf("%s gave back %v to %s, 0.125 was asked for", altered, back, s.Limit)
+				}
+			}
+		}
+		w.refund(alter(`"count":8`, `"count":1e15`), bucket.Count(1e15))
+		w.holds(bucket, 10)
 	})
 }

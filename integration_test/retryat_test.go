@@ -98,7 +98,7 @@ func TestRetryAtIsExact(t *testing.T) {
 	}
 }
 
-func insert(t *testing.T, db ratelimit.DB, key string, shard, shards int, value float64, ts time.Time) {
+func insert(t *testing.T, db handle, key string, shard, shards int, value float64, ts time.Time) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', $1, $2, $3, $4, $5)`, key, shard, shards, value, ts)
 	if err != nil {

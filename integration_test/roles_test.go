@@ -106,7 +106,7 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"consume many":         only(limiter.Consume(ctx, db, bucket.Key("seeded"), window.Key("seeded"))),
 		"consume many, fresh":  only(limiter.Consume(ctx, db, bucket.Key(rand.Text()), wide.Key(rand.Text()))),
 		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
-		"refund":               only(limiter.Refund(ctx, db, clock.now, bucket.Key("seeded"))),
+		"refund":               only(limiter.Refund(ctx, db, receiptOf(clock.now, bucket.Key("seeded")), bucket.Key("seeded"))),
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
 		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
 		"sweep":                sweep(),

@@ -136,21 +136,21 @@ func (q *jobQueue) runDue(kill bool) (ran bool) {
 // settle corrects the estimate of a job in the transaction that marks it as done.
 func (q *jobQueue) settle(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, consumed_at", id, cost)
+		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, receipt", id, cost)
 	}, q.options...)
 }
 
 // settleAlways does not look whether that has been done, so that the tests are seen able to fail.
 func (q *jobQueue) settleAlways(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, consumed_at", id, cost)
+		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, receipt", id, cost)
 	}, q.options...)
 }
 
 func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id int64, cost float64) (wrote bool, err error) {
 	var estimate float64
-	var consumedAt time.Time
-	err = tx.QueryRow(ctx, update, id, cost).Scan(&estimate, &consumedAt)
+	var receipt ratelimit.Receipt
+	err = tx.QueryRow(ctx, update, id, cost).Scan(&estimate, &receipt)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, nil
@@ -159,7 +159,7 @@ func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id in
 	case cost > estimate:
 		_, err = q.limiter.Charge(ctx, tx, q.request.Count(cost-estimate))
 	case cost < estimate:
-		_, err = q.limiter.Refund(ctx, tx, consumedAt, q.request.Count(estimate-cost))
+		_, err = q.limiter.Refund(ctx, tx, receipt, q.request.Count(estimate-cost))
 	}
 	return true, err
 }

@@ -20,14 +20,14 @@ import (
 )
 
 // catalog is what a schema holds of ours, as text, without the schema's name.
-func catalog(t *testing.T, db ratelimit.DB, schema string) string {
+func catalog(t *testing.T, db querier, schema string) string {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `
 		WITH n AS (SELECT oid FROM pg_namespace WHERE nspname = $1)
 		SELECT concat_ws(' ', 'relation', relname, relkind, relpersistence, reloptions, relrowsecurity, obj_description(c.oid, 'pg_class'))
 		  FROM pg_class c, n WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%'
 		UNION ALL
-		SELECT concat_ws(' ', 'column', relname, attnum, attname, format_type(atttypid, atttypmod), attnotnull, collname, attstorage,
+		SELECT concat_ws(' ', 'column', relname, row_number() OVER (PARTITION BY attrelid ORDER BY attnum), attname, format_type(atttypid, atttypmod), attnotnull, collname, attstorage,
 		                 pg_get_expr(adbin, adrelid), col_description(c.oid, attnum))
 		  FROM n, pg_class c JOIN pg_attribute a ON attrelid = c.oid LEFT JOIN pg_collation l ON l.oid = attcollation LEFT JOIN pg_attrdef d ON adrelid = c.oid AND adnum = attnum
 		 WHERE relnamespace = n.oid AND relname NOT LIKE '%goose%' AND attnum > 0 AND NOT attisdropped
@@ -37,7 +37,7 @@ func catalog(t *testing.T, db ratelimit.DB, schema string) string {
 		UNION ALL
 		SELECT concat_ws(' ', 'index', pg_get_indexdef(c.oid)) FROM pg_class c, n WHERE relnamespace = n.oid AND relkind = 'i' AND relname NOT LIKE '%goose%'
 		UNION ALL
-		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
+		SELECT concat_ws(' ', 'function', proname, proconfig, prosecdef, provolatile, proparallel, proacl, obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid)) FROM pg_proc p, n WHERE pronamespace = n.oid
 		UNION ALL
 		SELECT concat_ws(' ', 'type', typname) FROM pg_type, n WHERE typnamespace = n.oid AND typname NOT LIKE '%goose%'
 		ORDER BY 1`, schema)
@@ -259,10 +259,10 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 		}
 		for i, want := range []bool{true, false} {
 			var consumed, applied bool
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+".ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+"._ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, consumed, err)
 			}
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`.ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`._ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, applied, err)
 			}
 		}

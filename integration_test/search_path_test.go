@@ -19,8 +19,8 @@ GRANT USAGE ON SCHEMA evil TO PUBLIC;
 CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
 CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
 GRANT ALL ON evil.rate_limits TO PUBLIC;
-CREATE TYPE evil.ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
-CREATE TYPE evil.ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+CREATE TYPE evil._ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE evil._ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN evil.timestamptz AS pg_catalog.timestamptz CHECK (false);
 CREATE DOMAIN evil.xid AS pg_catalog.text CHECK (false);
@@ -131,41 +131,44 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 	t.Helper()
 	outcome := map[string]error{}
 	for name, sql := range map[string]string{
-		"consume":          `SELECT granted FROM app.ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
-		"consume, window":  `SELECT granted FROM app.ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
-		"consume sharded":  `SELECT granted FROM app.ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1, validated => true)`,
-		"consume several":  `SELECT granted FROM app.ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
-		"not validated":    `SELECT granted FROM app.ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
-		"apply":            `SELECT granted FROM app.ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
-		"coalesce":         `SELECT early IS NOT NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"consume keys":     `SELECT early IS NOT NULL FROM app.ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
+		"consume":          `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
+		"consume, window":  `SELECT granted FROM app._ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
+		"consume sharded":  `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1, validated => true)`,
+		"consume several":  `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
+		"not validated":    `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
+		"apply":            `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
+		"coalesce":         `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"consume keys":     `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":          `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
 		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
 		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
 		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
 		"reset":            `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
-		"apply, check":     `SELECT granted FROM app.ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
-		"apply, refund":    `SELECT granted FROM app.ratelimit_apply('refund', '{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01')`,
-		"apply, sharded":   `SELECT granted FROM app.ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
-		"coalesce, asks":   `SELECT early IS NOT NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
+		"apply, check":     `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"apply, reserving": `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
+		"refund":           `SELECT granted FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, window":   `SELECT granted FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, sharded":  `SELECT granted FROM app._ratelimit_refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
+		"apply, sharded":   `SELECT granted FROM app._ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
+		"coalesce, asks":   `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
 		"by hand, window":  `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
 		"keys, window":     `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep, idle":      `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
 
 		// These are to end with that SQLSTATE.
-		"22023, consume":      `SELECT granted FROM app.ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
-		"22023, apply":        `SELECT granted FROM app.ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
-		"22023, twice":        `SELECT granted FROM app.ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
-		"22023, coalesce":     `SELECT early IS NULL FROM app.ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"22023, consume keys": `SELECT early IS NULL FROM app.ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
+		"22023, consume":      `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
+		"22023, apply":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
+		"22023, twice":        `SELECT granted FROM app._ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"22023, coalesce":     `SELECT early IS NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"22023, consume keys": `SELECT early IS NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
 		"22023, by hand":      `SELECT ok FROM app.ratelimit('bucket', $1, 0, '1 hour')`,
 		"22023, never":        `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
 		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
-		"PT429, consume":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
-		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true, validated => true)`,
-		"PT429, raise":        `SELECT app.ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
+		"PT429, consume":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
+		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true, validated => true)`,
+		"PT429, raise":        `SELECT app._ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())
 		if err != nil {

@@ -119,7 +119,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 				}
 				if len(back) > 0 && r.IntN(9) > 0 {
 					err := ratelimit.Retry(t.Context(), func(ctx context.Context) error { // who calls twice can deadlock with it
-						_, err := limiter.Refund(ctx, pool, noon, back...)
+						_, err := limiter.Refund(ctx, pool, receiptOf(noon, back...), back...)
 						return err
 					})
 					if late(err) {

@@ -41,6 +41,9 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 			w.Fatalf("denied: %+v", result)
 		}
 		w.retries(result, 18*time.Second) // the largest
+		if result.Remaining != 6 || !result.ResetAt.Equal(noon.Add(time.Hour)) {
+			w.Fatalf("denied: %+v, want the least that remains and the last reset", result)
+		}
 		exceeded := ratelimit.DeniedError{Result: result}
 		if denied := deniedBy(result); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
 			w.Fatalf("denied: %+v", denied)

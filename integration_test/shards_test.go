@@ -176,8 +176,8 @@ func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
 		limit := ratelimit.TokenBucket("hot", 40, time.Minute, ratelimit.Shards(4))
 		key := limit.Key("ann")
 		consumed := w.grantFrom(0, 1, key.Count(4)) // 9 in each
-		w.grantFrom(2, 2, key.Count(9))
-		w.grantFrom(3, 3, key.Count(5))
+		second := w.grantFrom(2, 2, key.Count(9))
+		third := w.grantFrom(3, 3, key.Count(5))
 		before := w.rows()
 		for range 10 { // whatever two shards a check would pick
 			result := w.check(key.Count(22))
@@ -191,9 +191,11 @@ func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
 		if w.rows() != before {
 			w.Fatal("check wrote")
 		}
-		w.refund(consumed.At, key.Count(10))
-		w.holds(key, 32)
-		w.refund(consumed.At, key.Count(39))
+		w.refund(consumed.Receipt(), key.Count(4))
+		w.holds(key, 26)
+		w.refund(second.Receipt(), key.Count(9))
+		w.holds(key, 35)
+		w.refund(third.Receipt(), key.Count(5))
 		w.holds(key, 40)
 		if values := w.shardValues("hot", "ann"); len(values) != 4 {
 			w.Fatalf("shards hold %v", values)
@@ -211,11 +213,11 @@ func TestCheckRefundAndResetSeeAllShards(t *testing.T) {
 		window := ratelimit.FixedWindow("window", 9, time.Hour, ratelimit.Shards(3), ratelimit.Start(noon)).Key("ann")
 		consumed = w.grant(window.Count(9))
 		w.clock.Advance(59 * time.Minute)
-		w.refund(consumed.At, window.Count(2))
+		w.refund(consumed.Receipt(), window.Count(2))
 		w.holds(window, 2)
 		w.clock.Advance(time.Minute)
 		w.grant(window.Count(9))
-		w.refund(consumed.At, window.Count(2))
+		w.refund(consumed.Receipt(), window.Count(2))
 		w.holds(window, 0)
 	})
 }

@@ -49,25 +49,44 @@ func pgError(t testing.TB, err error) *pgconn.PgError {
 	return pgErr
 }
 
+// sqlDB is a handle of database/sql.
+type sqlDB struct {
+	ratelimit.DB
+	on execer
+}
+
+type execer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+func onSQL(on execer) sqlDB { return sqlDB{ratelimit.SQL(on), on} }
+
+// Exec does not say how many rows it affected.
+func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	_, err := d.on.ExecContext(ctx, query, args...)
+	return pgconn.CommandTag{}, err
+}
+
 // sqlHandle is a handle of database/sql under test.
 type sqlHandle struct {
-	ratelimit.DB
+	sqlDB
 	begin func(ctx context.Context) (tx, error)
 }
 
 // onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, transactions come at each level.
-func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ratelimit.DB)) {
+func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db handle)) {
 	t.Helper()
 	beginOn := func(db ratelimit.SQLTxBeginner) func(ctx context.Context) (tx, error) {
 		return func(ctx context.Context) (tx, error) {
 			begun, err := db.BeginTx(ctx, nil)
-			return sqlTx{ratelimit.SQL(begun), begun}, err
+			return sqlTx{onSQL(begun), begun}, err
 		}
 	}
 	t.Run(driver+" sql.DB", func(t *testing.T) {
 		t.Parallel()
 		db := openSQL(t, driver, reusedSchema(t), 2)
-		test(t, sqlHandle{ratelimit.SQL(db), beginOn(db)})
+		test(t, sqlHandle{onSQL(db), beginOn(db)})
 	})
 	t.Run(driver+" sql.Conn", func(t *testing.T) {
 		t.Parallel()
@@ -76,7 +95,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ra
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() }) //nolint:errcheck // gives it back
-		test(t, sqlHandle{ratelimit.SQL(conn), beginOn(conn)})
+		test(t, sqlHandle{onSQL(conn), beginOn(conn)})
 	})
 	isolations := []sql.IsolationLevel{sql.LevelSerializable}
 	if driver == "pgx" {
@@ -89,7 +108,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ra
 			if err != nil {
 				t.Fatal(err)
 			}
-			test(t, sqlHandle{ratelimit.SQL(begun), func(ctx context.Context) (tx, error) { return beginSavepoint(ctx, begun) }})
+			test(t, sqlHandle{onSQL(begun), func(ctx context.Context) (tx, error) { return beginSavepoint(ctx, begun) }})
 			if err := begun.Commit(); err != nil {
 				t.Errorf("the transaction was not usable at the end: %v", err)
 			}
@@ -99,7 +118,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ra
 
 // sqlTx is a transaction.
 type sqlTx struct {
-	ratelimit.DB
+	sqlDB
 	tx *sql.Tx
 }
 
@@ -111,7 +130,7 @@ type savepoint struct{ sqlTx }
 
 func beginSavepoint(ctx context.Context, t *sql.Tx) (tx, error) {
 	_, err := t.ExecContext(ctx, "SAVEPOINT inside")
-	return savepoint{sqlTx{ratelimit.SQL(t), t}}, err
+	return savepoint{sqlTx{onSQL(t), t}}, err
 }
 
 func (s savepoint) Commit(ctx context.Context) error {

@@ -65,7 +65,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			if _, err := limiter.Charge(t.Context(), tx, all[0].Count(4)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
-			if _, err := limiter.Refund(t.Context(), tx, time.Now(), all[0].Count(4)); err != nil {
+			if _, err := limiter.Refund(t.Context(), tx, receiptOf(time.Now(), all[0].Count(4)), all[0].Count(4)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
 			var keys []string
@@ -80,7 +80,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	// refund or a reset, does nothing.
 	foreign := []ratelimit.Request{bucket.Key("acme", "ann"), window.Key("acme", "ann"), wide.Key("acme", "ann")}
 	for _, tenant := range []string{"globex", "acm", "acme|ann", "%", "acme\\", ""} {
-		attack := func(name, want string, do func(ctx context.Context, db ratelimit.DB) error) {
+		attack := func(name, want string, do func(ctx context.Context, db handle) error) {
 			t.Helper()
 			asTenant(t, app, tenant, func(tx pgx.Tx) {
 				inside, err := tx.Begin(t.Context())
@@ -96,26 +96,26 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			})
 		}
 		for _, requests := range [][]ratelimit.Request{foreign[:1], foreign[1:2], foreign[2:], foreign[:2], foreign} {
-			attack(fmt.Sprint("consume ", len(requests)), "42501", func(ctx context.Context, db ratelimit.DB) error {
+			attack(fmt.Sprint("consume ", len(requests)), "42501", func(ctx context.Context, db handle) error {
 				_, err := limiter.Consume(ctx, db, requests...)
 				return err
 			})
-			attack(fmt.Sprint("charge ", len(requests)), "42501", func(ctx context.Context, db ratelimit.DB) error {
+			attack(fmt.Sprint("charge ", len(requests)), "42501", func(ctx context.Context, db handle) error {
 				_, err := limiter.Charge(ctx, db, requests...)
 				return err
 			})
-			attack(fmt.Sprint("refund ", len(requests)), "", func(ctx context.Context, db ratelimit.DB) error {
-				_, err := limiter.Refund(ctx, db, time.Now(), requests...)
+			attack(fmt.Sprint("refund ", len(requests)), "", func(ctx context.Context, db handle) error {
+				_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), requests...), requests...)
 				return err
 			})
-			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, requests...) })
+			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, requests...) })
 		}
-		attack("by hand", "42501", func(ctx context.Context, db ratelimit.DB) error {
+		attack("by hand", "42501", func(ctx context.Context, db handle) error {
 			_, err := db.Exec(ctx, "SELECT FROM ratelimit('bucket', 'acme|ann', 4, '1000 hours')")
 			return err
 		})
 		for _, sql := range []string{"UPDATE rate_limits SET value = 1 WHERE key = 'acme|ann'", "DELETE FROM rate_limits WHERE key = 'acme|ann'"} {
-			attack(sql, "", func(ctx context.Context, db ratelimit.DB) error {
+			attack(sql, "", func(ctx context.Context, db handle) error {
 				tag, err := db.Exec(ctx, sql)
 				if err == nil && tag.RowsAffected() != 0 {
 					err = fmt.Errorf("%d rows", tag.RowsAffected())

@@ -3,11 +3,13 @@ package integration_test
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,8 +23,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/migrationgen"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -67,7 +71,7 @@ var uses = []struct {
 		return err
 	}},
 	{"refund", 1, func(ctx context.Context, pool *pgxpool.Pool) error {
-		_, err := new(ratelimit.Limiter).Refund(ctx, pool, noon, plain.Key("a"))
+		_, err := new(ratelimit.Limiter).Refund(ctx, pool, receiptOf(noon, plain.Key("a")), plain.Key("a"))
 		return err
 	}},
 	{"reset", 1, func(ctx context.Context, pool *pgxpool.Pool) error {
@@ -158,17 +162,278 @@ func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	}
 }
 
-// TestMigrationsUnderTraffic migrates from the first version that works to the newest, back and up again, while the library is in
-// use: no call fails, none of them waits for long, and no more is granted than is due.
-func TestMigrationsUnderTraffic(t *testing.T) {
-	t.Parallel()
-	url := newSchema(t)
-	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
-	const first = 1
-	if _, err := provider.UpTo(t.Context(), first); err != nil {
+// clone is a copy of the directory of migrations, in which a person works.
+type clone struct {
+	*testing.T
+	dir string
+}
+
+func newClone(t *testing.T) clone {
+	t.Helper()
+	c := clone{t, t.TempDir()}
+	if err := os.CopyFS(c.dir, os.DirFS(migrationsDir())); err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+func (c clone) read(name string) string {
+	c.Helper()
+	text, err := os.ReadFile(filepath.Join(c.dir, name))
+	if err != nil {
+		c.Fatal(err)
+	}
+	return string(text)
+}
+
+func (c clone) write(name, text string) {
+	c.Helper()
+	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// edit replaces what is in a file once.
+func (c clone) edit(name, old, new string) {
+	c.Helper()
+	text := c.read(name)
+	if n := strings.Count(text, old); n != 1 {
+		c.Fatalf("%q is %d times in %s", old, n, name)
+	}
+	c.write(name, strings.Replace(text, old, new, 1))
+}
+
+// generate is make generate.
+func (c clone) generate() {
+	c.Helper()
+	if err := migrationgen.Write(c.dir); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// migrations are the names of the files for goose.
+func (c clone) migrations() []string {
+	c.Helper()
+	names, err := fs.Glob(os.DirFS(c.dir), "0*.sql")
+	if err != nil {
+		c.Fatal(err)
+	}
+	return names
+}
+
+// release releases all migrations.
+func (c clone) release() {
+	c.Helper()
+	const list = "released.sha256"
+	for _, name := range c.migrations() {
+		if text := c.read(list); !strings.Contains(text, name+"\n") {
+			c.write(list, fmt.Sprintf("%s%x  %s\n", text, sha256.Sum256([]byte(c.read(name))), name))
+		}
+	}
+}
+
+// files are all files, with their texts.
+func (c clone) files() map[string]string {
+	c.Helper()
+	files := map[string]string{}
+	err := fs.WalkDir(os.DirFS(c.dir), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files[name] = c.read(name)
+		}
+		return err
+	})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return files
+}
+
+// later makes a release of today's engine, and three more.
+func (c clone) later() {
+	c.Helper()
+	c.release()
+	for _, change := range []func(){
+		c.oneLine,
+		func() { // another body, and a new function
+			c.edit("engine/consume.sql", "-- Locks nothing.", "-- Locks nothing, again.")
+			c.write("engine/reset.sql", c.read("engine/reset.sql")+`
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_rows(name text, OUT rows bigint)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT count(*) INTO rows FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows a limit has; not how many keys.';
+`)
+		},
+		func() { // a comment, and two bodies, one of which has been changed before
+			c.edit("engine/keys.sql", "Who is limited:", "Who is limited by now:")
+			c.edit("engine/reset.sql", "count(*) INTO rows", "count(r.key) INTO rows")
+			c.edit("engine/apply.sql", "lost a hundred races", "lost one hundred races")
+		},
+	} {
+		change()
+		c.generate()
+		c.release()
+	}
+}
+
+// oneLine changes one line of _ratelimit_apply.
+func (c clone) oneLine() {
+	c.Helper()
+	c.edit("engine/apply.sql", "lost 100 races", "lost a hundred races")
+}
+
+// TestAOneLineChangeAfterARelease is what a fix of one function costs: one line in the source, and a migration that holds this
+// function alone.
+func TestAOneLineChangeAfterARelease(t *testing.T) {
+	t.Parallel()
+	c := newClone(t)
+	c.release()
+	before, released := c.files(), len(c.migrations())
+	c.oneLine()
+	c.generate()
+	after := c.files()
+
+	names := c.migrations()
+	if len(names) != released+1 {
+		t.Fatalf("the migrations are %v", names)
+	}
+	migration := names[released]
+	for name, text := range after {
+		generated := name == migration || name == "schema.sql"
+		if changed := text != before[name]; changed != (generated || name == "engine/apply.sql") {
+			t.Errorf("%s: changed %v", name, changed)
+		}
+	}
+	was, is := strings.Split(before["engine/apply.sql"], "\n"), strings.Split(after["engine/apply.sql"], "\n")
+	differ := 0
+	for i := range was {
+		if was[i] != is[i] {
+			differ++
+			t.Logf("the change:\n-%s\n+%s", was[i], is[i])
+		}
+	}
+	if len(was) != len(is) || differ != 1 {
+		t.Errorf("%d lines differ", differ)
+	}
+	t.Logf("%s:\n%s", migration, after[migration])
+	up, down, _ := strings.Cut(after[migration], "-- +goose Down")
+	for direction, other := range map[string]string{up: "lost 100 races", down: "lost a hundred races"} {
+		if strings.Count(direction, "\nCREATE ") != 1 || strings.Count(direction, "_ratelimit_apply(") != 1 || strings.Contains(direction, other) {
+			t.Errorf("one direction is\n%s", direction)
+		}
+	}
+
+	url := newSchema(t)
+	pool := connect(t, url, 1)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
+	at := func(version int) string {
+		t.Helper()
+		goTo(t, provider, int64(version))
+		return catalog(t, pool, schemaOf(t, pool))
+	}
+	old := at(released)
+	if want := strings.Replace(old, "lost 100 races", "lost a hundred races", 1); at(released+1) != want || want == old {
+		t.Error("the migration does not change _ratelimit_apply alone")
+	}
+	if at(released) != old {
+		t.Error("the way back does not lead back")
+	}
+}
+
+// goTo migrates to a version, up or down.
+func goTo(t *testing.T, provider *goose.Provider, version int64) {
+	t.Helper()
+	now, err := provider.GetDBVersion(t.Context())
+	if err == nil && now < version {
+		_, err = provider.UpTo(t.Context(), version)
+	} else if err == nil {
+		_, err = provider.DownTo(t.Context(), version)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEveryUpgradePathLeadsToTheSame goes from each version to each other, in a history that goes on after today's with changes
+// of all kinds. What a version is does not depend on the way to it, and the newest is schema.sql.
+func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
+	t.Parallel()
+	c := newClone(t)
+	c.later()
+	// The table: by hand, as the generator asks for.
+	c.edit("engine/table.sql", "    PRIMARY KEY", "    more   integer          NOT NULL DEFAULT 0,\n    PRIMARY KEY")
+	c.edit("engine/consume.sql", "-- Locks nothing, again.", "-- Locks nothing, not even more.")
+	err := migrationgen.Write(c.dir)
+	if err == nil {
+		t.Fatal("the generator has a migration for the table")
+	}
+	asked := err.Error()[strings.LastIndex(err.Error(), "\n")+1:]
+	c.write(fmt.Sprintf("%05d_more.sql", len(c.migrations())+1), "-- +goose Up\n"+asked+"\n"+
+		"ALTER TABLE rate_limits ADD more integer NOT NULL DEFAULT 0;\n-- +goose Down\nALTER TABLE rate_limits DROP more;\n")
+	c.generate()
+
+	open := func(t *testing.T) (*pgxpool.Pool, *goose.Provider) {
+		url := newSchema(t)
+		return connect(t, url, 1), newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
+	}
+	newest := len(c.migrations())
+	catalogs := make([]string, newest+1)
+	for version := range catalogs {
+		pool, provider := open(t)
+		goTo(t, provider, int64(version))
+		catalogs[version] = catalog(t, pool, schemaOf(t, pool))
+		if version > 0 && catalogs[version] == catalogs[version-1] {
+			t.Errorf("migration %d changes nothing", version)
+		}
+		if version > 0 {
+			works(t, pool)
+		}
+	}
+	pool, _ := open(t)
+	mustExec(t, pool, c.read("schema.sql"))
+	if got := catalog(t, pool, schemaOf(t, pool)); got != catalogs[newest] {
+		t.Errorf("schema.sql makes\n%s\nthe migrations make\n%s", got, catalogs[newest])
+	}
+	works(t, pool)
+	for from := range catalogs {
+		t.Run(fmt.Sprint("from ", from), func(t *testing.T) {
+			t.Parallel()
+			pool, provider := open(t)
+			for to := range catalogs {
+				for _, version := range []int{from, to} {
+					goTo(t, provider, int64(version))
+					if got := catalog(t, pool, schemaOf(t, pool)); got != catalogs[version] {
+						t.Fatalf("from %d to %d and at %d, there is\n%s\nnot\n%s", from, to, version, got, catalogs[version])
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestMigrationsUnderTraffic migrates from the first version to the newest of a history that goes on after today's, back and up again,
+// while the library is in use: no call fails, none of them waits for long, no more is granted than is due, and no row is touched.
+func TestMigrationsUnderTraffic(t *testing.T) {
+	t.Parallel()
+	c := newClone(t)
+	c.later()
+	url := newSchema(t)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
+	const first = 1
+	goTo(t, provider, first)
 	pool := connect(t, url, 8)
+	seed(t, pool)
+	const untouched = `SELECT string_agg(concat_ws(' ', ctid, xmin, xmax, r), E'\n' ORDER BY name, key, shard) FROM rate_limits AS r WHERE name NOT LIKE '%traffic'`
+	var before string
+	if err := pool.QueryRow(t.Context(), untouched).Scan(&before); err != nil || strings.Count(before, "\n") < 2 {
+		t.Fatalf("the rows are %q, %v", before, err)
+	}
+
 	const rate, capacity = 10, 10
 	limit := ratelimit.TokenBucket("traffic", rate, time.Second, ratelimit.Capacity(capacity))
 	sharded := ratelimit.TokenBucket("sharded traffic", rate, time.Second, ratelimit.Capacity(capacity), ratelimit.Shards(2))
@@ -177,6 +442,8 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	var stop atomic.Bool
 	begin := time.Now()
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
 	for g := range 6 {
 		wg.Go(func() {
 			for !stop.Load() {
@@ -202,28 +469,29 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 			}
 		})
 	}
-	step := func(what string, migrate func() error) {
+	step := func(version int64) {
 		before := calls.Load()
-		if err := migrate(); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		goTo(t, provider, version)
 		for deadline := time.Now().Add(20 * time.Second); calls.Load() < before+10 && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)
 		}
 		if calls.Load() < before+10 {
-			t.Errorf("%s: traffic stands still", what)
+			t.Errorf("to version %d: traffic stands still", version)
 		}
 	}
 	newest := int64(len(provider.ListSources()))
+	if newest < first+3 {
+		t.Errorf("there are %d migrations", newest)
+	}
 	for range 2 {
 		for version := int64(first) + 1; version <= newest; version++ {
-			step(fmt.Sprint("up to ", version), func() error { _, err := provider.UpTo(t.Context(), version); return err })
+			step(version)
 		}
 		for version := newest - 1; version >= first; version-- {
-			step(fmt.Sprint("down to ", version), func() error { _, err := provider.DownTo(t.Context(), version); return err })
+			step(version)
 		}
 	}
-	step("up", func() error { _, err := provider.Up(t.Context()); return err })
+	step(newest)
 	for deadline := time.Now().Add(20 * time.Second); calls.Load() < granted.Load()+10 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond) // until the bound is what stops them
 	}
@@ -236,6 +504,10 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	}
 	if granted.Load() < capacity || calls.Load() < granted.Load()+10 {
 		t.Errorf("%d calls, %d of them granted: the bound is not what stops them", calls.Load(), granted.Load())
+	}
+	var after string
+	if err := pool.QueryRow(t.Context(), untouched).Scan(&after); err != nil || after != before {
+		t.Errorf("the rows were\n%s\nand are\n%s, %v", before, after, err)
 	}
 	for _, use := range uses {
 		if err := use.try(t.Context(), pool); err != nil {
@@ -428,7 +700,7 @@ func recordToday(t *testing.T) record {
 			must(err)
 			_, err = limiter.Charge(ctx, db, limit.Key("ann").Count(0.25))
 			must(err)
-			_, err = limiter.Refund(ctx, db, result.At, limit.Key("ann").Count(0.5))
+			_, err = limiter.Refund(ctx, db, result.Receipt(), limit.Key("ann").Count(0.5))
 			must(err)
 			clock.Advance(311 * time.Millisecond)
 		}
@@ -445,7 +717,7 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
 		start, now := noon, clock.now.Add(time.Hour+time.Minute)
-		_, err = dbsqlc.New(ratelimit.SQL(r)).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
+		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
 			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
 			Start: &start, Now: &now,
 		})
@@ -465,6 +737,16 @@ func recordToday(t *testing.T) record {
 		recorded.Calls = append(recorded.Calls, recordedCall{Statement: i, Arguments: s.arguments, Answer: send(t, pool, s.sql, s.arguments)})
 	}
 	return recorded
+}
+
+// sqlcOn is a DB for sqlc's code, which calls QueryRow alone.
+type sqlcOn struct {
+	dbsqlc.DBTX
+	db ratelimit.DB
+}
+
+func (s sqlcOn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return s.db.QueryRow(ctx, sql, args...)
 }
 
 // recordRaising notes down what would be sent in a batch.
@@ -488,7 +770,7 @@ func recordCoalesced(ctx context.Context, t *testing.T, r *recorder, now time.Ti
 	t.Helper()
 	grid := pgtype.Timestamptz{Time: noon.Add(-time.Hour), Valid: true}
 	n := len(r.sent)
-	_, _ = dbsqlc.New(ratelimit.SQL(r)).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
+	_, _ = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
 		Names: []string{"coalesced", "coalesced window"}, Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute},
 		Capacities: []float64{4, 3}, Keys: []string{"ann", "bob", "cid"}, Defs: []int32{1, 2, 1}, Starts: []pgtype.Timestamptz{{}, grid, {}},
 		Repeats: []int32{3, 1}, Counts: []float64{1, 2}, Floors: []float64{0, -5},

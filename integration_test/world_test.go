@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -17,7 +18,7 @@ import (
 // world is what a behaviour is tried in: a handle, and a limiter whose clock stands at noon.
 type world struct {
 	*testing.T
-	db      ratelimit.DB
+	db      handle
 	limiter *ratelimit.Limiter
 	clock   *clock
 }
@@ -26,7 +27,7 @@ type world struct {
 func behaviour(t *testing.T, test func(w world)) {
 	t.Helper()
 	t.Parallel()
-	onEveryHandle(t, func(t *testing.T, db ratelimit.DB) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
 		limiter, clock := newLimiter()
 		test(world{t, db, limiter, clock})
 	})
@@ -44,7 +45,18 @@ func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 			w.Fatalf("granted, but request %d is not OK: %+v", i, result)
 		}
 	}
+	w.summed(result)
 	return result
+}
+
+// summed wants of a result the least of what remains, and the latest reset.
+func (w world) summed(result ratelimit.Result) {
+	w.Helper()
+	least := slices.MinFunc(result.Requests, func(a, b ratelimit.Status) int { return cmp.Compare(a.Remaining, b.Remaining) })
+	latest := slices.MaxFunc(result.Requests, func(a, b ratelimit.Status) int { return a.ResetAt.Compare(b.ResetAt) })
+	if result.Remaining != least.Remaining || !result.ResetAt.Equal(latest.ResetAt) {
+		w.Fatalf("%v remain and reset at %v, want %v and %v: %+v", result.Remaining, result.ResetAt, least.Remaining, latest.ResetAt, result)
+	}
 }
 
 // deny consumes, which must be denied, and holds the error against the result.
@@ -61,6 +73,7 @@ func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
 	if len(deniedBy(result)) == 0 {
 		w.Fatalf("a denial that names no limit: %+v", result)
 	}
+	w.summed(result)
 	return result
 }
 
@@ -78,20 +91,25 @@ func (w world) refuse(target error, requests ...ratelimit.Request) {
 	}
 }
 
-// check checks, which must work.
+// check checks, which must work. Its error must be the denial that the result tells of, or none.
 func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Check(w.Context(), w.db, requests...)
-	if err != nil {
-		w.Fatalf("check: %v", err)
+	var exceeded *ratelimit.DeniedError
+	switch {
+	case result.OK && err != nil, !result.OK && !errors.As(err, &exceeded):
+		w.Fatalf("check: %+v, %v", result, err)
+	case !result.OK && !reflect.DeepEqual(exceeded.Result, result):
+		w.Fatalf("check: the error says %+v, the result %+v", exceeded.Result, result)
 	}
+	w.summed(result)
 	return result
 }
 
 // balance is what a request's limit and key hold.
 func (w world) balance(request ratelimit.Request) float64 {
 	w.Helper()
-	return w.check(request.Count(0)).Requests[0].Remaining
+	return w.check(request.Count(0)).Remaining
 }
 
 // holds wants a balance, to within the rounding of a few sums.
@@ -123,7 +141,7 @@ func (w world) rows() string {
 
 // tx is a transaction, or a savepoint in one: a pgx.Tx, or one of database/sql.
 type tx interface {
-	ratelimit.DB
+	handle
 	Commit(ctx context.Context) error
 	Rollback(ctx context.Context) error
 }

@@ -8,7 +8,7 @@ EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
--- refilled since ts is not in the row: every reader adds it (ratelimit_available).
+-- refilled since ts is not in the row: every reader adds it (_ratelimit_available).
 --
 -- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
 -- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
@@ -33,7 +33,7 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limi
 --
 -- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
 -- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_available(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -47,11 +47,11 @@ RETURN least(capacity, value + CASE
 
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
-CREATE TYPE /* TEMPLATE: schema */ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
 -- for each limit, in order.
-CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
@@ -61,7 +61,7 @@ CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at ti
 --                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
+--   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
 --   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
 --                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
 --                  of Infinity) with which later calls fail.
@@ -69,12 +69,12 @@ CREATE TYPE /* TEMPLATE: schema */ratelimit_decisions AS (granted boolean, at ti
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
 -- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
     or_raise boolean DEFAULT false, validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decision
+) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -105,22 +105,22 @@ BEGIN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
 
@@ -132,21 +132,21 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
             ELSE
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
             END IF;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM /* TEMPLATE: schema */ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
             -- It has enough by now: go round.
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
-            PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+            PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -154,7 +154,7 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
         value := NULL;
@@ -168,16 +168,16 @@ END
 $body$;
 
 -- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
--- ratelimit_apply does.
+-- _ratelimit_apply does.
 --
 -- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
 -- but shard_a: one that is read and not taken conflicts with whoever takes it.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
     count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -200,43 +200,43 @@ BEGIN
             SELECT r.shard INTO pick
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-             ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+             ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
         END IF;
 
         -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
         -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-        -- subtransaction gives the lock back: ratelimit_apply locks all shards, in order.
+        -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
         BEGIN
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF new_value IS NULL THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
-            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);
+    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
 END
 $body$;
 
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+-- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -244,11 +244,11 @@ $body$;
 -- locked.
 --
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -288,9 +288,9 @@ BEGIN
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
                 ELSE
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -298,17 +298,17 @@ BEGIN
 
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -321,21 +321,22 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
 END
 $body$;
 
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
 --   check    what consume would answer; writes and locks nothing
---   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
---            window of that instant is over, since that would break the present window's cap.
+-- With `reserve`, the work may have to wait, and what would be refilled past a capacity until it runs is forfeited: Reserve in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
 -- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
 -- holds, since what the limit owes is spread evenly over all of them.
@@ -345,12 +346,12 @@ $body$;
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -372,6 +373,9 @@ DECLARE
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
     latest timestamptz[] := '{}';      -- the latest ts among them
+    lefts  double precision[] := '{}'; -- what they will hold
+    owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
+    run_at timestamptz;                -- when it may run
 
     rec       record;
     i         integer;
@@ -381,7 +385,6 @@ DECLARE
     available double precision;
     lowest    double precision;
     highest   double precision;
-    take      double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
@@ -400,7 +403,7 @@ BEGIN
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
                               r.shard
                      LIMIT 1
@@ -408,7 +411,7 @@ BEGIN
             END IF;
 
             -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
-            -- has: debts are shared by all shards (step 3). Each UPDATE locks its row, in order, and evaluates its WHERE
+            -- has: debts are shared by all shards (step 3), and a reservation may forfeit some. Each UPDATE locks its row, in order, and evaluates its WHERE
             -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
             -- locks included.
             --
@@ -420,10 +423,10 @@ BEGIN
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
-                           >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
@@ -435,24 +438,24 @@ BEGIN
                         SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
                                rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
                                capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
-                               CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
+                               CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
                                CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -462,7 +465,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -471,14 +474,14 @@ BEGIN
 
         -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+            IF (op IN ('consume', 'check') AND reserve IS NOT NULL
                 AND pg_catalog.cardinality(names) > 0
-                AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
+                AND isfinite(coalesce(now, 'epoch'))
                 AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
                     pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
                     pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
                     pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation consume or check';
             END IF;
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
@@ -486,7 +489,7 @@ BEGIN
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
                     AND isfinite(coalesce(starts[i], 'epoch'))
                     AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
-                    AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+                    AND capacities[i] - counts[i] >= floors[i]) IS NOT TRUE THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                         quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
                 END IF;
@@ -514,7 +517,7 @@ BEGIN
                         PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
+                        IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
@@ -540,7 +543,7 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
@@ -554,33 +557,45 @@ BEGIN
                     ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
                         totals[i] := rows[i]::double precision * lowest;
                     END IF;
-                    granted := granted AND totals[i] - counts[i] >= floors[i]
-                        - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
-                END LOOP;
-                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
-                    IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
+                    lefts[i] := least(totals[i] - counts[i], capacities[i]);
+                    IF NOT reserve THEN
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                END LOOP;
+                IF reserve THEN
+                    run_at := at;
+                    FOREACH i IN ARRAY places LOOP
+                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                            at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
+                        run_at := greatest(run_at, owns[i]);
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
+                                CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
+                                rates[i], periods[i], 'Infinity', starts[i]));
+                        END IF;
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                    END LOOP;
+                END IF;
+                IF pass = 1 AND (op = 'check' OR NOT granted) THEN
+                    IF or_raise AND NOT granted THEN
+                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
+                    END IF;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
-            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
+            IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
-            -- 4. Take or give, and spread what is left evenly.
+            -- 4. Take, and spread what is left evenly.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                take := counts[i];
-                IF op = 'refund' THEN
-                    CONTINUE WHEN rows[i] = 0; -- full
-                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i])
-                            < date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;
-                END IF;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -593,7 +608,7 @@ BEGIN
                     m := 0;
                     FOR rec IN
                         INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -608,7 +623,100 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+END
+$body$;
+
+-- Gives tokens back to several limits, each as far as that breaks no promise made to a reservation. Limit.Refund in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
+--   counts       what is to be given back
+--   taken        what the refunded call took; it took it at taken_at, and its work was to run at run_at
+--   held, parts  what the rows that it took from held afterwards, and which part of the limit they are: 1, or one of so many shards
+--
+-- Answers the rows as they were before, with ord. A limit without rows is full, and gets nothing.
+--
+-- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
+-- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], taken double precision[], held double precision[], parts double precision[],
+    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at     timestamptz;
+    ord    integer[];
+    value  double precision[];
+    ts     timestamptz[];
+
+    locked integer[] := '{}';  -- how many rows of each limit are
+    v      double precision[]; -- those of one limit
+    t      timestamptz[];
+    m      integer;            -- how many they are
+    latest timestamptz;        -- the latest use of them, or now
+    total  double precision;   -- what they hold together
+    back   double precision;
+    wait   double precision;   -- how many windows from now the work was to run
+    owing  double precision;   -- what a balance below is owed
+BEGIN
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                locked[i] := m;
+            END LOOP;
+            at := coalesce(now, clock_timestamp()); -- locking may have waited
+            ord := '{}'; value := '{}'; ts := '{}';
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
+                       count(*), greatest(max(r.ts), at)
+                  INTO v, t, m, latest
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = names[i] AND r.key = keys[i];
+                IF m <> locked[i] THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+                CONTINUE WHEN m = 0;
+                ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
+                value := pg_catalog.array_cat(value, v);
+                ts := pg_catalog.array_cat(ts, t);
+                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
+                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+
+                IF starts[i] IS NULL THEN
+                    back := capacities[i] * parts[i] - held[i]
+                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);
+                    back := least(greatest(back + least(total, 0), 0), counts[i]);
+                ELSE
+                    wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
+                        / date_part('epoch', periods[i]));
+                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
+                    back := CASE
+                        WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
+                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
+                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
+                        ELSE counts[i] END;
+                END IF;
+                IF back > '0' THEN
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                END IF;
+            END LOOP;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -643,17 +751,17 @@ $body$;
 -- statement.
 
 -- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by ratelimit_coalesce.
+-- is all there is to do, it is done quicker than by _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
 -- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
+-- granted at `seen`, the others denied at `at`. Left for _ratelimit_coalesce: keys without a row (to insert one would lock out of
 -- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
 --
--- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
+-- READ COMMITTED only, as _ratelimit_coalesce: else SQLSTATE RL003.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
     counts double precision[], now timestamptz DEFAULT NULL,
@@ -661,7 +769,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- As in ratelimit_coalesce.
+-- As in _ratelimit_coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -674,18 +782,18 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
 
-    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
+    -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
     -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
     -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
-                OR /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
+                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
     SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
@@ -703,7 +811,7 @@ BEGIN
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
     END IF;
 END
 $body$;
@@ -731,8 +839,8 @@ $body$;
 -- which is everybody's. What is denied by a plain read is neither written nor locked.
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
--- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
+-- RL002: the rows are those of a limit that was sharded; let _ratelimit_consume or _ratelimit_apply make them one.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -827,7 +935,7 @@ BEGIN
                 k := asks[last]; d := ask_defs[last];
                 upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -864,7 +972,7 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -981,9 +1089,9 @@ $body$;
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what _ratelimit_apply answers for a denial: doubles
 --             to the last bit, instants as microseconds since 1970-01-01 UTC
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql
@@ -1151,7 +1259,7 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
 -- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
 ) RETURNS void
@@ -1187,23 +1295,23 @@ END
 $body$;
 
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz) RETURNS bigint
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
+-- The argument `start` of _ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
-    along bigint := /* TEMPLATE: schema */ratelimit_micros(start) - year1;
+    along bigint := /* TEMPLATE: schema */_ratelimit_micros(start) - year1;
 BEGIN
     IF kind = 'token bucket' THEN
         RETURN NULL;
@@ -1212,13 +1320,13 @@ BEGIN
         along := (('x' || left(encode(sha256(
             pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$;
 
--- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
+-- What the rows of a limit and key (its shards) hold together at an instant: the sum of _ratelimit_apply, to the bit. No rows are
 -- a full limit.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_total(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -1234,7 +1342,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -1249,39 +1357,39 @@ $body$;
 --
 -- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
 -- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
--- the microsecond.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_when(
+-- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, floor double precision
+    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start);
-    too_early bigint := /* TEMPLATE: schema */ratelimit_micros(at);
+    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start);
+    too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the walk has ended
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */ratelimit_total(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1290,7 +1398,53 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
+END
+$body$;
+
+-- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
+    "left" double precision, ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer
+) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    after timestamptz[]; -- ts, once it has been taken
+BEGIN
+    IF pg_catalog.cardinality(ts) = shards THEN
+        after := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+    ELSE
+        after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+        rate, period, capacity, start, shards, 0, 0);
+END
+$body$;
+
+-- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    shards integer, count double precision, reserve boolean
+) RETURNS double precision
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    run_at    timestamptz;
+BEGIN
+    IF reserve AND start IS NOT NULL AND count <= capacity THEN
+        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
+        IF run_at > at THEN
+            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
+                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
+                date_bin(period, run_at, start), rate, period, 'Infinity', start));
+        END IF;
+    END IF;
+    RETURN remaining;
 END
 $body$;
 
@@ -1316,10 +1470,10 @@ DECLARE
     grid  timestamptz;
     value double precision[];
     ts    timestamptz[];
-    a     integer;
-    b     integer;
+    a     integer := 0;
+    b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -1349,30 +1503,36 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
-    IF shards = 1 THEN
-        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
-    ELSE
+    grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+    END IF;
+    IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
-        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
-            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
-            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
-        END IF;
+          FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
+    ELSIF shards = 1 THEN
+        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+    ELSE
+        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+    END IF;
+    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+        value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+        ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
-    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
     retry_after := retry_at - at;
     IF grid IS NULL THEN
-        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
-        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+        reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */_ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
 $body$;
@@ -1452,23 +1612,23 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
-               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
-                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
               FROM (
-                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name
@@ -1499,16 +1659,16 @@ $text$;
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
 
--- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- Whether a row, one of so many shards, is full at `upto` (see _ratelimit_available), and was at all instants from then on: at any of
 -- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
 -- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
         = capacity / shards::double precision
     ELSE false END;
 
@@ -1538,7 +1698,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
@@ -1548,10 +1708,10 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
                    rate, period, capacity, r.grid)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
@@ -1571,7 +1731,7 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
@@ -1579,7 +1739,7 @@ BEGIN
             SELECT r.ctid AS tid, r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
                FOR UPDATE SKIP LOCKED
           ) AS l
@@ -1615,16 +1775,18 @@ DO $migration$
 BEGIN
 EXECUTE pg_catalog.replace($engine$
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer);
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_30;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_29;
@@ -1657,17 +1819,18 @@ DROP VIEW /* TEMPLATE: schema */rate_limits_turn_03;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_02;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_01;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_00;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], consumed_at timestamptz, now timestamptz, or_raise boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, validated boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, validated boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, validated boolean);
-DROP TYPE /* TEMPLATE: schema */ratelimit_decisions;
-DROP TYPE /* TEMPLATE: schema */ratelimit_decision;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, validated boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, validated boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, validated boolean);
+DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
+DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
 DROP TABLE /* TEMPLATE: schema */rate_limits;
 $engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 END

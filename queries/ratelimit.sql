@@ -1,32 +1,39 @@
 -- name: Consume :one
-SELECT pg_catalog.record_send(ratelimit_consume(
+SELECT pg_catalog.record_send(_ratelimit_consume(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
       @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean, true))::bytea AS answer;
 
 -- name: ConsumeSharded :one
-SELECT pg_catalog.record_send(ratelimit_consume_sharded(
+SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
       @shards::integer, @count::double precision, @floor::double precision,
       @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz, @or_raise::boolean, true))::bytea AS answer;
 
 -- name: ConsumeSeveral :one
-SELECT pg_catalog.record_send(ratelimit_consume_several(
+SELECT pg_catalog.record_send(_ratelimit_consume_several(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean, true))::bytea AS answer;
 
 -- name: Apply :one
-SELECT pg_catalog.record_send(ratelimit_apply(
+SELECT pg_catalog.record_send(_ratelimit_apply(
       @op::text, @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[],
-      sqlc.narg('consumed_at')::timestamptz, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
+      @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
 
--- name: Reset :exec
-SELECT ratelimit_reset(@names::text[], @keys::text[]);
+-- name: Refund :one
+SELECT pg_catalog.record_send(_ratelimit_refund(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
+      @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz))::bytea AS answer;
+
+-- name: Reset :one
+SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
 -- name: Sweep :one
 SELECT s.deleted, s.next

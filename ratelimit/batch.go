@@ -2,18 +2,11 @@ package ratelimit
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // QueueConsume queues a [Limiter.Consume] on the caller's batch, so that it costs no round trip of its own. What is wrong
@@ -43,116 +36,30 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(verbConsume, time.Time{}, requests)
+	c, err := l.newCall(VerbConsume, "", requests)
 	result := unanswered(requests)
 	if err != nil {
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, VerbConsume, began, result, err)
 		return nil, err
 	}
 
-	// take runs twice: now it only has the statement noted down, with its arguments; when the results are read, by decide, the answer
-	// is there.
-	var note note
-	_ = c.take(ctx, &queries{Queries: *dbsqlc.New(&note), orRaise: true}, nil) // errNoted
-	row := new(wireRow)
-	batch.Queue(note.sql, row.prependTo(note.args)...).Fn = func(results pgx.BatchResults) (err error) {
+	s := c.statement(ctx, true)
+	r := &reply{}
+	s.args[0] = r
+	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
-		result, err = c.decide(ctx, asked{results: results, row: row})
-		l.observe(ctx, verbConsume, began, result, err)
+		r.row = results.QueryRow()
+		result = unanswered(requests) // SendTx may have sent the batch before
+		a, err := s.read(r, s.demands)
+		if denial, ok := denialIn(err, s.demands); ok {
+			a, err = denial, nil
+		}
+		if err == nil {
+			c.fill(&result, a)
+		}
+		result, err = c.conclude(result, err)
+		l.observe(ctx, VerbConsume, began, result, err)
 		return err
 	}
 	return &result, nil
-}
-
-// note is a database that only notes the query it is asked.
-type note struct {
-	DB
-	sql  string
-	args []any
-}
-
-var errNoted = errors.New("ratelimit: queued on a batch")
-
-func (n *note) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
-	n.sql, n.args = sql, args
-	return n
-}
-
-// Scan has no row yet.
-func (n *note) Scan(...any) error { return errNoted }
-
-// asked is the querier of what was asked already: it reads the answer, be it a row or the SQL error that is a denial.
-type asked struct {
-	querier // nil: a batch does not reset
-	results pgx.BatchResults
-	row     *wireRow // which knows in what form
-}
-
-func (a asked) Consume(context.Context, dbsqlc.ConsumeParams) (consumeRow, error) {
-	row, err := oneLimit(a.record())
-	if denial, ok := denialIn(err, 1); ok && len(denial.rows) == 1 {
-		return consumeRow{at: denial.at, row: denial.rows[0]}, nil
-	}
-	return row, err
-}
-
-func (a asked) ConsumeSharded(context.Context, dbsqlc.ConsumeShardedParams) (applyRow, error) {
-	return a.rowOrDenial(1)
-}
-
-func (a asked) ConsumeSeveral(_ context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error) {
-	return a.rowOrDenial(len(arg.Names))
-}
-
-func (a asked) Apply(_ context.Context, arg dbsqlc.ApplyParams) (applyRow, error) {
-	return a.rowOrDenial(len(arg.Names))
-}
-
-// rowOrDenial is the answer for so many limits.
-func (a asked) rowOrDenial(limits int) (applyRow, error) {
-	row, err := anyLimits(a.record())
-	if denial, ok := denialIn(err, limits); ok {
-		return denial, nil
-	}
-	return row, err
-}
-
-func (a asked) record() (record []byte, err error) {
-	a.row.Row = a.results.QueryRow()
-	err = a.row.Scan(&record)
-	return record, err
-}
-
-// denialState is the SQLSTATE of a denial.
-const denialState = "PT429"
-
-// denialIn is the answer of ratelimit_apply that ratelimit_raise put into an error, for so many limits. Anybody may raise a
-// PT429: what is not to the letter what ratelimit_raise writes is no denial of ours.
-func denialIn(err error, limits int) (row applyRow, ok bool) {
-	if err == nil { // before pgErr is allocated
-		return row, false
-	}
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != denialState {
-		return row, false
-	}
-	var detail struct {
-		At    *int64    `json:"at"`
-		Ord   []int32   `json:"ord"`
-		Value []float64 `json:"value"`
-		Ts    []int64   `json:"ts"`
-	}
-	decoder := json.NewDecoder(strings.NewReader(pgErr.Detail))
-	decoder.DisallowUnknownFields()
-	if decoder.Decode(&detail) != nil || decoder.More() || detail.At == nil || len(detail.Value) != len(detail.Ord) || len(detail.Ts) != len(detail.Ord) {
-		return row, false
-	}
-	row = applyRow{at: algebra.Micros(*detail.At), ord: detail.Ord}
-	for i, ord := range detail.Ord {
-		if ord < 1 || int(ord) > limits {
-			return row, false
-		}
-		row.rows = append(row.rows, algebra.Row{Value: detail.Value[i], TS: algebra.Micros(detail.Ts[i])})
-	}
-	return row, true
 }

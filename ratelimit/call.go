@@ -6,20 +6,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // call is one use of a verb, as newCall has validated it.
 type call struct {
-	verb       verb
-	requests   []Request
-	demands    []demand
-	consumedAt pgtype.Timestamptz // of a refund
-	now        pgtype.Timestamptz // NULL: by the database's clock
+	verb     Verb
+	requests []Request
+	demands  []demand
+	receipt  *receipt           // of a refund
+	now      pgtype.Timestamptz // NULL: by the database's clock
 }
 
-func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c call, err error) {
+func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
@@ -29,14 +27,19 @@ func (l *Limiter) newCall(v verb, consumedAt time.Time, requests []Request) (c c
 			return c, err
 		}
 	}
-	if v == verbRefund {
-		c.consumedAt, err = timestamp("the time of consumption", consumedAt)
+	if v == VerbRefund {
+		if c.receipt, err = from.read(); err == nil {
+			err = c.receipt.covers(c.demands)
+		}
 	}
 	return c, err
 }
 
+// takes says whether the call takes tokens.
+func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
+
 // goesAlone says whether a Coalescer decides the call by a statement of its own.
-func (c *call) goesAlone() bool { return sharded(c.demands) }
+func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
 // timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
@@ -47,43 +50,46 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// querierOn is how a database is asked for a verb. What writes in a transaction of its own can end with an unknown outcome.
-func querierOn(db DB, v verb) querier {
-	if coalescer, ok := db.(*Coalescer); ok && (v == verbConsume || v == verbCharge) {
-		return coalescing{coalescer: coalescer}
-	}
-	return queriesOn(db, v != verbCheck && !isTx(db))
-}
-
-// querier is how the database is asked: by queries; by those whose answer is there already (asked), when a batch is read; or by a
-// coalescer with its own (coalescing).
-type querier interface {
-	Consume(ctx context.Context, arg dbsqlc.ConsumeParams) (consumeRow, error)
-	ConsumeSharded(ctx context.Context, arg dbsqlc.ConsumeShardedParams) (applyRow, error)
-	ConsumeSeveral(ctx context.Context, arg dbsqlc.ConsumeSeveralParams) (applyRow, error)
-	Apply(ctx context.Context, arg dbsqlc.ApplyParams) (applyRow, error)
-	Reset(ctx context.Context, arg dbsqlc.ResetParams) error
-}
-
-// decide asks the database, and makes what the caller gets of the answer. It may be called again: SendTx may send a batch again.
-func (c *call) decide(ctx context.Context, q querier) (Result, error) {
+// decide has the database decide the call by a statement of its own, or on a Coalescer together with others.
+func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
-	switch coalesced, ok := q.(coalescing); {
-	case ok:
-		err = coalesced.coalescer.decide(ctx, c, &result)
-	case c.verb == verbReset:
-		err = c.reset(ctx, q)
-		result.OK = err == nil
-	case c.verb == verbConsume || c.verb == verbCharge:
-		err = c.take(ctx, q, &result)
-	default:
-		err = c.apply(ctx, q, &result)
+	if coalescer, ok := coalescerOf(db); ok && c.takes() {
+		err = coalescer.decide(ctx, c, &result)
+	} else {
+		writes := c.takes() || c.verb == VerbRefund // Reset does, too, but can be called again
+		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
 	}
+	return c.conclude(result, err)
+}
+
+// ask decides the call by a statement of its own.
+func (c *call) ask(ctx context.Context, w wire, result *Result) error {
+	a, err := w.ask(ctx, c.statement(ctx, false))
+	if err == nil {
+		c.fill(result, a)
+	}
+	return err
+}
+
+// fill fills in the result from the answer to the call's statement.
+func (c *call) fill(result *Result, a *answer) {
+	if c.verb == VerbReset {
+		result.OK = true
+		return
+	}
+	result.fill(c, a)
+	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+		denied.remember(c.demands[0], result.RetryAfter)
+	}
+}
+
+// conclude is what the caller gets.
+func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps after an answer, at COMMIT
-		return unanswered(c.requests), explain(c.verb, err)
-	case c.verb == verbConsume && !result.OK:
+		return unanswered(c.requests), explain(string(c.verb), err)
+	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil
@@ -99,9 +105,9 @@ func unanswered(requests []Request) Result {
 }
 
 // explain says what the library did when the database failed.
-func explain(v verb, err error) error {
+func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", v, err)
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
 	}
-	return fmt.Errorf("ratelimit: %s: %w", v, err)
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }

@@ -10,11 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
@@ -23,7 +20,7 @@ var ErrClosed = errors.New("coalescer closed")
 // Coalescer is a [DB] for many calls at once that are in no transaction. Calls that arrive while others are at the database are
 // decided together, by one statement and one commit, or two (group commit for limits). It serves one hot key as well as many.
 // Only Pool is required. A Coalescer must not be copied after its first use, nor its fields be changed. Its methods are safe for
-// concurrent use, also by different limiters. An idle Coalescer has no goroutines.
+// concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces, too. An idle Coalescer has no goroutines.
 //
 // Nothing is approximate. Each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what the calls before
 // it left, and has the result that it would have had on the pool. A call for several limits is all or nothing. Calls for the same
@@ -50,7 +47,7 @@ var ErrClosed = errors.New("coalescer closed")
 // connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). After any other error nothing was consumed, and the
 // calls are decided again, apart: only those for a key with which a statement fails again return its error. (If nothing but
 // errors comes of that, it fails all, after some 16 statements or 3 seconds.) A statement that could not be serialized, or was
-// ended to break a deadlock, is run again, as [Limiter.InTx] does.
+// ended to break a deadlock, is run again, as [Limiter.InTx] does: in the end, the error matches [ErrAttemptsExhausted].
 //
 // # Locked rows
 //
@@ -88,7 +85,7 @@ type Coalescer struct {
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
-	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to ratelimit_coalesce at once
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
 
 	mu     sync.Mutex
 	queue  []*waiter      // in order of arrival, but calls that are decided again come first; empty if flying is 0
@@ -104,11 +101,8 @@ type Coalescer struct {
 	wary       int                  // so many statements are to wait for no lock for long
 }
 
-// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
-func noDatabase(db DB) bool {
-	c, coalesced := db.(*Coalescer)
-	return db == nil || coalesced && c.Pool == nil
-}
+// coalescer is how it is found in a DB, by coalescerOf.
+func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
 // [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
@@ -125,16 +119,6 @@ func (c *Coalescer) Close() {
 	landed := c.landed
 	c.mu.Unlock()
 	<-landed
-}
-
-// Exec goes straight to the pool.
-func (c *Coalescer) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return c.Pool.Exec(ctx, sql, args...)
-}
-
-// Query goes straight to the pool.
-func (c *Coalescer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return c.Pool.Query(ctx, sql, args...)
 }
 
 // QueryRow goes straight to the pool.
@@ -157,7 +141,7 @@ type traffic struct {
 	since uint32 // Coalescer.sent, with the last of them
 }
 
-// The SQLSTATEs that ratelimit_coalesce refuses a batch with.
+// The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
 const (
 	stateSharded   = "RL002" // rows have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
@@ -181,12 +165,8 @@ type waiter struct {
 	part    int     // of the trial; 0: it is not, or not any more
 
 	// The answer.
-	err     error
-	granted bool
-	at      algebra.Micros
-	states  []state
-	state   [1]state // where states and its rows usually are
-	row     [1]algebra.Row
+	err    error
+	answer answer
 }
 
 // flight is the way of one statement.
@@ -212,12 +192,6 @@ func newFlight(waiters []*waiter) *flight {
 		f.cancel()
 	}
 	return f
-}
-
-// coalescing is the querier of what is coalesced.
-type coalescing struct {
-	querier   // nil: the coalescer has its own
-	coalescer *Coalescer
 }
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
@@ -263,7 +237,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	err, direct, slow, flight := w.err, w.direct, w.slow, w.flight
 	if err == nil && !direct {
-		answer(result, asked.demands, w.states, w.at, w.granted)
+		result.fill(asked, &w.answer)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
@@ -311,8 +285,8 @@ func (c *Coalescer) takeTurn() time.Duration {
 // direct decides one call the ordinary way, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, slow bool) (err error) {
 	defer func() { c.land(ctx, asked.demands, slow, err) }()
-	err = c.retry(ctx, defaultAttempts, false, func(q *queries) error {
-		return asked.take(ctx, q, result)
+	err = c.retry(ctx, defaultAttempts, false, func(db wire) error {
+		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)
 	return err

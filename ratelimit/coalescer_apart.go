@@ -80,7 +80,7 @@ func concernsSome(err error) bool {
 // statement_timeout, or conflicts.
 func blocked(err error) bool {
 	state := sqlState(err)
-	return state == "55P03" || state == "57014" || retryable(err)
+	return state == "55P03" || state == "57014" || state == "40001" || state == "40P01"
 }
 
 // tryApart puts the calls of a statement that failed by some of its keys, by which nothing was consumed, back in front of the queue,

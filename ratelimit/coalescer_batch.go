@@ -221,17 +221,17 @@ func (g *group) sum() float64 { return g.first.count * float64(g.repeats) }
 
 // consumeSums asks for the sums. The answer is about the keys for whose calls that decides: not those of which there is enough for
 // some of the calls.
-func (b *batch) consumeSums(ctx context.Context, q *queries) (answer dbsqlc.CoalesceRow, err error) {
+func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.CoalesceRow, err error) {
 	a := &b.args
 	var row dbsqlc.ConsumeKeysRow
 	if len(b.groups) == 1 {
-		row, err = b.consumeSum(ctx, q)
+		row, err = b.consumeSum(ctx, db)
 	} else {
 		b.counts = b.counts[:0]
 		for i := range a.Keys {
 			b.counts = append(b.counts, b.groups[b.byOrd[i]].sum())
 		}
-		row, err = q.ConsumeKeys(ctx, dbsqlc.ConsumeKeysParams{
+		row, err = db.queries().ConsumeKeys(ctx, dbsqlc.ConsumeKeysParams{
 			Name: a.Names[0], Keys: a.Keys,
 			Rate: a.Rates[0], Period: a.Periods[0], Capacity: a.Capacities[0],
 			Counts: b.counts, Now: a.Now,
@@ -260,27 +260,27 @@ func (b *batch) consumeSums(ctx context.Context, q *queries) (answer dbsqlc.Coal
 	return answer, nil
 }
 
-// consumeSum is consumeSums for a batch of one key: ratelimit_consume is quicker, and also decides fixed windows and keys without a
+// consumeSum is consumeSums for a batch of one key: _ratelimit_consume is quicker, and also decides fixed windows and keys without a
 // row. A denial is remembered.
-func (b *batch) consumeSum(ctx context.Context, q *queries) (dbsqlc.ConsumeKeysRow, error) {
+func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]
 	sum := *g.first
 	sum.count = g.sum()
-	row, err := q.Consume(ctx, consumeParams(sum, b.args.Now))
+	a, err := db.ask(ctx, consume(sum, b.args.Now, false))
 	if err != nil {
 		return dbsqlc.ConsumeKeysRow{}, err
 	}
-	granted := int32(1)
-	if !row.granted {
+	row, granted := a.row[0], int32(1)
+	if !a.granted {
 		granted = 0
-		if retryAt := g.numbers.When([]algebra.Row{row.row}, 1, g.first.count, 0, row.at); retryAt > row.at {
-			denied.remember(sum, retryAt.Time().Sub(row.at.Time()))
+		if retryAt := g.numbers.When(a.rows[0], 1, g.first.count, 0, a.at); retryAt > a.at {
+			denied.remember(sum, retryAt.Time().Sub(a.at.Time()))
 		}
 	}
-	at := pgtype.Timestamptz{Time: row.at.Time(), Valid: true}
+	at := pgtype.Timestamptz{Time: a.at.Time(), Valid: true}
 	return dbsqlc.ConsumeKeysRow{
 		Seen: at, At: at, Early: pgtype.Int4{Int32: granted, Valid: true},
-		Ord: []int32{1}, Value: []float64{row.row.Value}, Ts: []pgtype.Timestamptz{{Time: row.row.TS.Time(), Valid: true}},
+		Ord: []int32{1}, Value: []float64{row.Value}, Ts: []pgtype.Timestamptz{{Time: row.TS.Time(), Valid: true}},
 	}, nil
 }
 
@@ -355,22 +355,22 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 
 // decide does for one call what the database did. of says what its demands' groups are.
 func (b *batch) decide(w *waiter, of []int) {
-	w.granted = true
+	a := &w.answer
+	a.granted = true
 	for i := range w.ds {
 		d := &w.ds[i]
 		g := &b.groups[of[i]]
-		w.at = g.at
-		w.granted = w.granted && b.numbers(g, d).Enough(g.rows, 1, d.count, d.floor, g.at)
+		a.at = g.at
+		a.granted = a.granted && b.numbers(g, d).Enough(g.rows, 1, d.count, d.floor, g.at)
 	}
-	if len(w.ds) == 1 {
-		w.states = w.state[:]
-	} else {
-		w.states = make([]state, len(w.ds))
+	a.rows = a.single[:]
+	if len(w.ds) > 1 {
+		a.rows = make([][]algebra.Row, len(w.ds))
 	}
 	for i := range w.ds {
 		d := &w.ds[i]
 		g := &b.groups[of[i]]
-		if w.granted {
+		if a.granted {
 			g.granted++
 			numbers := b.numbers(g, d)
 			after := algebra.Row{Value: numbers.Total(g.rows, g.at) - d.count, TS: g.at}
@@ -380,14 +380,10 @@ func (b *batch) decide(w *waiter, of []int) {
 			g.row[0] = after
 			g.rows = g.row[:]
 		}
-		s := &w.states[i]
-		s.taken = w.granted
-		switch {
-		case len(w.ds) == 1 && len(g.rows) > 0:
-			w.row[0] = g.row[0]
-			s.rows = w.row[:]
-		default:
-			s.rows = slices.Clone(g.rows)
+		if len(w.ds) == 1 && len(g.rows) > 0 {
+			a.setRow(g.row[0])
+		} else {
+			a.rows[i] = slices.Clone(g.rows)
 		}
 	}
 }

@@ -18,7 +18,7 @@ func (c *Coalescer) observe(calls int, err error) {
 }
 
 // retry runs a statement in a transaction of its own, again if it could not be serialized.
-func (c *Coalescer) retry(ctx context.Context, attempts int, hasty bool, statement func(q *queries) error) error {
+func (c *Coalescer) retry(ctx context.Context, attempts int, hasty bool, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, hasty, statement)
@@ -26,18 +26,20 @@ func (c *Coalescer) retry(ctx context.Context, attempts int, hasty bool, stateme
 			c.begin.Store(true)
 			continue
 		}
-		if err == nil || !retryable(err) || attempt == attempts {
+		switch {
+		case err == nil || !retryable(err):
 			return err
-		}
-		if !pause(ctx, attempt) {
-			return fmt.Errorf("%w; the last attempt: %w", ctx.Err(), err)
+		case attempt == attempts:
+			return exhausted(attempt, err)
+		case !pause(ctx, attempt):
+			return exhausted(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 	}
 }
 
 // once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED; if hasty, to wait for no lock for
 // long.
-func (c *Coalescer) once(ctx context.Context, begin, hasty bool, statement func(q *queries) error) error {
+func (c *Coalescer) once(ctx context.Context, begin, hasty bool, statement func(db wire) error) error {
 	settings := c.settings(hasty)
 	if begin {
 		committing := false
@@ -47,7 +49,7 @@ func (c *Coalescer) once(ctx context.Context, begin, hasty bool, statement func(
 					return err
 				}
 			}
-			err := statement(queriesOn(tx, false))
+			err := statement(wire{tx, false})
 			committing = err == nil
 			return err
 		})
@@ -60,7 +62,7 @@ func (c *Coalescer) once(ctx context.Context, begin, hasty bool, statement func(
 	if settings != "" {
 		db = settingDB{c.Pool, settings}
 	}
-	return statement(queriesOn(db, true))
+	return statement(wire{db, true})
 }
 
 // settings is a query that holds until the end of the transaction. Empty: none is needed.
@@ -104,14 +106,14 @@ func (r settingRow) Scan(dest ...any) error {
 }
 
 // coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
-// are told at once; ratelimit_coalesce decides the rest.
+// are told at once; _ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), b.hasty(), func(q *queries) (err error) {
-			answer, err = b.consumeSums(b.flight.ctx, q)
+		err := c.once(b.flight.ctx, c.begin.Load(), b.hasty(), func(db wire) (err error) {
+			answer, err = b.consumeSums(b.flight.ctx, db)
 			return err
 		})
 		switch {
@@ -133,8 +135,8 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, b.attempts(), b.hasty(), func(q *queries) (err error) {
-		row, err = q.Coalesce(b.flight.ctx, b.args)
+	err := c.retry(b.flight.ctx, b.attempts(), b.hasty(), func(db wire) (err error) {
+		row, err = db.queries().Coalesce(b.flight.ctx, b.args)
 		return err
 	})
 	if err != nil {

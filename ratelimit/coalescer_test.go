@@ -16,7 +16,7 @@ func TestACoalescerWithoutAPoolIsInvalid(t *testing.T) {
 	_, errs["consume"] = limiter.Consume(ctx, coalescer, limit.Global())
 	_, errs["check"] = limiter.Check(ctx, coalescer, limit.Global())
 	_, errs["charge"] = limiter.Charge(ctx, coalescer, limit.Global())
-	_, errs["refund"] = limiter.Refund(ctx, coalescer, time.Now(), limit.Global())
+	_, errs["refund"] = limiter.Refund(ctx, coalescer, "", limit.Global())
 	_, errs["sweep"] = limiter.Sweep(ctx, coalescer, limit)
 	for verb, err := range errs {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
@@ -24,4 +24,12 @@ func TestACoalescerWithoutAPoolIsInvalid(t *testing.T) {
 		}
 	}
 	coalescer.Close()
+	for name, db := range map[string]ratelimit.DB{"nil": (*ratelimit.Coalescer)(nil), "embedded nil": struct{ *ratelimit.Coalescer }{}} {
+		if _, err := limiter.Consume(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("consume on %s: %v, want ErrInvalid", name, err)
+		}
+		if _, err := limiter.Sweep(ctx, db, limit); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("sweep on %s: %v, want ErrInvalid", name, err)
+		}
+	}
 }

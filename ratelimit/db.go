@@ -4,18 +4,15 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// DB is where a limiter works: the three methods that pgx.Tx, *pgx.Conn and *pgxpool.Pool have in common. On a transaction,
-// a call is part of it. On a connection or a pool, a call is a transaction of its own: make it before another transaction of
-// the same goroutine begins, since inside it would need a second connection of the pool, and would wait for ever for a row
-// that the transaction itself has locked. It is at the database's default level: if that is above READ COMMITTED, put it in
-// [Retry]. A [*Coalescer] is a DB, too, for many calls that are in no transaction; and [SQL]
-// makes one of a handle of database/sql.
+// DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or what else has their method. A [*Coalescer] is a DB,
+// too, for many calls that are in no transaction; and [SQL] makes one of a handle of database/sql.
+//
+// On a transaction, a call is part of it. On a connection or a pool, a call is a transaction of its own, at the database's default
+// level: if that is above READ COMMITTED, put the call in [Retry]. Make it before a transaction of the same goroutine begins. Inside
+// [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
 type DB interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
@@ -32,4 +29,18 @@ func isTx(db DB) bool {
 		return true
 	}
 	return false
+}
+
+// coalescerOf is the Coalescer that a DB is, or that it embeds: a struct that does has the method, too.
+func coalescerOf(db DB) (c *Coalescer, ok bool) {
+	if d, ok := db.(interface{ coalescer() *Coalescer }); ok {
+		return d.coalescer(), true
+	}
+	return nil, false
+}
+
+// noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
+func noDatabase(db DB) bool {
+	c, ok := coalescerOf(db)
+	return db == nil || ok && (c == nil || c.Pool == nil)
 }

@@ -15,6 +15,7 @@ type demand struct {
 	count    float64
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
+	reserve  bool    // it may wait
 	requests []int
 
 	slot uint16 // of the key, for a Coalescer
@@ -24,7 +25,7 @@ func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
 // locks.
-func demands(v verb, requests []Request) ([]demand, error) {
+func demands(v Verb, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: no request", ErrInvalid)
 	}
@@ -61,23 +62,12 @@ func demands(v verb, requests []Request) ([]demand, error) {
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
+		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
-		d := &ds[i]
-		if d.count > MaxTokens && v != verbReset {
-			return nil, fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
-		}
-		if v == verbRefund || v == verbReset {
-			continue
-		}
-		if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-			if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
-				d.floor = left
-				continue
-			}
-			return nil, fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-				ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+		if err := ds[i].validate(v); err != nil {
+			return nil, err
 		}
 	}
 	slices.SortFunc(ds, func(a, b demand) int {
@@ -86,16 +76,41 @@ func demands(v verb, requests []Request) ([]demand, error) {
 	return ds, nil
 }
 
+// validate refuses a sum that can never be granted.
+func (d *demand) validate(v Verb) error {
+	if d.count > MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+	}
+	if v == VerbRefund || v == VerbReset {
+		return nil
+	}
+	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
+		if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+			d.floor = left
+			return nil
+		}
+		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
+			ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+	}
+	return nil
+}
+
 // floor is the lowest balance that the request alone may leave.
-func (r Request) floor(v verb) float64 {
+func (r Request) floor(v Verb) float64 {
 	switch {
-	case v == verbCharge:
+	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which asks what the balance is, be it a debt
 		return math.Inf(-1)
 	case r.reserve:
 		return -r.limit.maxReserved
 	default:
 		return 0
 	}
+}
+
+// forfeits says whether what is granted may forfeit tokens while its work waits (see algebra.Reserve): a reservation of a fixed window,
+// and any reservation of several limits, which wait for one another. One of a token bucket alone never does.
+func forfeits(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }
 
 // sharded says whether any of the limits is.

@@ -40,6 +40,12 @@
 // The clock is the database's clock_timestamp() unless [Limiter.Clock] is set. A clock that steps back neither mints nor
 // takes tokens: the refill waits until it has caught up.
 //
+// # Reservations
+//
+// Request.Reserve takes tokens that are not there yet, and [Result].RetryAt says when the work may run. [Result.Receipt] is what to store
+// with the work, for a later [Limiter.Refund]. No refund breaks a RetryAt that somebody else was told; docs/refunds.md says what is
+// promised.
+//
 // # Storage
 //
 // The table has a row for each key that was ever used. [Limiter.Sweep] deletes those that have been full for an hour, while traffic

@@ -37,6 +37,12 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // of an answer that cannot be read, whatever it was asked on.
 var ErrUnknownOutcome = errors.New("outcome unknown")
 
+// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized as often as it was tried, or until its
+// context was over. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it, and [Limiter.Consume] and
+// [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error says after how many attempts, and wraps that of the last one
+// and the context's.
+var ErrAttemptsExhausted = errors.New("attempts ran out")
+
 // unknownUnless marks the error of a commit, unless it says itself that nothing was committed.
 func unknownUnless(err error) error {
 	if err == nil || notCommitted(err) {
@@ -72,7 +78,7 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to try again.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is what [Limiter.Consume] returns for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
+// DeniedError is what [Limiter.Consume] and [Limiter.Check] return for a denial. It matches [ErrDenied]. It is no SQL error: the transaction stays
 // usable, and nothing was consumed. On a batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 type DeniedError struct {
 	// Result says when to try again, and answers every request of the call. The requests that denied it have OK false.

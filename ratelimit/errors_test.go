@@ -53,11 +53,12 @@ func TestAnUnknownOutcome(t *testing.T) {
 
 func TestGivingUpTellsTheReasonThatTheServerGave(t *testing.T) {
 	for code, want := range map[string]string{
-		"40001": "ratelimit: gave up after 30 attempts: wrapped: ERROR: no (SQLSTATE 40001): Reason code: an old pivot",
-		"40P01": "ratelimit: gave up after 30 attempts: wrapped: ERROR: no (SQLSTATE 40P01)",
+		"40001": "attempts ran out after 30: wrapped: ERROR: no (SQLSTATE 40001): Reason code: an old pivot",
+		"40P01": "attempts ran out after 30: wrapped: ERROR: no (SQLSTATE 40P01)",
 	} {
 		err := &pgconn.PgError{Severity: "ERROR", Code: code, Message: "no", Detail: "Reason code: an old pivot"}
-		if got := (&RetryError{Attempts: 30, Err: fmt.Errorf("wrapped: %w", err)}).Error(); got != want {
+		got := exhausted(30, fmt.Errorf("wrapped: %w", err))
+		if got.Error() != want || !errors.Is(got, ErrAttemptsExhausted) || !errors.Is(got, err) || sqlState(got) != code {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}

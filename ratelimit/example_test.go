@@ -75,7 +75,7 @@ func ExampleLimiter_Consume_severalLimits() {
 	// left: 0 of the user's, 9 of the team's
 }
 
-// Check writes nothing. A check of 0 tokens asks for the balance.
+// Check writes nothing. A check of 0 tokens reads the balance, and is never denied.
 func ExampleLimiter_Check() {
 	uploads := ratelimit.TokenBucket("uploads", 20, time.Hour)
 
@@ -84,21 +84,19 @@ func ExampleLimiter_Check() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(balance.Requests[0].Remaining, "left")
+	fmt.Println(balance.Remaining, "left")
 
 	if _, err := limits.Consume(ctx, pool, uploads.Key("ann").Count(15)); err != nil {
 		fmt.Println(err)
 		return
 	}
-	six, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)) // a denial is no error here
-	if err != nil {
-		fmt.Println(err)
-		return
+	var denied *ratelimit.DeniedError
+	if _, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)); errors.As(err, &denied) {
+		fmt.Println("six more in", denied.RetryAfter.Round(time.Minute))
 	}
-	fmt.Println("six more:", six.OK, "but in", six.RetryAfter.Round(time.Minute))
 	// Output:
 	// 20 left
-	// six more: false but in 3m0s
+	// six more in 3m0s
 }
 
 // A cost that is known only afterwards: what the estimate fell short of is booked, however little is left.
@@ -128,12 +126,12 @@ func ExampleLimiter_Refund() {
 		fmt.Println(err)
 		return
 	}
-	result, err := limits.Refund(ctx, pool, consumed.At, credits.Key("ann").Count(30)) // it took only 10
+	result, err := limits.Refund(ctx, pool, consumed.Receipt(), credits.Key("ann").Count(30)) // it took only 10
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%.0f left\n", result.Requests[0].Remaining)
+	fmt.Printf("%.0f left\n", result.Remaining)
 	// Output:
 	// 90 left
 }
@@ -171,6 +169,36 @@ func ExampleLimiter_Reset() {
 	// horse: wrong password
 	// horse horse: wrong password
 	// correct horse: denied
+}
+
+// A count that outlives the rollback of the transaction in which it turns out to be due. Most often, such a count can be made before
+// the transaction begins: see the example of Reset.
+func ExampleOutsideTx() {
+	badCoupons := ratelimit.TokenBucket("badCoupons", 3, 24*time.Hour)
+
+	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ('ann', 'an order with a coupon')"); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ctx, pool, badCoupons.Key("ann"))
+		fmt.Println("on the pool it is refused:", errors.Is(err, ratelimit.ErrInvalid))
+		if _, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, badCoupons.Key("ann")); err != nil {
+			return err
+		}
+		return errors.New("there is no such coupon")
+	})
+	fmt.Println(err)
+
+	balance, err := limits.Check(ctx, pool, badCoupons.Key("ann").Count(0))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%.0f more\n", balance.Remaining)
+	// Output:
+	// on the pool it is refused: true
+	// there is no such coupon
+	// 2 more
 }
 
 // A SERIALIZABLE transaction, which is run again when Postgres could not serialize it. An error rolls it back.
@@ -475,7 +503,7 @@ func ExampleLimit_Key_personalData() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(result.Requests[0].Key, "has", result.Requests[0].Remaining, "left")
+	fmt.Println(result.Requests[0].Key, "has", result.Remaining, "left")
 	// Output:
 	// xi3YOnD-jhzOnUrj3TtZVu5une4d-O_kUV98LhM1KCw has 4 left
 }

@@ -59,7 +59,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if ctx.Value(turnKey{}) != nil {
 		return nil, fmt.Errorf("%w: a transaction with Hot, in the function of another with Hot, could wait for itself", ErrInvalid)
 	}
-	return demands(verbReset, o.hot) // which does not look at how much is asked for, either
+	return demands(VerbReset, o.hot) // which does not look at how much is asked for, either
 }
 
 // stripes is how many views there are to lock.

@@ -24,7 +24,7 @@ var (
 // demanded is what Hot makes of requests.
 func demanded(t *testing.T, requests ...Request) []demand {
 	t.Helper()
-	ds, err := demands(verbReset, requests)
+	ds, err := demands(VerbReset, requests)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,9 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is a query of this
-// package for a row (all but Reset's), BEGIN, the locks of a turn and the query are one round trip; before any other, BEGIN and the
-// locks are one of their own.
+// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is one of this
+// package, BEGIN, the locks of a turn and the statement are one round trip; before any other, BEGIN and the locks are one of their own.
 type lateTx struct {
 	ctx       context.Context // InTx's
 	conn      *pgx.Conn
@@ -22,8 +21,8 @@ type lateTx struct {
 	ended  bool   // the connection may be another's by now
 }
 
-// batch begins the transaction, and locks the views of the turn before anything takes a snapshot.
-func (t *lateTx) batch() *pgx.Batch {
+// beginning begins the transaction, and locks the views of the turn before anything takes a snapshot.
+func (t *lateTx) beginning() *pgx.Batch {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})
 	for _, view := range t.turn.views() { // one by one: each of these queries stays prepared
@@ -41,7 +40,7 @@ func (t *lateTx) begin(ctx context.Context) error {
 		if t.lapsed(ctx) {
 			return beginFailed(t.turn, over(ctx))
 		}
-		results := t.conn.SendBatch(ctx, t.batch())
+		results := t.conn.SendBatch(ctx, t.beginning())
 		t.tx = results.Tx()
 		if err := results.Close(); err != nil {
 			t.failed = beginFailed(t.turn, err)
@@ -50,32 +49,34 @@ func (t *lateTx) begin(ctx context.Context) error {
 	return t.failed
 }
 
-// QueryRow begins the transaction in the same round trip, if the query is this package's. Others may have arguments that mean
+// queryOwn sends a query of this package. The first of the transaction goes with BEGIN; other queries may have arguments that mean
 // something else in a batch.
-func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if t.tx == nil && len(args) > 0 && !t.lapsed(ctx) {
-		if _, ours := args[0].(*wireRow); ours {
-			row := &firstRow{late: t, batch: t.batch()}
-			row.batch.Queue(sql, args...)
-			row.results = t.conn.SendBatch(ctx, row.batch)
-			t.tx = row.results.Tx()
-			return row
-		}
+func (t *lateTx) queryOwn(ctx context.Context, sql string, args []any) pgx.Row {
+	if t.tx != nil || t.lapsed(ctx) {
+		return t.QueryRow(ctx, sql, args...)
 	}
+	r := &firstReply{late: t, batch: t.beginning()}
+	r.batch.Queue(sql, args...)
+	r.results = t.conn.SendBatch(ctx, r.batch)
+	t.tx = r.results.Tx()
+	return r
+}
+
+func (t *lateTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.begin(ctx); err != nil {
 		return failedResults(err).QueryRow()
 	}
 	return t.tx.QueryRow(ctx, sql, args...)
 }
 
-// firstRow is the answer to the query that was sent with BEGIN.
-type firstRow struct {
+// firstReply is the answer to the query that was sent with BEGIN.
+type firstReply struct {
 	late    *lateTx
 	batch   *pgx.Batch
 	results pgx.BatchResults
 }
 
-func (r *firstRow) Scan(dest ...any) error {
+func (r *firstReply) Scan(dest ...any) error {
 	before := r.batch.Len() - 1                // BEGIN, and the lock of a turn
 	query := r.batch.QueuedQueries[before].SQL // as it was sent; read may drop it
 	if err := read(r.results, r.batch, before); err != nil {
@@ -167,7 +168,7 @@ func (t *lateTx) Commit(ctx context.Context) error {
 func (t *lateTx) Rollback(ctx context.Context) error {
 	t.ended = true
 	if t.tx == nil {
-		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()
+		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()
 		return nil
 	}
 	return t.tx.Rollback(ctx)

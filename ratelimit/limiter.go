@@ -10,15 +10,16 @@ import (
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
-// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial by Consume is
-// an [*DeniedError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
+// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial, by Consume or
+// Check, is an [*DeniedError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
 type Limiter struct {
 	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's
 	// clock_timestamp(), the one clock that all processes share. It must stay between the years 1000 and 9999.
 	Clock func() time.Time
 
 	// Observer is called after every call of a verb, before it returns, with what came of it: for metrics, logs, alarms. A
-	// denial leaves no row behind that one could look up later. In a transaction the decision holds only if that commits; where
+	// denial leaves no row behind that one could look up later. Check's error may be a denial as well: look at the Verb, and
+	// do not count it as one, since nothing was refused to anybody. In a transaction the decision holds only if that commits; where
 	// one is run again, each attempt's calls are told. Package observe, a module of its own, has metrics and logs to put here.
 	//
 	// It is called from several goroutines at once, and while the transaction may hold the lock of the limit's row: it should
@@ -35,10 +36,10 @@ type Limiter struct {
 
 // Decision is what an observer is told.
 type Decision struct {
-	Verb string // consume, check, charge, refund or reset
+	Verb Verb
 
 	// Result is the caller's. If Err is set and no *DeniedError, and for reset, its requests hold only Limit, Key and
-	// Count. A check that says no has OK false and no Err.
+	// Count.
 	Result Result
 	Err    error // the caller's
 
@@ -48,8 +49,8 @@ type Decision struct {
 }
 
 // observe tells the observer what came of a call.
-func (l *Limiter) observe(ctx context.Context, v verb, began time.Time, result Result, err error) {
+func (l *Limiter) observe(ctx context.Context, v Verb, began time.Time, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(began)})
+		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began)})
 	}
 }

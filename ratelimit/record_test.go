@@ -9,14 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 var (
-	oneLimitOIDs  = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Float8OID, pgtype.TimestamptzOID}
-	anyLimitsOIDs = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID}
+	oneOIDs     = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Float8OID, pgtype.TimestamptzOID}
+	severalOIDs = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID}
 )
 
 // written is a record as pgtype writes it.
@@ -46,39 +47,48 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 	instant := func() algebra.Micros {
 		return algebra.Min + algebra.Micros(r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
-	reads := func(want any, record []byte, read func([]byte) (any, error)) {
+	reads := func(want *answer, record []byte, read func(reply pgx.Row, demands int) (*answer, error)) {
 		t.Helper()
-		if got, err := read(record); err != nil || !reflect.DeepEqual(got, want) {
+		demands := len(want.rows)
+		if got, err := read(bytesRow(record), demands); err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatalf("%x: %+v, %v; want %+v", record, got, err, want)
 		}
 		for n := range record {
-			if got, err := read(record[:n]); !errors.Is(err, ErrUnknownOutcome) {
+			if got, err := read(bytesRow(record[:n]), demands); !errors.Is(err, ErrUnknownOutcome) {
 				t.Fatalf("%x: %+v, %v, want ErrUnknownOutcome", record[:n], got, err)
 			}
 		}
-		if got, err := read(append(slices.Clip(record), 0)); !errors.Is(err, ErrUnknownOutcome) {
+		if got, err := read(append(slices.Clip(bytesRow(record)), 0), demands); !errors.Is(err, ErrUnknownOutcome) {
 			t.Fatalf("%x and a byte more: %+v, %v, want ErrUnknownOutcome", record, got, err)
 		}
 	}
-	one := func(b []byte) (any, error) { return oneLimit(b, nil) }
-	several := func(b []byte) (any, error) { return anyLimits(b, nil) }
 	for range 1000 {
-		want := applyRow{granted: r.IntN(2) == 0, at: instant()}
-		values, ts, ord := []float64{}, []time.Time{}, []int32{}
+		granted, at := r.IntN(2) == 0, instant()
+		rows, values, ts := []algebra.Row{}, []float64{}, []time.Time{}
 		for range r.IntN(4) {
 			row := algebra.Row{Value: math.Float64frombits(r.Uint64()), TS: instant()}
 			if math.IsNaN(row.Value) { // which is not itself
 				row.Value = math.Inf(-1)
 			}
-			want.rows = append(want.rows, row)
-			values, ts, ord = append(values, row.Value), append(ts, row.TS.Time()), append(ord, r.Int32())
+			rows, values, ts = append(rows, row), append(values, row.Value), append(ts, row.TS.Time())
 		}
-		reads(want, written(t, anyLimitsOIDs, want.granted, want.at.Time(), nil, values, ts), several)
-		if len(values) > 0 {
-			reads(consumeRow{want.granted, want.at, want.rows[0]}, written(t, oneLimitOIDs, want.granted, want.at.Time(), values[0], ts[0]), one)
-			want.ord = ord
+		want := &answer{granted: granted, at: at, rows: make([][]algebra.Row, len(rows))}
+		for i, row := range rows {
+			want.rows[i] = []algebra.Row{row}
 		}
-		reads(want, written(t, anyLimitsOIDs, want.granted, want.at.Time(), ord, values, ts), several)
+		reads(want, written(t, severalOIDs, granted, at.Time(), nil, values, ts), readSeveral)
+		if len(rows) > 0 {
+			one := &answer{granted: granted, at: at}
+			one.setRow(rows[0])
+			reads(one, written(t, oneOIDs, granted, at.Time(), values[0], ts[0]), readOne)
+		}
+		want.rows = make([][]algebra.Row, 1+r.IntN(4))
+		ord := []int32{}
+		for _, row := range rows {
+			place := r.IntN(len(want.rows))
+			ord, want.rows[place] = append(ord, int32(place+1)), append(want.rows[place], row)
+		}
+		reads(want, written(t, severalOIDs, granted, at.Time(), ord, values, ts), readSeveral)
 	}
 }
 
@@ -96,14 +106,17 @@ func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 		"more values":            {true, now, nil, []float64{1, 2}, []time.Time{now}},
 		"more instants":          {true, now, nil, []float64{1}, []time.Time{now, now}},
 		"fewer places than rows": {true, now, []int32{1}, []float64{1, 2}, []time.Time{now, now}},
+		"a place of nobody's":    {true, now, []int32{2}, []float64{1}, []time.Time{now}},
+		"no place":               {true, now, []int32{0}, []float64{1}, []time.Time{now}},
+		"rows without places":    {true, now, nil, []float64{1, 2}, []time.Time{now, now}},
 		"two dimensions":         {true, now, nil, [][]float64{{1}}, [][]time.Time{{now}}},
 	} {
 		if len(values) == 4 {
-			if row, err := oneLimit(written(t, oneLimitOIDs, values...), nil); !errors.Is(err, ErrUnknownOutcome) {
-				t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, row, err)
+			if a, err := readOne(bytesRow(written(t, oneOIDs, values...)), 1); !errors.Is(err, ErrUnknownOutcome) {
+				t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, a, err)
 			}
-		} else if row, err := anyLimits(written(t, anyLimitsOIDs, values...), nil); !errors.Is(err, ErrUnknownOutcome) {
-			t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, row, err)
+		} else if a, err := readSeveral(bytesRow(written(t, severalOIDs, values...)), 1); !errors.Is(err, ErrUnknownOutcome) {
+			t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, a, err)
 		}
 	}
 }
@@ -112,9 +125,9 @@ func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 func TestInfiniteInstantsAreTheFirstAndTheLast(t *testing.T) {
 	t.Parallel()
 	for infinity, want := range map[pgtype.InfinityModifier]algebra.Micros{pgtype.Infinity: algebra.Max, pgtype.NegativeInfinity: algebra.Min} {
-		record := written(t, oneLimitOIDs, false, time.Now(), 1.0, pgtype.Timestamptz{InfinityModifier: infinity, Valid: true})
-		if row, err := oneLimit(record, nil); err != nil || row.row.TS != want {
-			t.Errorf("%v: %+v, %v, want %v", infinity, row, err, want)
+		record := written(t, oneOIDs, false, time.Now(), 1.0, pgtype.Timestamptz{InfinityModifier: infinity, Valid: true})
+		if a, err := readOne(bytesRow(record), 1); err != nil || a.row[0].TS != want {
+			t.Errorf("%v: %+v, %v, want %v", infinity, a, err, want)
 		}
 	}
 }

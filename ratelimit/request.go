@@ -20,6 +20,10 @@ type Request struct {
 //
 // No part may be empty: an empty user id must not be everybody's bucket. A limit without keys is asked for with
 // [Limit.Global]. The key is stored in the clear; hash what should not be (an address, an e-mail).
+//
+// Keys are compared byte by byte. Make an e-mail address or a name canonical first, as the application compares it, or one
+// user has several keys: Key(strings.ToLower(norm.NFC.String(strings.TrimSpace(email)))), norm being
+// golang.org/x/text/unicode/norm. Better, count by the id of the user that was found.
 func (l Limit) Key(parts ...string) Request {
 	r := Request{limit: l, tokens: 1, err: l.Validate()}
 	if len(parts) == 0 {
@@ -44,7 +48,8 @@ func (l Limit) Global() Request {
 	return Request{limit: l, tokens: 1, err: l.Validate()}
 }
 
-// Count sets how many tokens are asked for, a fraction if need be. The default is 1. 0 asks whether the limit is in debt.
+// Count sets how many tokens are asked for, a fraction if need be. The default is 1. A [Limiter.Check] of 0 reads the balance, and
+// is never denied. A [Limiter.Consume] of 0 is denied while the limit is in debt.
 func (r Request) Count(tokens float64) Request {
 	r.tokens = tokens
 	return r

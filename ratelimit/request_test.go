@@ -85,7 +85,7 @@ func FuzzRequest(f *testing.F) {
 		if reserve {
 			request = request.Reserve()
 		}
-		for _, v := range []verb{verbConsume, verbCheck, verbCharge, verbRefund, verbReset} {
+		for _, v := range []Verb{VerbConsume, VerbCheck, VerbCharge, VerbRefund, VerbReset} {
 			ds, err := demands(v, []Request{request})
 			if err != nil {
 				if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrExceedsCapacity) {
@@ -97,7 +97,7 @@ func FuzzRequest(f *testing.F) {
 			if !acceptable(d.key, MaxKeyLen) || !(d.count >= 0 && d.count <= MaxTokens) || !(d.floor <= 0) {
 				t.Fatalf("%s: accepted %+v", v, d)
 			}
-			if (v == verbConsume || v == verbCheck) && 10-d.count < d.floor {
+			if (v == VerbConsume || v == VerbCheck) && 10-d.count < d.floor {
 				t.Fatalf("%s: accepted what can never be granted: %+v", v, d)
 			}
 		}
@@ -136,7 +136,7 @@ func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
 			}
 			return true
 		}
-		ds, err := demands(verbConsume, requests)
+		ds, err := demands(VerbConsume, requests)
 		if errors.Is(err, ErrExceedsCapacity) == inTurn(10) || err != nil && !errors.Is(err, ErrExceedsCapacity) {
 			t.Fatalf("seed %d, case %d: %+v: %v, but granted in turn from full: %v", seed, n, requests, err, inTurn(10))
 		}
@@ -165,7 +165,7 @@ func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
 			requests = append(requests, TokenBucket(name, 10, time.Minute).Key(key))
 		}
 	}
-	ds, err := demands(verbConsume, requests)
+	ds, err := demands(VerbConsume, requests)
 	if err != nil || len(ds) != len(requests) {
 		t.Fatal(len(ds), err)
 	}
@@ -192,7 +192,7 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 	limit := TokenBucket("limit", 1, time.Hour) // full, and any debt is allowed
 	for i := range 100 {
 		count := float64(i) / 10
-		ds, err := demands(verbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()})
+		ds, err := demands(VerbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()})
 		if err != nil {
 			t.Errorf("1 and %v reserved: %v", count, err)
 		} else if limit.Capacity()-ds[0].count < ds[0].floor {

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"math"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -12,8 +13,8 @@ type Result struct {
 	// OK says whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision: what [Limiter.Refund] wants to know of a consumption. A call that had to wait for
-	// another transaction that held the row, and was then granted, has the instant at which it began to wait.
+	// At is the instant of the decision. A call that had to wait for another transaction that held the row, and was then granted,
+	// has the instant at which it began to wait.
 	At time.Time
 
 	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
@@ -25,8 +26,15 @@ type Result struct {
 	// on what time it is.
 	RetryAfter time.Duration
 
+	// Remaining is the least balance of the call's requests, and ResetAt the latest of their resets: those of the one request,
+	// if there is but one. See [Status].
+	Remaining float64
+	ResetAt   time.Time
+
 	// Requests answers each request of the call, in order.
 	Requests []Status
+
+	receipt *receipt // of a refund: what is left
 }
 
 // Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
@@ -48,53 +56,103 @@ type Status struct {
 
 	// RetryAt is the same as [Result.RetryAt], for this request alone.
 	RetryAt time.Time
+
+	took took
 }
 
-// state is what the database answered for one demand.
-type state struct {
-	rows []algebra.Row
-	// taken says that the rows are those after the demand was granted.
-	taken bool
+// took is what a receipt has to say of a request that was consumed: what the rows that it took from held afterwards, together, and how
+// many they were. None: nothing was consumed.
+type took struct {
+	held float64
+	rows int
 }
 
-// answer works out what the state of each demand means for the requests.
-func answer(result *Result, ds []demand, states []state, now algebra.Micros, granted bool) {
-	retryAt := now
-	for i, d := range ds {
-		numbers, rows := d.limit.forKey(d.key), states[i].rows
-		if states[i].taken && len(rows) == 1 { // one shard speaks for all
-			for len(rows) < d.limit.shards {
-				rows = append(rows, rows[0])
-			}
-		}
-		s := Status{
-			OK:        states[i].taken || numbers.Enough(rows, d.limit.shards, d.count, d.floor, now),
-			Remaining: numbers.Total(rows, now),
-		}
-		if numbers.Window {
-			s.ResetAt = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max).Time()
-		} else {
-			s.ResetAt = numbers.When(rows, d.limit.shards, numbers.Capacity, 0, now).Time()
-		}
-		at := now
-		switch {
-		case states[i].taken:
-			at = numbers.When(rows, d.limit.shards, 0, 0, now)
-		case !s.OK:
-			at = numbers.When(rows, d.limit.shards, d.count, d.floor, now)
-		case granted: // by a check: when the work might run
-			at = numbers.When(numbers.Take(rows, d.limit.shards, d.count, now), d.limit.shards, 0, 0, now)
-		}
-		s.RetryAt = at.Time()
-		retryAt = max(retryAt, at)
-		for _, request := range d.requests {
-			r := &result.Requests[request]
-			s.Limit, s.Key, s.Count = r.Limit, r.Key, r.Count
-			*r = s
+// fill works out what the answer to a call means for its requests.
+func (r *Result) fill(c *call, a *answer) {
+	if c.verb == VerbRefund {
+		r.receipt = c.receipt.refund(c.demands, a)
+	}
+	w := c.waiting(a)
+	retryAt, remaining, resetAt := max(a.at, w.retryAt), math.Inf(1), algebra.Min
+	for i := range c.demands {
+		s, at, reset := c.status(i, a, w)
+		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
+		for _, request := range c.demands[i].requests {
+			of := &r.Requests[request]
+			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
+			*of = s
 		}
 	}
-	result.OK = granted
-	result.At = now.Time()
-	result.RetryAt = retryAt.Time()
-	result.RetryAfter = result.RetryAt.Sub(result.At) // saturates at 292 years
+	r.OK = a.granted
+	r.At = a.at.Time()
+	r.RetryAt = retryAt.Time()
+	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+	r.Remaining, r.ResetAt = remaining, resetAt.Time()
+}
+
+// waiting is what there is to say of reservations that may forfeit tokens (see forfeits), and were not made: by a check or a denial.
+type waiting struct {
+	asked   []algebra.Demand // none: there are no such reservations
+	lefts   []float64        // what each limit would have left
+	retryAt algebra.Micros   // of a denial: when all of them would be granted
+}
+
+func (c *call) waiting(a *answer) (w waiting) {
+	if !forfeits(c.demands) || a.granted && c.verb != VerbCheck {
+		return w
+	}
+	for i, d := range c.demands {
+		w.asked = append(w.asked, algebra.Demand{
+			Limit: d.limit.forKey(d.key), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
+		})
+	}
+	_, w.lefts, _ = algebra.Reserve(w.asked, a.at)
+	if !a.granted {
+		w.retryAt = algebra.WhenReserved(w.asked, a.at)
+	}
+	return w
+}
+
+// status is what the rows of a demand mean for its requests. at is its RetryAt, and reset its ResetAt.
+func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
+	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
+	if taken && c.verb == VerbConsume {
+		s.took.rows = len(rows)
+		for _, row := range rows {
+			s.took.held += row.Value
+		}
+	}
+	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
+	if taken && len(rows) == 1 && c.verb != VerbRefund { // one shard speaks for all
+		for len(rows) < shards {
+			rows = append(rows, rows[0])
+		}
+	}
+	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
+	s.Remaining = numbers.Total(rows, now)
+	if numbers.Window {
+		reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
+	} else {
+		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
+	}
+	switch {
+	case taken:
+		at = numbers.When(rows, shards, 0, 0, now)
+	case w.asked != nil && a.granted:
+		at = numbers.When(numbers.Spread(rows, shards, w.lefts[i], now), shards, 0, 0, now)
+	case w.asked != nil:
+		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
+			at = now
+		} else if at = algebra.WhenReserved(w.asked[i:i+1], now); at == now { // alone, it would wait less and forfeit less
+			at = w.retryAt
+		}
+	case !s.OK:
+		at = numbers.When(rows, shards, d.count, d.floor, now)
+	case a.granted: // by a check: when the work might run
+		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
+	default:
+		at = now
+	}
+	s.RetryAt, s.ResetAt = at.Time(), reset.Time()
+	return s, at, reset
 }

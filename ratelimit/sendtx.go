@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -22,7 +21,7 @@ type BatchTxBeginner interface {
 // connection is left clean and goes back to its pool.
 //
 // If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
-// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error is a [*RetryError]. The batch is not
+// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error matches [ErrAttemptsExhausted]. The batch is not
 // used up: copies of its queries are sent. It can be sent again, but not by two goroutines at once. It must not begin or end a
 // transaction itself. The option [Hot] is refused.
 //
@@ -101,8 +100,8 @@ func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel,
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same, by somebody who knows more about it
-	case errors.As(err, &preparing) && strings.Contains(preparing.SQL(), "record_send(ratelimit_"): // our query, whose function may be missing
-		return nil, explain(verbConsume, err)
+	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
+		return nil, explain(string(VerbConsume), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline

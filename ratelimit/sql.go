@@ -8,7 +8,6 @@ import (
 	"reflect"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // SQLQuerier is what [SQL] makes a [DB] of: a *sql.Tx, *sql.Conn or *sql.DB, and whatever of an ORM's has the same method.
@@ -26,8 +25,7 @@ type SQLQuerier interface {
 // generated with the feature sql/execquery.
 //
 // A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. The DB is for the verbs; statements of your own are
-// better off with the handle: on the DB, arguments go as text, Exec does not say how many rows it affected, QueryRow scans as
-// database/sql does, and Query is an error that matches [errors.ErrUnsupported].
+// better off with the handle: on the DB, arguments go as text, and QueryRow scans as database/sql does.
 func SQL(db SQLQuerier) DB {
 	if db = unwrapped(db); isNil(db) {
 		return nil
@@ -57,21 +55,17 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 // sqlDB asks on database/sql.
 type sqlDB struct{ db SQLQuerier }
 
-func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, d.run(ctx, query, args, nil)
-}
-
-func (d sqlDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
-	return nil, fmt.Errorf("ratelimit: Query on a handle of database/sql: %w", errors.ErrUnsupported)
-}
-
-// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter among the arguments has its way first.
+// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter in front of the arguments has its way; else they go as text.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	var err error
+	var rewriter pgx.QueryRewriter
 	if len(args) > 0 {
-		if rewriter, ok := args[0].(pgx.QueryRewriter); ok {
-			query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:])
-		}
+		rewriter, _ = args[0].(pgx.QueryRewriter)
+	}
+	var err error
+	if rewriter != nil {
+		query, args, err = rewriter.RewriteQuery(ctx, nil, query, args[1:])
+	} else {
+		args, err = texts(args)
 	}
 	return sqlRow(func(dest []any) error {
 		if err != nil {
@@ -85,11 +79,8 @@ type sqlRow func(dest []any) error
 
 func (scan sqlRow) Scan(dest ...any) error { return scan(dest) }
 
-// run runs a query to its end, and scans its row if there is dest.
+// run runs a query to its end, and scans its row.
 func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err error) {
-	if args, err = texts(args); err != nil {
-		return err
-	}
 	on := d.db
 	if pool, ok := on.(interface {
 		Conn(ctx context.Context) (*sql.Conn, error)
@@ -115,7 +106,7 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	}()
 	scanned := false
 	for rows.Next() {
-		if dest != nil && !scanned {
+		if !scanned {
 			if err := rows.Scan(dest...); err != nil {
 				return err
 			}
@@ -125,7 +116,7 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	if dest != nil && !scanned {
+	if !scanned {
 		return sql.ErrNoRows
 	}
 	return nil
@@ -152,6 +143,8 @@ type SQLTxBeginner interface {
 //		return err
 //	})
 //
+// In fn, a verb that writes on [SQL] of the same *sql.DB is an error that matches [ErrInvalid]: see [OutsideTx].
+//
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
 // then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
 // whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
@@ -160,7 +153,7 @@ func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx con
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
-	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		level, ok := sqlLevels[isolation]
 		if !ok {
 			return nil, fmt.Errorf("%w: isolation level %q", ErrInvalid, isolation)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -11,130 +12,150 @@ import (
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
-// take takes all of the demands or nothing, the shortest way.
-func (c *call) take(ctx context.Context, q querier, result *Result) error {
-	switch {
-	case len(c.demands) == 1:
-		return c.consume(ctx, q, result)
-	case !sharded(c.demands):
-		return c.consumeSeveral(ctx, q, result)
-	}
-	return c.apply(ctx, q, result)
+// statement is what a call asks of the database: one of the queries in queries/ratelimit.sql, its arguments in their order there, and
+// how its answer is read. It is run on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
+type statement struct {
+	sql     string
+	args    []any // the first place is free: see reply
+	demands int   // how many it is about
+	read    func(reply pgx.Row, demands int) (*answer, error)
 }
 
-// consume is the short way for one demand.
-func (c *call) consume(ctx context.Context, q querier, result *Result) error {
-	d := c.demands[0]
-	if d.limit.shards == 1 {
-		row, err := q.Consume(ctx, consumeParams(d, nullable(c.now)))
-		if err != nil {
-			return err
-		}
-		answer(result, c.demands, []state{{taken: row.granted, rows: []algebra.Row{row.row}}}, row.at, row.granted)
-		if !result.OK {
-			denied.remember(d, result.RetryAfter)
-		}
-		return nil
+// statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
+func (c *call) statement(ctx context.Context, orRaise bool) statement {
+	takes, now := c.takes(), nullable(c.now)
+	switch {
+	case c.verb == VerbReset:
+		return reset(c.demands)
+	case c.verb == VerbRefund:
+		return refund(c.receipt, c.demands, now)
+	case forfeits(c.demands):
+		return c.apply(ctx, now, orRaise)
+	case takes && len(c.demands) == 1 && sharded(c.demands):
+		return consumeSharded(ctx, c.demands[0], now, orRaise)
+	case takes && len(c.demands) == 1:
+		return consume(c.demands[0], now, orRaise)
+	case takes && !sharded(c.demands):
+		return consumeSeveral(c.demands, now, orRaise)
 	}
+	return c.apply(ctx, now, orRaise)
+}
+
+// arguments leaves the first place free.
+func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
+
+// isConsume says whether a query is that of a statement of Consume.
+func isConsume(sql string) bool {
+	switch sql {
+	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply:
+		return true
+	}
+	return false
+}
+
+// consume takes one demand of a limit without shards.
+func consume(d demand, now *time.Time, orRaise bool) statement {
+	numbers := d.limit.forKey(d.key)
+	return statement{sql: dbsqlc.Consume, demands: 1, read: readOne, args: arguments(
+		d.limit.name, d.key,
+		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
+		d.count, d.floor, now, denied.expect(d), orRaise,
+	)}
+}
+
+// consumeSharded takes one demand of a limit with shards.
+func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool) statement {
 	numbers := d.limit.forKey(d.key)
 	a, b := pick(ctx, d)
-	row, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
-		Name: d.limit.name, Key: d.key,
-		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: nullable(start(numbers)), Shards: int32(d.limit.shards),
-		Count: d.count, Floor: d.floor, ShardA: a, ShardB: b, Now: nullable(c.now),
-	})
-	if err != nil {
-		return err
-	}
-	applied(c.demands, row, row.granted, result)
-	return nil
+	return statement{sql: dbsqlc.ConsumeSharded, demands: 1, read: readSeveral, args: arguments(
+		d.limit.name, d.key,
+		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
+		int32(d.limit.shards), d.count, d.floor,
+		a, b, now, orRaise,
+	)}
 }
 
-// consumeParams asks for one demand, of a limit without shards.
-func consumeParams(d demand, now *time.Time) dbsqlc.ConsumeParams {
-	numbers := d.limit.forKey(d.key)
-	return dbsqlc.ConsumeParams{
-		Name: d.limit.name, Key: d.key,
-		Rate: numbers.Rate, Period: numbers.Period, Capacity: numbers.Capacity, Start: nullable(start(numbers)),
-		Count: d.count, Floor: d.floor, Now: now, ExpectDenial: denied.expect(d),
-	}
+// consumeSeveral takes all of the demands or nothing, of limits without shards.
+func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
+	c := columnsOf(ds)
+	return statement{sql: dbsqlc.ConsumeSeveral, demands: len(ds), read: readSeveral, args: arguments(
+		c.names, c.keys,
+		c.rates, c.periods, c.capacities, c.starts,
+		c.counts, c.floors, now, orRaise,
+	)}
 }
 
-// consumeSeveral is the short way for several demands without shards.
-func (c *call) consumeSeveral(ctx context.Context, q querier, result *Result) error {
+// apply takes any demands, all or nothing, or says whether it would.
+func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
+	op := c.verb
+	if op == VerbCharge {
+		op = VerbConsume // without a floor
+	}
 	n := len(c.demands)
-	args := dbsqlc.ConsumeSeveralParams{
-		Names: make([]string, n), Keys: make([]string, n),
-		Rates: make([]float64, n), Periods: make([]time.Duration, n), Capacities: make([]float64, n), Starts: make([]pgtype.Timestamptz, n),
-		Counts: make([]float64, n), Floors: make([]float64, n), Now: nullable(c.now),
+	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
+	for i, d := range c.demands {
+		shards[i] = int32(d.limit.shards)
+		a[i], b[i] = pick(ctx, d)
 	}
-	for i, d := range c.demands { // in lock order, as demands puts them
+	columns := columnsOf(c.demands)
+	return statement{sql: dbsqlc.Apply, demands: n, read: readSeveral, args: arguments(
+		string(op), columns.names, columns.keys,
+		columns.rates, columns.periods, columns.capacities, columns.starts,
+		shards, columns.counts, columns.floors,
+		a, b,
+		forfeits(c.demands), now, orRaise,
+	)}
+}
+
+// refund gives the demands back. The answer is the rows as they were before: what came back is worked out from them.
+func refund(r *receipt, ds []demand, now *time.Time) statement {
+	c := columnsOf(ds)
+	taken, held, parts := make([]float64, len(ds)), make([]float64, len(ds)), make([]float64, len(ds))
+	for i, d := range ds {
+		t := r.algebra(r.find(d.limit.name, d.key))
+		taken[i], held[i], parts[i] = t.Count, t.Held, t.Part
+	}
+	return statement{sql: dbsqlc.Refund, demands: len(ds), read: readSeveral, args: arguments(
+		c.names, c.keys,
+		c.rates, c.periods, c.capacities, c.starts,
+		c.counts, taken, held, parts,
+		pgtype.Timestamptz{Time: r.At, Valid: true}, pgtype.Timestamptz{Time: r.RunAt, Valid: true}, now,
+	)}
+}
+
+func reset(ds []demand) statement {
+	names, keys := make([]string, len(ds)), make([]string, len(ds))
+	for i, d := range ds {
+		names[i], keys[i] = d.limit.name, d.key
+	}
+	return statement{sql: dbsqlc.Reset, demands: len(ds), read: readReset, args: arguments(names, keys)}
+}
+
+// columns are demands as arrays, in the order of the demands, which is that of the locks.
+type columns struct {
+	names, keys []string
+	rates       []float64
+	periods     []time.Duration
+	capacities  []float64
+	starts      []pgtype.Timestamptz
+	counts      []float64
+	floors      []float64
+}
+
+func columnsOf(ds []demand) columns {
+	n := len(ds)
+	c := columns{
+		names: make([]string, n), keys: make([]string, n),
+		rates: make([]float64, n), periods: make([]time.Duration, n), capacities: make([]float64, n), starts: make([]pgtype.Timestamptz, n),
+		counts: make([]float64, n), floors: make([]float64, n),
+	}
+	for i, d := range ds {
 		numbers := d.limit.forKey(d.key)
-		args.Names[i], args.Keys[i] = d.limit.name, d.key
-		args.Rates[i], args.Periods[i], args.Capacities[i], args.Starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
-		args.Counts[i], args.Floors[i] = d.count, d.floor
+		c.names[i], c.keys[i] = d.limit.name, d.key
+		c.rates[i], c.periods[i], c.capacities[i], c.starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
+		c.counts[i], c.floors[i] = d.count, d.floor
 	}
-	row, err := q.ConsumeSeveral(ctx, args)
-	if err != nil {
-		return err
-	}
-	applied(c.demands, row, row.granted, result)
-	return nil
-}
-
-// apply is the way for any number of demands.
-func (c *call) apply(ctx context.Context, q querier, result *Result) error {
-	args := dbsqlc.ApplyParams{Op: string(c.verb), ConsumedAt: nullable(c.consumedAt), Now: nullable(c.now)}
-	if c.verb == verbCharge {
-		args.Op = string(verbConsume) // without a floor
-	}
-	for _, d := range c.demands {
-		numbers := d.limit.forKey(d.key)
-		a, b := pick(ctx, d)
-		args.Names = append(args.Names, d.limit.name)
-		args.Keys = append(args.Keys, d.key)
-		args.Rates = append(args.Rates, numbers.Rate)
-		args.Periods = append(args.Periods, numbers.Period)
-		args.Capacities = append(args.Capacities, numbers.Capacity)
-		args.Starts = append(args.Starts, start(numbers))
-		args.Shards = append(args.Shards, int32(d.limit.shards))
-		args.Counts = append(args.Counts, d.count)
-		args.Floors = append(args.Floors, d.floor)
-		args.ShardA = append(args.ShardA, a)
-		args.ShardB = append(args.ShardB, b)
-	}
-	row, err := q.Apply(ctx, args)
-	if err != nil {
-		return err
-	}
-	applied(c.demands, row, row.granted && c.verb != verbCheck, result)
-	return nil
-}
-
-// applied fills in the result from the answer of ratelimit_apply. taken says that its rows are those after a grant.
-func applied(ds []demand, row applyRow, taken bool, result *Result) {
-	states := make([]state, len(ds))
-	for i := range row.rows {
-		place := i
-		if row.ord != nil {
-			place = int(row.ord[i]) - 1
-		}
-		s := &states[place]
-		s.rows = append(s.rows, row.rows[i])
-	}
-	for i := range states {
-		states[i].taken = taken
-	}
-	answer(result, ds, states, row.at, row.granted)
-}
-
-func (c *call) reset(ctx context.Context, q querier) error {
-	var args dbsqlc.ResetParams
-	for _, d := range c.demands {
-		args.Names = append(args.Names, d.limit.name)
-		args.Keys = append(args.Keys, d.key)
-	}
-	return q.Reset(ctx, args)
+	return c
 }
 
 // pick chooses two shards to take from: the one that the transaction has queued for, or any two.
@@ -148,11 +169,14 @@ func pick(ctx context.Context, d demand) (a, b int32) {
 
 // start is the argument of that name: NULL for a token bucket.
 func start(numbers algebra.Limit) pgtype.Timestamptz {
-	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: numbers.Window}
+	if !numbers.Window {
+		return pgtype.Timestamptz{}
+	}
+	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: true}
 }
 
-// nullable is an instant as sqlc's parameters have it; nil is NULL. As an argument, an any, a nil pointer allocates nothing; a
-// pgtype.Timestamptz does, NULL or not. (at is a copy so that t itself stays off the heap.)
+// nullable is an instant as an argument; nil is NULL. As an any, a nil pointer allocates nothing; a pgtype.Timestamptz does, NULL or
+// not. (at is a copy so that t itself stays off the heap.)
 func nullable(t pgtype.Timestamptz) *time.Time {
 	if !t.Valid {
 		return nil

@@ -25,14 +25,14 @@ import (
 //		}
 //	}
 //
-// It looks at all rows of the limits, 1000 at a time in the order of their keys, each batch in a short READ COMMITTED transaction
-// of its own, and pauses in between for three times as long as a batch has taken. It never waits for a row that somebody has locked,
-// nor for another sweep, but leaves the row to the next. Who wants a row that is being deleted waits for the batch; in REPEATABLE
-// READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
+// It looks at all rows of the limits, 1000 at a time in the order of their keys, each thousand in a short READ COMMITTED transaction
+// of its own, and pauses in between for three times as long as a thousand has taken. It never waits for a row that another transaction
+// has locked, nor for another sweep, but leaves the row to the next. A call for a row that is being deleted waits for that
+// transaction; in REPEATABLE READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
 // of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it is then. A transaction, which would hold all locks to its end, is an
 // error that matches [ErrInvalid] (but for a *sql.Conn in one, which is not found out), as are wrong limits, none, and two of one name.
 //
-// When ctx is over or the database fails, what is deleted stays deleted; it is counted, except for a batch whose commit was not
+// When ctx is over or the database fails, what is deleted stays deleted; it is counted, except for a thousand whose commit was not
 // answered. The next Sweep begins anew.
 //
 // # Whose numbers
@@ -96,7 +96,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		}
 		var row dbsqlc.SweepRow
 		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
-			row, err = dbsqlc.New(wire{DB: tx}).Sweep(ctx, args)
+			row, err = wire{db: tx}.queries().Sweep(ctx, args)
 			return err
 		})
 		if err != nil {
@@ -120,13 +120,14 @@ type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx D
 
 // readCommitted is how transactions are run on a DB, if it is not in one already.
 func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
-	if isNil(db) {
+	if isNil(db) || noDatabase(db) {
 		return nil, fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	level := Isolation(pgx.ReadCommitted)
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
 	switch db := db.(type) {
-	case *Coalescer:
-		return l.readCommitted(db.Pool)
 	case TxBeginner:
 		if inTransaction(db) {
 			break

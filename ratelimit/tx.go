@@ -59,20 +59,23 @@ const rollbackTimeout = 5 * time.Second
 
 // InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
 // (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
-// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error is a
-// [*RetryError].
+// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error matches
+// [ErrAttemptsExhausted].
 //
 // fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
 // hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
 // fn panics, or its goroutine exits, the transaction is rolled back.
 //
 // On a *pgxpool.Pool, a connection is taken before fn, and the transaction begins with fn's first statement (or tx.Conn). If that is
-// Consume, Check, Charge or Refund, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
+// a verb on tx itself, not on a wrapper of it, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
 // query, BEGIN among them, for the first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs
 // outside it, and InTx returns why, even if fn hides it. (A first statement whose own context is over is not sent, and is not the
 // first: the next one is.) On any other db it begins before fn.
 //
 // With [Hot], transactions that want the same limits wait their turn instead of conflicting.
+//
+// In fn, consume on tx. A verb that writes on db itself, where that is a pool, is an error that matches [ErrInvalid], unless its
+// context is of [OutsideTx].
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
@@ -83,7 +86,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 	if inTransaction(db) {
 		return errInTransaction
 	}
-	return l.inTx(ctx, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
+	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		conn, release, err := acquire(ctx, db)
 		if err != nil {
 			return nil, err
@@ -189,7 +192,8 @@ func inTransaction(db TxBeginner) bool {
 //
 // fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
 // errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
-// pause, the error is a [*RetryError]. What fn calls must not retry by itself: the attempts would multiply.
+// pause, the error matches [ErrAttemptsExhausted]. Retries may be nested: an error that matches it already, of an InTx or a
+// [Coalescer] in fn for example, is returned as it is, so that attempts do not multiply.
 //
 // The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
 // errors that match [ErrInvalid].
@@ -206,6 +210,7 @@ func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...T
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
 func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
+	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
 		committing, err := once()
@@ -213,20 +218,29 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 		case err != nil && retryable(err):
 			conflict = err
 		case conflict != nil && !committing && ctx.Err() != nil && errors.Is(err, ctx.Err()):
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the attempt before: %w", err, conflict)}
+			return gaveUp(attempt, fmt.Errorf("%w; the attempt before: %w", err, conflict))
 		default:
 			return err
 		}
 		if attempt == attempts {
-			return &RetryError{Attempts: attempt, Err: err}
+			return gaveUp(attempt, err)
 		}
 		if !pause(ctx, attempt) {
-			return &RetryError{Attempts: attempt, Err: fmt.Errorf("%w; the last attempt: %w", over(ctx), err)}
+			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 		if onRetry != nil {
 			onRetry(ctx, attempt, err)
 		}
 	}
+}
+
+// exhausted is the error of the last attempt, with the reason that the server gave for a 40001 in its text, if the error is pgx's.
+func exhausted(attempts int, err error) error {
+	reason := ""
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
+		reason = ": " + pgErr.Detail
+	}
+	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, err, reason)
 }
 
 // pause waits before the next attempt, unless ctx is over before.
@@ -257,17 +271,17 @@ type transaction struct {
 type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error)
 
 // inTx runs transactions until one could be serialized.
-func (l *Limiter) inTx(ctx context.Context, options []TxOption, begin beginner) error {
+func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin beginner) error {
 	o := newTxOptions(options)
 	hot, err := o.turns(ctx)
 	if err != nil {
 		return err
 	}
-	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, o.isolation, hot, begin) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, begin) })
 }
 
 // once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
-func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
+func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
 	var t turn
 	if len(hot) > 0 {
 		var leave func()
@@ -277,6 +291,8 @@ func (l *Limiter) once(ctx context.Context, isolation pgx.TxIsoLevel, hot []dema
 		defer leave()
 		ctx = context.WithValue(ctx, turnKey{}, t)
 	}
+	ctx, end := within(ctx, db)
+	defer end()
 	tx, err := begin(ctx, isolation, t)
 	if err != nil {
 		return false, beginFailed(t, err)
@@ -321,10 +337,10 @@ func isNil(db any) bool {
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// retryable says whether the whole transaction should be run again.
+// retryable says whether the whole transaction should be run again. What has been, as often as it may, should not.
 func retryable(err error) bool {
 	state := sqlState(err)
-	return state == "40001" || state == "40P01"
+	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
 }
 
 // sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
@@ -334,23 +350,3 @@ func sqlState(err error) string {
 	}
 	return ""
 }
-
-// RetryError is what [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return when they give up on a transaction
-// that could not be serialized. Nothing was committed.
-type RetryError struct {
-	Attempts int
-	Err      error // of the last attempt; if ctx was over, the context's error and that of the last conflict
-}
-
-// Error has the reason that the server gave for a 40001, too, if the error is pgx's.
-func (e *RetryError) Error() string {
-	text := fmt.Sprintf("ratelimit: gave up after %d attempts: %v", e.Attempts, e.Err)
-	var pgErr *pgconn.PgError
-	if errors.As(e.Err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
-		text += ": " + pgErr.Detail
-	}
-	return text
-}
-
-// Unwrap returns the error of the last attempt.
-func (e *RetryError) Unwrap() error { return e.Err }

@@ -3,39 +3,66 @@ package ratelimit
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// wire asks a DB in the form that its connection calls for.
+// wire is a DB as it is sent statements, in the form that its connection calls for.
 type wire struct {
-	DB
-	commits bool // what is asked is a transaction of its own, and writes
+	db      DB
+	commits bool // a statement is a transaction of its own, and writes
 }
 
-func (db wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	r := &wireRow{commits: db.commits}
-	r.Row = db.DB.QueryRow(ctx, sql, r.prependTo(args)...)
+// ask runs a statement and reads its answer.
+func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
+	return s.read(w.send(ctx, s.sql, s.args), s.demands)
+}
+
+// send sends a query, with the first place of its arguments free.
+func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
+	r := &reply{commits: w.commits}
+	args[0] = r
+	if late, ok := w.db.(*lateTx); ok {
+		r.row = late.queryOwn(ctx, sql, args)
+	} else {
+		r.row = w.db.QueryRow(ctx, sql, args...)
+	}
 	return r
 }
 
-// wireRow is the row of an answer, and the pgx.QueryRewriter that is told on which connection it will be.
-type wireRow struct {
-	pgx.Row
-	portable bool
-	commits  bool
-	sent     bool    // there was a connection to send it on
-	args     [12]any // what prependTo returns: the row and the 11 arguments of Consume; for more, append allocates
+// queries are sqlc's, for what is no statement of a call.
+func (w wire) queries() *dbsqlc.Queries { return dbsqlc.New(w) }
+
+// QueryRow is what sqlc's code asks.
+func (w wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return w.send(ctx, sql, arguments(args...))
 }
 
-// prependTo is the arguments with the row in front of them, where pgx looks for a QueryRewriter.
-func (r *wireRow) prependTo(args []any) []any {
-	r.args[0] = r
-	return append(r.args[:1], args...)
+// Exec and Query are only there because sqlc's interface has them: every query of this package answers one row.
+func (w wire) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errors.ErrUnsupported
+}
+
+// Query is Exec's like.
+func (w wire) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// reply is the row of an answer. It is also the first of the arguments, where pgx looks for a pgx.QueryRewriter: by that alone pgx
+// says on which connection, and so in which query mode, the row will be.
+type reply struct {
+	row      pgx.Row
+	portable bool
+	commits  bool
+	sent     bool // there was a connection to send it on
 }
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
-func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
 	r.sent = conn == nil || !conn.IsClosed()
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
@@ -43,7 +70,7 @@ func (r *wireRow) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, ar
 	return sql, args, nil
 }
 
-func (r *wireRow) Scan(dest ...any) error {
+func (r *reply) Scan(dest ...any) error {
 	err := r.scan(dest)
 	if r.commits && r.sent {
 		err = unknownUnless(err)
@@ -51,12 +78,12 @@ func (r *wireRow) Scan(dest ...any) error {
 	return err
 }
 
-func (r *wireRow) scan(dest []any) error {
+func (r *reply) scan(dest []any) error {
 	if !r.portable {
-		return r.Row.Scan(dest...)
+		return r.row.Scan(dest...)
 	}
 	var answer string
-	if err := r.Row.Scan(&answer); err != nil {
+	if err := r.row.Scan(&answer); err != nil {
 		return err
 	}
 	record, err := hex.DecodeString(answer)

@@ -116,8 +116,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("rate %v, one call granted, %v remaining\n", limit.Capacity(), result.Requests[0].Remaining)
-		if limit.Capacity() != step.rate || result.Requests[0].Remaining != step.remaining {
+		fmt.Printf("rate %v, one call granted, %v remaining\n", limit.Capacity(), result.Remaining)
+		if limit.Capacity() != step.rate || result.Remaining != step.remaining {
 			return fmt.Errorf("want rate %v and %v remaining", step.rate, step.remaining)
 		}
 	}

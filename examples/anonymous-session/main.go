@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
 var (
@@ -56,14 +56,8 @@ func session(r *http.Request) (id string, ok bool) {
 	return id, hmac.Equal([]byte(signature), []byte(keyed("sign", id)))
 }
 
-// network is what one visitor can choose his addresses from: the /24 of an IPv4 address, the /64 of an IPv6 one.
-func network(r *http.Request) string {
-	addr := netip.MustParseAddrPort(r.RemoteAddr).Addr().Unmap() // behind a proxy, what that says instead
-	if addr.Is4() {
-		return netip.PrefixFrom(addr, 24).Masked().String()
-	}
-	return netip.PrefixFrom(addr, 64).Masked().String()
-}
+// network is what one visitor can choose addresses from: the /24 of an IPv4 address, the /64 of an IPv6 one.
+var network = httplimit.ClientIP{IPv4Prefix: 24}.Key // behind a proxy, with TrustedProxies
 
 func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 	id, known := session(r)

@@ -91,7 +91,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 				if err != nil {
 					return err
 				}
-				fmt.Printf("%6d %6d %6.0f %10d %9.0f\n", elapsed(), phase.reads, units, throttled, saved.Requests[0].Remaining)
+				fmt.Printf("%6d %6d %6.0f %10d %9.0f\n", elapsed(), phase.reads, units, throttled, saved.Remaining)
 			} else if second == 0 {
 				fmt.Printf("   ... idle for %d seconds\n", phase.seconds)
 			}

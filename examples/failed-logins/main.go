@@ -116,7 +116,7 @@ func expect(ctx context.Context, pool *pgxpool.Pool, what, user string, wantSess
 	if err != nil {
 		return err
 	}
-	guesses := math.Floor(result.Requests[0].Remaining)
+	guesses := math.Floor(result.Remaining)
 	fmt.Printf("%-28s %d sessions, %v guesses left\n", what+":", sessions, guesses)
 	if sessions != wantSessions || guesses != wantGuesses {
 		return fmt.Errorf("want %d sessions and %v guesses", wantSessions, wantGuesses)

@@ -52,9 +52,10 @@ func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
 	return []ratelimit.Request{perUser[u.plan].Key(u.name).Count(cost), perTeam.Key(u.team).Count(cost), perSite.Global().Count(cost)}, nil
 }
 
-// loginRequests is one token for a try at an account, whoever tries.
+// loginRequests is one token for a try at an account, whoever tries, however the account is spelled.
 func loginRequests(r *http.Request) ([]ratelimit.Request, error) {
-	return []ratelimit.Request{failedLogins.Key(r.FormValue("account"))}, nil
+	account := strings.ToLower(strings.TrimSpace(r.FormValue("account")))
+	return []ratelimit.Request{failedLogins.Key(account)}, nil
 }
 
 // server is the application. tried counts the passwords that were looked at.

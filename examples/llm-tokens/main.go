@@ -50,7 +50,7 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	if used > estimated { // what is spent is spent
 		_, err = limits.Charge(ctx, pool, llmTokens.Key(team).Count(used-estimated))
 	} else {
-		_, err = limits.Refund(ctx, pool, result.At, llmTokens.Key(team).Count(estimated-used))
+		_, err = limits.Refund(ctx, pool, result.Receipt(), llmTokens.Key(team).Count(estimated-used))
 	}
 	return err
 }
@@ -62,7 +62,7 @@ func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnsw
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, run_at) VALUES ($1, $2, $3)", team, prompt, result.RetryAt)
+		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, receipt, run_at) VALUES ($1, $2, $3, $4)", team, prompt, result.Receipt(), result.RetryAt)
 		return err
 	}, ratelimit.Isolation(pgx.ReadCommitted))
 	return result, err
@@ -74,7 +74,7 @@ var answer func(prompt string) (tokens float64)
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, run_at timestamptz)"); err != nil {
+	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, receipt text, run_at timestamptz)"); err != nil {
 		return err
 	}
 
@@ -117,10 +117,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	thousands := math.Floor(left.Requests[0].Remaining / 1000)
+	thousands := math.Floor(left.Remaining / 1000)
 	fmt.Printf("red: the answers took 400 tokens each, the rest is given back: more than %.0f thousand are left\n", thousands)
 	if thousands < 14 { // 20,000 - 13 * 400 = 14,800, and what has come in meanwhile
-		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Requests[0].Remaining)
+		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Remaining)
 	}
 
 	answer = func(string) float64 { return 3_000 }
@@ -131,7 +131,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	fmt.Println("blue: has a budget of its own, and is answered, for twice the tokens that were estimated")
-	if remaining := left.Requests[0].Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
+	if remaining := left.Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
 		return fmt.Errorf("blue has %v tokens left, want about 17,000", remaining)
 	}
 

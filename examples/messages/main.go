@@ -88,5 +88,5 @@ func remaining(ctx context.Context, pool *pgxpool.Pool, user string) (float64, e
 	if err != nil {
 		return 0, err
 	}
-	return result.Requests[0].Remaining, nil
+	return result.Remaining, nil
 }

@@ -41,6 +41,7 @@ const schema = `
 		id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 		run_at  timestamptz NOT NULL,
 		payload jsonb NOT NULL,
+		receipt text NOT NULL, -- Result.Receipt: with it a job that is cancelled, or cheaper, is refunded (examples/settle)
 		state   text NOT NULL DEFAULT 'waiting',
 		ran_at  timestamptz
 	);
@@ -53,7 +54,8 @@ func enqueue(ctx context.Context, tx pgx.Tx, document int) error {
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO jobs (run_at, payload) VALUES ($1, jsonb_build_array($2::int, $3::int))", result.RetryAt, document, part)
+		_, err = tx.Exec(ctx, "INSERT INTO jobs (run_at, receipt, payload) VALUES ($1, $2, jsonb_build_array($3::int, $4::int))",
+			result.RetryAt, result.Receipt(), document, part)
 		if err != nil {
 			return err
 		}

@@ -211,7 +211,7 @@ func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Write
 		if err != nil {
 			return err
 		}
-		during = result.Requests[0].Remaining
+		during = result.Remaining
 		return errDiskFull
 	})
 	if !errors.Is(err, errDiskFull) {
@@ -235,7 +235,7 @@ func balance(ctx context.Context, db ratelimit.DB, request ratelimit.Request) (f
 	if err != nil {
 		return 0, err
 	}
-	return result.Requests[0].Remaining, nil
+	return result.Remaining, nil
 }
 
 // If one of the limits denies, the others lose nothing.

@@ -44,9 +44,11 @@ var (
 	llmTokens = ratelimit.TokenBucket("llmTokens", perMinute, minute, ratelimit.Capacity(atOnce), ratelimit.MaxReserved(maxWaiting))
 )
 
-// call is a job: to send a part of a document to the language model. The two instants are for the checks at the end.
+// call is a job: to send a part of a document to the language model. With the receipt, a call that turns out cheaper is refunded
+// (examples/settle). The two instants are for the checks at the end.
 type call struct {
 	Document, Part    int
+	Receipt           ratelimit.Receipt
 	ReservedAt, RunAt time.Time
 }
 
@@ -66,7 +68,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], documen
 			// that is due sooner than that may be so much late. So what may run at once gets none.
 			options.ScheduledAt = result.RetryAt
 		}
-		args := call{Document: document, Part: part, ReservedAt: result.At, RunAt: result.RetryAt}
+		args := call{Document: document, Part: part, Receipt: result.Receipt(), ReservedAt: result.At, RunAt: result.RetryAt}
 		if _, err := jobs.InsertTx(ctx, tx, args, &options); err != nil {
 			return err
 		}

@@ -28,13 +28,13 @@ var (
 
 const schema = `
 	CREATE TABLE jobs (
-		id          bigint PRIMARY KEY,
-		team        text NOT NULL,
-		estimate    float8 NOT NULL,
-		consumed_at timestamptz NOT NULL, -- Result.At: what a refund wants to know
-		run_at      timestamptz NOT NULL,
-		state       text NOT NULL DEFAULT 'waiting', -- then running, then done
-		cost        float8
+		id       bigint PRIMARY KEY,
+		team     text NOT NULL,
+		estimate float8 NOT NULL,
+		receipt  text NOT NULL, -- Result.Receipt: what a refund needs
+		run_at   timestamptz NOT NULL,
+		state    text NOT NULL DEFAULT 'waiting', -- then running, then done
+		cost     float8
 	)`
 
 // enqueue reserves the estimate with the job's row.
@@ -44,8 +44,8 @@ func enqueue(ctx context.Context, pool *pgxpool.Pool, id int, team string, estim
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO jobs (id, team, estimate, consumed_at, run_at) VALUES ($1, $2, $3, $4, $5)",
-			id, team, estimate, result.At, result.RetryAt)
+		_, err = tx.Exec(ctx, "INSERT INTO jobs (id, team, estimate, receipt, run_at) VALUES ($1, $2, $3, $4, $5)",
+			id, team, estimate, result.Receipt(), result.RetryAt)
 		return err
 	})
 }
@@ -64,11 +64,11 @@ func take(ctx context.Context, pool *pgxpool.Pool) (id int, err error) {
 func settle(ctx context.Context, tx pgx.Tx, id int, cost float64) (first bool, err error) {
 	var team string
 	var estimate float64
-	var consumedAt time.Time
+	var receipt ratelimit.Receipt
 	err = tx.QueryRow(ctx, `
 		UPDATE jobs SET state = 'done', cost = $2
 		 WHERE id = $1 AND state = 'running'
-		RETURNING team, estimate, consumed_at`, id, cost).Scan(&team, &estimate, &consumedAt)
+		RETURNING team, estimate, receipt`, id, cost).Scan(&team, &estimate, &receipt)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, nil // it is settled
@@ -76,8 +76,12 @@ func settle(ctx context.Context, tx pgx.Tx, id int, cost float64) (first bool, e
 		return false, err
 	case cost > estimate: // what is spent is spent, though the limit be exceeded by it
 		_, err = limits.Charge(ctx, tx, dailyTokens.Key(team).Count(cost-estimate))
-	case cost < estimate: // nothing, if the day of the consumption is over: the new one has all its tokens
-		_, err = limits.Refund(ctx, tx, consumedAt, dailyTokens.Key(team).Count(estimate-cost))
+	case cost < estimate: // gives nothing back if the job's day is over: the new day has all its tokens
+		var refunded ratelimit.Result
+		if refunded, err = limits.Refund(ctx, tx, receipt, dailyTokens.Key(team).Count(estimate-cost)); err != nil {
+			return false, err
+		}
+		_, err = tx.Exec(ctx, "UPDATE jobs SET receipt = $2 WHERE id = $1", id, refunded.Receipt()) // for what is left
 	}
 	return true, err
 }
@@ -180,7 +184,7 @@ func balance(ctx context.Context, pool *pgxpool.Pool, what string, taken float64
 	if err != nil {
 		return err
 	}
-	left := result.Requests[0].Remaining
+	left := result.Remaining
 	fmt.Printf("%s: the team has %.0f of %.0f tokens left\n", what, left, dailyTokens.Capacity())
 	if left != dailyTokens.Capacity()-taken {
 		return fmt.Errorf("%v tokens are left, want %v", left, dailyTokens.Capacity()-taken)

@@ -253,7 +253,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 			t.Fatalf("%s: no error", name)
 		case errors.Is(err, ratelimit.ErrUnknownOutcome) != unknown:
 			t.Errorf("%s: the error is %v; is the outcome unknown? want %v", name, err, unknown)
-		case errors.As(err, new(*ratelimit.RetryError)):
+		case errors.Is(err, ratelimit.ErrAttemptsExhausted):
 			t.Errorf("%s: it was run again: %v", name, err)
 		case f == neverAnswers && !errors.Is(err, context.DeadlineExceeded):
 			t.Errorf("%s: %v, want the context's error", name, err)

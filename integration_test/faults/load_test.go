@@ -223,7 +223,7 @@ func kindOf(err error) string {
 	default:
 		kind = "connection"
 	}
-	if errors.As(err, new(*ratelimit.RetryError)) {
+	if errors.Is(err, ratelimit.ErrAttemptsExhausted) {
 		kind = "gave up: " + kind
 	}
 	if errors.Is(err, ratelimit.ErrUnknownOutcome) {

@@ -1,10 +1,10 @@
 package main
 
 var equivalents = []equivalent{
-	{consume, "`ratelimit_consume` does not look at `expect_denial`", "it says what is read first, not what is decided (TestExpectingADenialDecidesTheSame); and so with `denied.expect` in statement.go"},
+	{consume, "`_ratelimit_consume` does not look at `expect_denial`", "it says what is read first, not what is decided (TestExpectingADenialDecidesTheSame); and so with `denied.expect` in statement.go"},
 	{apply, "`FOR NO KEY UPDATE` for `FOR UPDATE`", "it is the lock that the UPDATEs take, and conflicts with itself and with a DELETE"},
 	{consumeSharded, "another of the two shards is picked, or always the first", "only who waits for whom depends on it: bench measures that"},
-	{consumeSeveral, "`ratelimit_consume_several` goes on to `ratelimit_apply` more often, as by `>` for `>=`", "that decides the same, and slower"},
+	{consumeSeveral, "`_ratelimit_consume_several` goes on to `_ratelimit_apply` more often, as by `>` for `>=`", "that decides the same, and slower"},
 	{"ratelimit/demand.go", "`left <= d.floor` for `left < d.floor`", "where they are equal, the floor is set to what it is"},
 	{coalesce, "without `floor(b.available / b.count) * b.count > b.available`", "more than one of a key are whole counts (a contract of the arguments), whose multiples up to 1e15 are exact: no quotient of less is then rounded up to a whole number (2 million tried)"},
 	{coalesce, "`r.ctid = s.tid` alone, without `r.value = s.value` or `r.ts = s.ts`", "on servers since November 2025, which look at it again after waiting; on 15.14 TestCoalescerDecidesAnewOnWhatItWaitedFor and TestCoalescerOverGrant notice"},

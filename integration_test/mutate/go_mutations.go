@@ -5,11 +5,11 @@ var goMutations = []mutation{
 
 	{
 		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes from a bucket",
-		old: "max(seconds(now-row.TS), 0)*rate", new: "seconds(now-row.TS)*rate",
+		old: "max(seconds(to-from), 0)*rate", new: "seconds(to-from)*rate",
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-windows-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes a window's tokens",
-		old: "float64(max(begun, 0) * rate)", new: "float64(begun * rate)",
+		old: "float64(max(l.begun(from, to), 0) * rate)", new: "float64(l.begun(from, to) * rate)",
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-unclamped", file: "internal/algebra/algebra.go", what: "a row may hold more than the capacity",
@@ -43,6 +43,64 @@ var goMutations = []mutation{
 		name: "algebra-retry-late", file: "internal/algebra/algebra.go", what: "RetryAt is what a quotient says, which is a little late at times",
 		old: "			last = guess\n			guess -= min(step, last-before)", new: "			return guess",
 		tests: "TestWhenIsExact",
+	},
+
+	{
+		name: "promise-forfeits-nothing", file: "internal/algebra/promise.go", what: "a reservation that waits forfeits nothing",
+		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if false &&",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-above-capacity", file: "internal/algebra/promise.go", what: "a reservation of more than the capacity forfeits, though no promise holds for it",
+		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if runAt > now &&",
+		tests: "TestModel",
+	}, {
+		name: "promise-others-wait", file: "internal/algebra/promise.go", what: "a token bucket that another limit makes wait forfeits nothing",
+		old: "(l.Window || runAt > own[i])", new: "l.Window",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-latest", file: "internal/algebra/promise.go", what: "what a limit would refill counts from now, though its rows were refilled later",
+		old: "l.refill(latest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
+		tests: "TestModel",
+	}, {
+		name: "promise-floor", file: "internal/algebra/promise.go", what: "what is forfeited may be below the floor",
+		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Shards, d.Count, d.Floor, now)",
+		tests: "TestModel",
+	}, {
+		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a reservation that is denied is told the instant at which it would do without what it forfeits",
+		old: "	return firstAfter(now, guess, enough)\n", new: "	return guess\n",
+		tests: "TestModel",
+	}, {
+		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back what was refilled since",
+		old: "- taken.Held - refilled", new: "- taken.Held",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back what it was not short of",
+		old: "- taken.Held - refilled", new: "- refilled",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-part", file: "internal/algebra/promise.go", what: "a shard gets back what the whole limit would be short of",
+		old: "float64(l.Capacity*taken.Part)", new: "l.Capacity",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-debt", file: "internal/algebra/promise.go", what: "a refund pays a debt that waits, and lets the next one run before it",
+		old: "missing+min(total, 0)", new: "missing",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-late", file: "internal/algebra/promise.go", what: "a later window takes a refund",
+		old: "wait < 0, owes", new: "owes",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-behind-others", file: "internal/algebra/promise.go", what: "a window takes a refund that somebody waits behind",
+		old: " owes(total, wait), ", new: " ",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-not-the-last", file: "internal/algebra/promise.go", what: "a window takes a refund though its debt ends before",
+		old: ", wait > 0 && !owes(total, wait-1):", new: ":",
+		tests: "TestReservationsKeepPromises|TestModel",
+	}, {
+		name: "promise-saved-up", file: "internal/algebra/promise.go", what: "a refund to a window that saves up lets its debt end before",
+		old: "	case wait > 0 && l.Capacity > l.Rate && !owes(total+count, wait-1):\n		return 0\n", new: "",
+		tests: "TestReservationsKeepPromises|TestModel",
 	},
 
 	// ratelimit: requests
@@ -81,7 +139,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case c.verb == verbConsume && !result.OK:", new: "case c.verb == verbCharge && !result.OK:",
+		old: "case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -96,15 +154,35 @@ var goMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/statement.go", what: "a check of a sharded limit is answered as if it had taken",
-		old: "applied(c.demands, row, row.granted && c.verb != verbCheck, result)", new: "applied(c.demands, row, row.granted, result)",
+		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken",
+		old: "d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck", new: "d, rows, taken := &c.demands[i], a.rows[i], a.granted",
 		tests: "TestCheckAnswersLikeConsume",
+	}, {
+		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
+		old: "(c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK", new: "c.verb == VerbConsume && !result.OK",
+		tests: "TestCheckAnswersAndWritesNothing",
+	}, {
+		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
+		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
+		tests: "TestACheckOfZeroIsNeverDenied",
+	}, {
+		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
+		tests: "TestMetricsOfDecisions",
+	}, {
+		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
+		old: "min(remaining, s.Remaining)", new: "s.Remaining",
+		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
+	}, {
+		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
+		old: "max(resetAt, reset)", new: "reset",
+		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
 		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-order", file: "ratelimit/queries.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
@@ -112,9 +190,145 @@ var goMutations = []mutation{
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
-		name: "record-lengths", file: "ratelimit/queries.go", what: "an answer with more instants than values is read",
-		old: "ts == nil || len(ts) != len(values) ||", new: "ts == nil || len(ts) < len(values) ||",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
+	},
+
+	// ratelimit: receipts and reservations
+
+	{
+		name: "receipt-of-nothing", file: "ratelimit/receipt.go", what: "a receipt has requests of which nothing was taken",
+		old: "if s.took.rows == 0 || s.Count == 0 {", new: "if s.took.rows == 0 {",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
+		old: "			t.Count += s.Count\n", new: "",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
+		old: "	if r.receipt != nil {\n		return r.receipt.text()\n	}\n", new: "",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt serves for another key",
+		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt serves for another limit",
+		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "what another version wrote into a receipt is passed over",
+		old: "	decoder.DisallowUnknownFields()\n", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-and-more", file: "ratelimit/receipt.go", what: "what follows a receipt is passed over",
+		old: "if _, more := decoder.Token(); !errors.Is(more, io.EOF) {", new: "if _, more := decoder.Token(); false && !errors.Is(more, io.EOF) {",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-version", file: "ratelimit/receipt.go", what: "a receipt of another version is read",
+		old: "if r.Version != receiptVersion {", new: "if false {",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a limit and key may be in a receipt twice",
+		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-count", file: "ratelimit/receipt.go", what: "any count may be in a receipt",
+		old: "!countable(t.Count) || ", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-refunded-below-zero", file: "ratelimit/receipt.go", what: "less than nothing may have been refunded",
+		old: "t.Refunded >= 0 && ", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-refunded-above-count", file: "ratelimit/receipt.go", what: "more than was taken may have been refunded",
+		old: " && t.Refunded <= t.Count", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-held", file: "ratelimit/receipt.go", what: "sums with what is in a receipt may overflow",
+		old: "!(math.Abs(t.Held) <= maxHeld),", new: "!(math.Abs(t.Held) <= math.Inf(1)),",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-shards-none", file: "ratelimit/receipt.go", what: "a limit may have no shards",
+		old: "t.Shards < 1 || ", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-shards-many", file: "ratelimit/receipt.go", what: "a limit may have any number of shards",
+		old: " || t.Shards > MaxShards", new: "",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
+		old: "t.Rows != 1 && t.Rows != t.Shards:", new: "false:",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "more is refunded than is left in the receipt",
+		old: "if d.count > left+t.rounding() {", new: "if false {",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-rounding", file: "ratelimit/receipt.go", what: "the last part is refused if the parts add up to more than the whole by rounding",
+		old: "if d.count > left+t.rounding() {", new: "if d.count > left {",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-rounding-mints", file: "ratelimit/receipt.go", what: "what parts are more than the whole by rounding is given back",
+		old: "		d.count = min(d.count, left)\n", new: "",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-rows-part", file: "ratelimit/receipt.go", what: "one shard's part is the whole limit",
+		old: "if t.Rows < t.Shards {", new: "if t.Rows > t.Shards {",
+		tests: "TestModel",
+	}, {
+		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a part of a refund that paid a debt hides it from the next part",
+		old: "				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))\n", new: "",
+		tests: "TestModel",
+	}, {
+		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
+		old: "		t.Held += d.count // as if so much less had been taken\n", new: "",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing|TestModel",
+	}, {
+		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt is never used up",
+		old: "		t.Refunded += d.count\n", new: "",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-used-up", file: "ratelimit/receipt.go", what: "what is left of a receipt that is used up is a receipt of nothing",
+		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded < 0",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "receipt-unrounded", file: "ratelimit/receipt.go", what: "what rounding leaves of a receipt is a receipt",
+		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded <= 0",
+		tests: "TestAReceiptIsUsedUp",
+	}, {
+		name: "refund-rows-before", file: "ratelimit/receipt.go", what: "a refund is answered with the rows as they were before",
+		old: "				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)\n", new: "",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
+	}, {
+		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for one another are not asked for as those that forfeit",
+		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "forfeits-window", file: "ratelimit/demand.go", what: "a reservation of a fixed window is not asked for as one that forfeits",
+		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "len(ds) > 1",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
+	}, {
+		name: "check-forfeits", file: "ratelimit/result.go", what: "a check says when work would run that forfeits nothing",
+		old: "	case w.asked != nil && a.granted:\n", new: "	case false:\n",
+		tests: "TestModel",
+	}, {
+		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is said to be OK that another one's wait denies",
+		old: "		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that would be granted alone has no wait, though another one's wait denies it",
+		old: "at == now { // alone", new: "false { // alone",
+		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
+		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at)\n	}\n", new: "",
+		tests: "TestModel",
 	},
 
 	// ratelimit: transactions
@@ -129,7 +343,7 @@ var goMutations = []mutation{
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
-		old: "return state == \"40001\" || state == \"40P01\"", new: "return state == \"40001\"",
+		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
@@ -139,6 +353,30 @@ var goMutations = []mutation{
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+	}, {
+		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "what was tried as often as it may is tried again by what is around it",
+		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
+		tests: "TestNestedRetriesDoNotMultiply",
+	}, {
+		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not give back",
+		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-innermost", file: "ratelimit/outside.go", what: "only the innermost transaction's pool is refused",
+		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
+		tests: "TestAllEnclosingPoolsCount",
+	}, {
+		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a context that was kept is refused when its transaction has ended",
+		old: " && !open.ended.Load()", new: "",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-check", file: "ratelimit/outside.go", what: "a check on the pool inside its transaction is refused",
+		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
+		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
+	}, {
+		name: "outside-inherited", file: "ratelimit/outside.go", what: "OutsideTx changes nothing",
+		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
+		tests: "TestOutsideTxOutlivesTheRollback",
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
@@ -153,7 +391,7 @@ var goMutations = []mutation{
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
-		old: "(*wireRow); ours {", new: "(*wireRow); ours && t.failed != nil {",
+		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -181,7 +419,7 @@ var goMutations = []mutation{
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
 		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
-		old: "		t.tx = pgx.FailedBatchResults(t.batch(), pgx.ErrTxClosed).Tx()\n", new: "",
+		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
 		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
@@ -204,7 +442,7 @@ var goMutations = []mutation{
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/batch.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
@@ -280,6 +518,10 @@ var goMutations = []mutation{
 	// ratelimit: the coalescer
 
 	{
+		name: "coalescer-embedded", file: "ratelimit/db.go", what: "a struct that embeds a Coalescer silently does not coalesce",
+		old: "db.(interface{ coalescer() *Coalescer }); ok {", new: "db.(*Coalescer); ok {",
+		tests: "TestAStructThatEmbedsACoalescerCoalesces",
+	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
@@ -301,7 +543,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.granted = nil, true\n		w.states = make([]state, len(asked.demands))\n	}\n",
+		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
@@ -414,7 +656,7 @@ var goMutations = []mutation{
 	}, {
 		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
 		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
-		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, consumedAt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, receipt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
 		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",
@@ -440,6 +682,111 @@ var goMutations = []mutation{
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
 		tests: "TestCost",
+	}, {
+		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
+		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
+		new:   "err = ErrNotLimited",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
+	}, {
+		name: "http-not-limited-wrapped", file: "ratelimit/httplimit/httplimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(d.Err, ErrNotLimited)", new: "d.Err == ErrNotLimited",
+		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
+	}, {
+		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
+		old: "periods := limit.Capacity() / c.Rate", new: "periods := 1.0",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
+		old: "periods = max(periods, 1)", new: "periods = max(periods, 0)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, and q per w above the rate",
+		old: "math.Ceil(micros / 1e6)", new: "math.Floor(micros / 1e6)",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "what rounding adds to a whole number of seconds makes w one more",
+		old: "math.Round(periods *", new: "(periods *",
+		tests: "TestFields",
+	}, {
+		name: "http-policy-under-a-second", file: "ratelimit/httplimit/fields.go", what: "a refill in less than a second is stated as one second",
+		old: "micros >= 1e6 && seconds", new: "micros > 0 && seconds",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w too long to be said is cut, and q per w above the rate",
+		old: " && seconds <= maxInteger", new: "",
+		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
+	}, {
+		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one, and a 6to4 site many",
+		old: "	addr = canonical(addr)\n", new: "",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "a 6to4 site is told apart by what it chooses itself",
+		old: "\"2002::/16\"), 2, 0}", new: "\"2002::/16\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client is another IPv4 client",
+		old: "\"2001::/32\"), 12, 0xff}", new: "\"2001::/32\"), 12, 0}",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-loopback", file: "ratelimit/httplimit/requests.go", what: "::1 is an IPv4 address",
+		old: "if ip[0] == 0 {", new: "if ip[0] == 0xff {",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one",
+		old: "		bits = 128\n", new: "		bits = 64\n",
+		tests: "TestClientIPInTransitionAddresses",
+	}, {
+		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "the prefix of IPv4 addresses is that of IPv6",
+		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
+		tests: "TestClientIP",
+	}, {
+		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
+		old: "	value = strings.Trim(value, \" \\t\")\n", new: "",
+		tests: "TestAPIKey|TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-scheme", file: "ratelimit/httplimit/credential.go", what: "the case of the scheme makes another key",
+		old: "strings.ToLower(value[:end])", new: "value[:end]",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme are one if only case tells them apart",
+		old: "return value // a key without", new: "return strings.ToLower(value) // a key without",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is read as if it had",
+		old: "if field != \"Authorization\" && field != \"Proxy-Authorization\" {", new: "if field == \"\" {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is compared as it is",
+		old: " && field != \"Proxy-Authorization\" {", new: " {",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each spelling of the base64 of Basic makes a key",
+		old: "	return base64.StdEncoding.EncodeToString(decoded)\n", new: "	_ = decoded\n	return s\n",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-padding", file: "ratelimit/httplimit/credential.go", what: "padding makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "standardBase64.Replace(s)",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-alphabet", file: "ratelimit/httplimit/credential.go", what: "the URL-safe alphabet makes another key",
+		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "strings.TrimRight(s, \"=\")",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request of Digest makes a key",
+		old: "if scheme != \"digest\" ||", new: "if scheme != \"Digest\" ||",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-order", file: "ratelimit/httplimit/credential.go", what: "the order of parameters makes another key",
+		old: "slices.Sort(list)", new: "slices.Sort(list[:0])",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-quotes", file: "ratelimit/httplimit/credential.go", what: "a parameter's value can look like another parameter",
+		old: "name+\"=\"+quoted(value)", new: "name+\"=\"+value",
+		tests: "TestAPIKeyIsOneForOneCredential",
+	}, {
+		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
+		old: "case c != value:", new: "case i < 0:",
+		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",

@@ -12,13 +12,14 @@ const (
 	grid           = "migrations/engine/grid.sql"
 	raise          = "migrations/engine/raise.sql"
 	ratelimit      = "migrations/engine/ratelimit.sql"
+	refund         = "migrations/engine/refund.sql"
 	reset          = "migrations/engine/reset.sql"
 	sweep          = "migrations/engine/sweep.sql"
 	turns          = "migrations/engine/turns.sql"
 )
 
 var sqlMutations = []mutation{
-	// ratelimit_available
+	// _ratelimit_available
 
 	{
 		name: "available-unclamped", file: available, what: "a row may hold more than the capacity",
@@ -43,31 +44,31 @@ var sqlMutations = []mutation{
 		tests: "TestChangingALimitTakesEffectAtTheNextCallAndNeverMints|TestModel",
 	},
 
-	// ratelimit_consume
+	// _ratelimit_consume
 
 	{
 		name: "consume-last-token", file: consume, what: "the last token of a bucket is not granted (>= to >)",
 		old: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
+			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
 		new: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
+			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not ask whether it has enough",
-		old:   "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
+		old:   "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
 		new:   "RETURNING",
 		tests: "TestAFixedWindowsGridGoesThroughItsStart|TestModel",
 	}, {
 		name: "consume-no-recheck", file: consume, what: "the UPDATE does not ask again, after waiting, whether the row has enough: it trusts a plain read",
-		old: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
+		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
 		new: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
-			"                       AND /* TEMPLATE: schema */ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
+			"                       AND /* TEMPLATE: schema */_ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
 		name: "consume-ts-back", file: consume, what: "a bucket's ts moves back with the clock",
@@ -113,12 +114,12 @@ var sqlMutations = []mutation{
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-first-lost-race", file: consume, what: "whoever loses the race for a first use is granted it all the same",
-		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
+		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-expecting-exact", file: consume, what: "who expects a denial is denied the last token (< to <=)",
-		old:   "denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
-		new:   "denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
+		old:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
+		new:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: consume, what: "who expects a denial wrongly never gets to the UPDATE",
@@ -130,7 +131,7 @@ var sqlMutations = []mutation{
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	},
 
-	// ratelimit_apply
+	// _ratelimit_apply
 
 	{
 		name: "apply-reads-two", file: apply, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
@@ -146,8 +147,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: apply, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: apply, what: "all shards are added up without being locked",
@@ -163,11 +164,11 @@ var sqlMutations = []mutation{
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
 		name: "apply-unlocked-rows", file: apply, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
-		old: "IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF op = 'consume' AND NOT granted THEN",
+		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF NOT granted THEN",
 		tests: "TestARefundWritesNoRowThatItHasNotLocked",
 	}, {
 		name: "apply-decides-once", file: apply, what: "what a plain read granted is granted although the locked rows lack it",
-		old: "IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF locked OPERATOR(pg_catalog.<>) rows THEN",
+		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF locked OPERATOR(pg_catalog.<>) rows THEN",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers",
 	}, {
 		name: "apply-first-lost-race", file: apply, what: "whoever loses the race for a first use is granted it all the same",
@@ -180,16 +181,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may owe, alone, as much as all together",
-		old: "CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,", new: "floors[p] AS floor,",
+		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN NOT reserve THEN floors[p] ELSE 0 END AS floor,",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
-	}, {
-		name: "apply-refund-late", file: apply, what: "a later window takes a refund",
-		old: "< date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;", new: "< date_bin(periods[i], latest[i], starts[i]) THEN -counts[i] ELSE -counts[i] END;",
-		tests: "TestRefundToAFixedWindowBelongsToTheWindowOfTheConsumption",
-	}, {
-		name: "apply-refund-unclamped", file: apply, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
-		old: "SET value = least(totals[i] - take, capacities[i]) / shards[i]", new: "SET value = (totals[i] - take) / shards[i]",
-		tests: "TestRefundToATokenBucketClampsToTheCapacity|TestModel",
 	}, {
 		name: "apply-full-shards", file: apply, what: "full shards are added up to a little less, or more, than the capacity",
 		old: "                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN", new: "                    IF rows[i] = 0 THEN",
@@ -212,12 +205,12 @@ var sqlMutations = []mutation{
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	}, {
 		name: "apply-check-takes", file: apply, what: "a check takes",
-		old: "IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN", new: "IF pass = 1 AND op = 'consume' AND NOT granted THEN",
+		old: "IF pass = 1 AND (op = 'check' OR NOT granted) THEN", new: "IF pass = 1 AND NOT granted THEN",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
 		name: "apply-denial-locks", file: apply, what: "a denial of a sharded limit locks all its rows",
-		old:   "                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN",
-		new:   "                IF (pass = 2 OR op = 'check') AND (op = 'check' OR op = 'consume' AND NOT granted) THEN",
+		old:   "                IF pass = 1 AND (op = 'check' OR NOT granted) THEN",
+		new:   "                IF (pass = 2 OR op = 'check') AND (op = 'check' OR NOT granted) THEN",
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "apply-named-twice", file: apply, what: "a limit and key named twice in one call counts once",
@@ -225,11 +218,183 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	},
 
-	// ratelimit_consume_sharded
+	// _ratelimit_apply and ratelimit(): reservations
+
+	{
+		name: "reserve-forfeits-nothing", file: apply, what: "a reservation that waits forfeits nothing",
+		old: "IF run_at > at AND counts[i] <= capacities[i] AND", new: "IF false AND",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
+	}, {
+		name: "reserve-above-capacity", file: apply, what: "a reservation of more than the capacity forfeits, though no promise holds for it",
+		old: "AND counts[i] <= capacities[i] AND (starts", new: "AND (starts",
+		tests: "TestModel",
+	}, {
+		name: "reserve-others-wait", file: apply, what: "a token bucket that another limit makes wait forfeits nothing",
+		old: "(starts[i] IS NOT NULL OR run_at > owns[i]) THEN", new: "starts[i] IS NOT NULL THEN",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "reserve-last-waits", file: apply, what: "the work waits for the last limit alone",
+		old: "run_at := greatest(run_at, owns[i]);", new: "run_at := owns[i];",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile|TestModel",
+	}, {
+		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
+		old: "                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                    END LOOP;\n                END IF;",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+	}, {
+		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
+		old: "                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                END IF;",
+		tests: "TestModel",
+	}, {
+		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
+		old: "_ratelimit_available(0, latest[i],\n", new: "_ratelimit_available(0, at,\n",
+		tests: "TestModel",
+	}, {
+		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
+		old: "CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,", new: "run_at,",
+		tests: "TestModel",
+	}, {
+		name: "reserve-by-one-row", file: apply, what: "a reservation that waited for the row of a window forfeits nothing",
+		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN shards[p] = 1 THEN floors[p] ELSE 0 END AS floor,",
+		tests: "TestAReservationThatWaitedForItsRowForfeitsToo",
+	}, {
+		name: "left-forfeits-nothing", file: balance, what: "by hand, retry_at is that of a reservation that forfeits nothing",
+		old: "IF reserve AND start IS NOT NULL AND count <= capacity THEN", new: "IF false THEN",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "left-above-capacity", file: balance, what: "by hand, a reservation of more than the capacity forfeits",
+		old: "IF reserve AND start IS NOT NULL AND count <= capacity THEN", new: "IF reserve AND start IS NOT NULL THEN",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "left-latest", file: balance, what: "by hand, what a window would refill counts from now, though it was refilled later",
+		old: "                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
+		old: "ARRAY(SELECT greatest(u.t, at) FROM", new: "ARRAY(SELECT at FROM",
+		tests: "TestModel",
+	},
+
+	// _ratelimit_refund
+
+	{
+		name: "refund-no-lock", file: refund, what: "a refund is worked out on rows that are not locked",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		tests: "TestARefundWritesNoRowThatItHasNotLocked",
+	}, {
+		name: "refund-unlocked-rows", file: refund, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
+		old: "IF m <> locked[i] THEN", new: "IF false THEN",
+		tests: "TestARefundWritesNoRowThatItHasNotLocked",
+	}, {
+		name: "refund-shards-order", file: refund, what: "shards are locked from the last to the first",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		tests: "TestWhoWaitsHoldsNothingThatComesLater",
+	}, {
+		name: "refund-now", file: refund, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
+		old: "at := coalesce(now, clock_timestamp());", new: "at := coalesce(now, now());",
+		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
+	}, {
+		name: "refund-latest", file: refund, what: "the window is that of a clock that stepped back behind the rows",
+		old: "count(*), greatest(max(r.ts), at)\n", new: "count(*), at\n",
+		tests: "TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack",
+	}, {
+		name: "refund-no-number", file: refund, what: "NaN is a number, and so is NULL",
+		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS NULL AND false;",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-null", file: refund, what: "NULL is a number",
+		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS FALSE;",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-nan", file: refund, what: "NaN is a number",
+		old: "+ abs(held[i]) + parts[i] < 'Infinity'", new: "+ abs(held[i]) + parts[i] > '-Infinity'",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-below-zero", file: refund, what: "a rate below zero is a rate",
+		old: "least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'", new: "least(counts[i], capacities[i], taken[i], parts[i]) >= '0'",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-of-no-period", file: refund, what: "a period below zero is a period",
+		old: "AND periods[i] > '0' AND", new: "AND",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-at-no-instant", file: refund, what: "an instant may be infinite",
+		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at))", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL)",
+		tests: "TestTheRefundFunctionMintsNothing",
+	}, {
+		name: "refund-refilled", file: refund, what: "a bucket gets back what was refilled since",
+		old: "back := capacities[i] * parts[i] - held[i]\n                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
+	}, {
+		name: "refund-time-backwards", file: refund, what: "time that runs backwards makes a refund grow",
+		old: "greatest(date_part('epoch', latest - taken_at), 0)", new: "date_part('epoch', latest - taken_at)",
+		tests: "TestModel",
+	}, {
+		name: "refund-held", file: refund, what: "a bucket gets back what it was not short of",
+		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] * parts[i]\n",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
+	}, {
+		name: "refund-part", file: refund, what: "a shard gets back what the whole limit would be short of",
+		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] - held[i]\n",
+		tests: "TestModel",
+	}, {
+		name: "refund-part-refilled", file: refund, what: "a shard is refilled at the whole rate",
+		old: "(rates[i] * parts[i])", new: "rates[i]",
+		tests: "TestModel",
+	}, {
+		name: "refund-debt", file: refund, what: "a refund pays a debt that waits, and lets the next one run before it",
+		old: "greatest(back + least(total, 0), 0)", new: "greatest(back, 0)",
+		tests: "TestARefundBehindWaitingReservationsKeepsTheirInstants",
+	}, {
+		name: "refund-above-count", file: refund, what: "a bucket gets back all that is missing",
+		old: "back := least(greatest(back + least(total, 0), 0), counts[i]);", new: "back := greatest(back + least(total, 0), 0);",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
+	}, {
+		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity, for which no promise holds, is refunded",
+		old: "WHEN taken[i] > capacities[i] OR wait", new: "WHEN wait",
+		tests: "TestModel",
+	}, {
+		name: "refund-late", file: refund, what: "a later window takes a refund",
+		old: "OR wait < '0' OR", new: "OR",
+		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
+	}, {
+		name: "refund-behind-others", file: refund, what: "a window takes a refund that somebody waits behind",
+		old: "OR total + wait * rates[i] < owing THEN 0", new: "THEN 0",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
+	}, {
+		name: "refund-not-the-last", file: refund, what: "a window takes a refund though its debt ends before",
+		old: "                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
+		tests: "TestModel",
+	}, {
+		name: "refund-saved-up", file: refund, what: "a refund to a window that saves up lets its debt end before",
+		old: "                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
+		tests: "TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow",
+	}, {
+		name: "refund-saved-up-always", file: refund, what: "a window that saves nothing up, too, is refunded only what moves no debt",
+		old: "WHEN wait > '0' AND capacities[i] > rates[i] AND total", new: "WHEN wait > '0' AND total",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
+	}, {
+		name: "refund-no-slack", file: refund, what: "windows of shards owe what rounding has made too little",
+		old: "owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;", new: "owing := 0;",
+		tests: "TestModel",
+	}, {
+		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to whole windows",
+		old: "wait := round(date_part", new: "wait := floor(date_part",
+		tests: "TestModel",
+	}, {
+		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
+		old: "SET value = least(total + back, capacities[i]) / m", new: "SET value = (total + back) / m",
+		tests: "TestModel",
+	}, {
+		name: "refund-ts-back", file: refund, what: "ts moves back with the clock",
+		old: "ts = greatest(r.ts, at)\n", new: "ts = at\n",
+		tests: "TestRefundAfterTheClockSteppedBackNeverMints|TestModel",
+	},
+
+	// _ratelimit_consume_sharded
 
 	{
 		name: "sharded-owes", file: consumeSharded, what: "each shard may owe as much as all together",
-		old: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
+		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
 		tests: "TestReservationsAreSharedByAllShards",
 	}, {
 		name: "sharded-rate", file: consumeSharded, what: "each shard is refilled at the whole rate",
@@ -237,8 +402,8 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: consumeSharded, what: "a shard of another number of shards is taken from",
-		old:   "AND r.shard = pick AND r.shards = shards\n                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
-		new:   "AND r.shard = pick\n                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		old:   "AND r.shard = pick AND r.shards = shards\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		new:   "AND r.shard = pick\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
 		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
@@ -250,12 +415,12 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseHostileArguments",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;\n",
-		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */ratelimit_decisions;\n            END IF;\n",
+		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n            END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
-	// ratelimit_consume_several
+	// _ratelimit_consume_several
 
 	{
 		name: "several-keeps", file: consumeSeveral, what: "what was taken before a race was lost is not given back",
@@ -295,7 +460,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	},
 
-	// ratelimit_consume_keys
+	// _ratelimit_consume_keys
 
 	{
 		name: "keys-plan", file: consumeKeys, what: "rows can be found before it is known for which key",
@@ -339,7 +504,7 @@ var sqlMutations = []mutation{
 		tests: "TestConsumeKeysRefusesHostileArguments",
 	},
 
-	// ratelimit_coalesce
+	// _ratelimit_coalesce
 
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
@@ -410,11 +575,11 @@ var sqlMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is an answer where it should stop the batch",
-		old: "pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), NULL, now);",
+		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now);",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is an answer where it should stop the batch",
-		old: "ARRAY[shard_a], ARRAY[shard_b], NULL, now, or_raise);", new: "ARRAY[shard_a], ARRAY[shard_b], NULL, now);",
+		old: "ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);", new: "ARRAY[shard_a], ARRAY[shard_b], false, now);",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded as the session likes",
@@ -436,7 +601,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "byhand-retry-early", file: balance, what: "retry_at is a microsecond early",
-		old: "    RETURN /* TEMPLATE: schema */ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */ratelimit_instant(late - 1);",
+		old: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late - 1);",
 		tests: "TestByHandInstantsAreExact|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-empty-key", file: ratelimit, what: "an empty key is everybody's",

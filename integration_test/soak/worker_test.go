@@ -449,13 +449,15 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 	return err
 }
 
-// byHand consumes by SQL, or resets as the README says.
+// resetByHand resets as the README says.
+func (w *worker) resetByHand(ctx context.Context, c *call) error {
+	_, err := w.pool.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
+	c.Granted = err == nil
+	return err
+}
+
+// byHand consumes by SQL.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
-	if c.Verb == "reset" {
-		_, err := db.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
-		c.Granted = err == nil
-		return err
-	}
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
 	maxReserved := config.MaxReserved
@@ -485,9 +487,12 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	}
 	w.note(line{Op: op, Handle: handle, Call: &c})
 	var err error
-	if handle == "by hand" && (c.Verb == "consume" || c.Verb == "reset") {
+	switch {
+	case handle == "by hand" && c.Verb == "consume":
 		err = byHand(ctx, db, &c)
-	} else {
+	case handle == "by hand" && c.Verb == "reset":
+		err = w.resetByHand(ctx, &c)
+	default:
 		err = w.do(ctx, db, &c)
 	}
 	told := committed

@@ -1,6 +1,6 @@
 // Package algebra is the arithmetic of the limits: pure functions over a limit, its rows and an instant.
 //
-// It does the sums of ratelimit_available and ratelimit_apply in the same order and to the same bit, so that Go can say
+// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can say
 // when the database will grant something. Products are converted to float64 before they are added to: Go may otherwise
 // fuse the two operations (arm64), Postgres does not.
 package algebra
@@ -65,18 +65,26 @@ func (l Limit) UpTo(now Micros) Micros {
 //
 // Time that runs backwards refills nothing.
 func (l Limit) Available(row Row, n int, now Micros) float64 {
-	rate, capacity, period := l.Rate/float64(n), l.Capacity/float64(n), float64(l.Period.Microseconds())/1e6
-	var refill float64
-	if l.Window {
-		begun := math.RoundToEven(seconds(l.UpTo(now)-l.UpTo(row.TS)) / period)
-		refill = float64(max(begun, 0) * rate)
-	} else {
-		refill = float64(max(seconds(now-row.TS), 0)*rate) / period
-	}
+	capacity := l.Capacity / float64(n)
+	refill := l.refill(row.TS, now, float64(n))
 	if available := row.Value + refill; available < capacity {
 		return available
 	}
 	return capacity // if it is NaN, too, which is above all numbers in Postgres
+}
+
+// refill is what one of n rows gets from one instant to another, if it has room for it.
+func (l Limit) refill(from, to Micros, n float64) float64 {
+	rate, period := l.Rate/n, float64(l.Period.Microseconds())/1e6
+	if l.Window {
+		return float64(max(l.begun(from, to), 0) * rate)
+	}
+	return float64(max(seconds(to-from), 0)*rate) / period
+}
+
+// begun is how many windows have begun from one instant to another; below zero, if that lies before it.
+func (l Limit) begun(from, to Micros) float64 {
+	return math.RoundToEven(seconds(l.UpTo(to)-l.UpTo(from)) / (float64(l.Period.Microseconds()) / 1e6))
 }
 
 // Total is what all rows of a limit hold together at now. A limit without rows is full; and one whose rows are all full holds
@@ -104,23 +112,28 @@ func (l Limit) Total(rows []Row, now Micros) float64 {
 
 // Enough says whether count can be taken at now, leaving at least floor, by a limit of so many shards.
 func (l Limit) Enough(rows []Row, shards int, count, floor float64, now Micros) bool {
-	if max(len(rows), shards) > 1 {
-		floor -= Slack
+	return l.Total(rows, now)-count >= floor-slack(max(len(rows), shards))
+}
+
+// slack is what the sum over so many rows may lack.
+func slack(rows int) float64 {
+	if rows > 1 {
+		return Slack
 	}
-	return l.Total(rows, now)-count >= floor
+	return 0
 }
 
 // Take is what the rows hold after count was taken at now (given back, if it is negative) by a limit of so many shards:
 // what is left, at most the capacity, spread evenly.
 func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
-	left := min(l.Total(rows, now)-count, l.Capacity) / float64(shards)
-	latest := now
-	for _, row := range rows {
-		latest = max(latest, row.TS)
-	}
+	return l.Spread(rows, shards, min(l.Total(rows, now)-count, l.Capacity), now)
+}
+
+// Spread is what the rows of a limit of so many shards hold when what is left at now has been spread over them evenly.
+func (l Limit) Spread(rows []Row, shards int, left float64, now Micros) []Row {
 	after := make([]Row, shards)
 	for i := range after {
-		after[i] = Row{Value: left, TS: latest}
+		after[i] = Row{Value: left / float64(shards), TS: latest(rows, now)}
 		if len(rows) == shards {
 			after[i].TS = max(rows[i].TS, now)
 		}
@@ -128,24 +141,39 @@ func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
 	return after
 }
 
+// latest is now, or the latest use of the rows if the clock has stepped back behind it.
+func latest(rows []Row, now Micros) Micros {
+	for _, row := range rows {
+		now = max(now, row.TS)
+	}
+	return now
+}
+
 // When is the first instant, not before now, at which count can be taken leaving at least floor if nobody else takes or
 // gives anything: the first that satisfies Enough, which once true stays true, but for rounding. Beyond [Max] it is Max.
 func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Micros {
-	if now >= Max || l.Enough(rows, shards, count, floor, now) {
+	enough := func(at Micros) bool { return l.Enough(rows, shards, count, floor, at) }
+	if now >= Max || enough(now) {
 		return now
 	}
-	// Not before `before`, nor later than `last`. A quotient says where about; rounding makes it wrong by little.
-	before, last := now, Max
+	// A quotient says where about; rounding makes it wrong by little.
+	guess := now + 1
 	periods := (floor + count - l.Total(rows, now)) / l.Rate
 	if l.Window {
 		periods = math.Ceil(periods)
 	}
-	guess := before + 1
 	if wait := float64(periods * float64(l.Period.Microseconds())); wait < float64(Max-now) {
 		guess = max(guess, l.UpTo(now)+Micros(wait))
 	}
+	return firstAfter(now, guess, enough)
+}
+
+// firstAfter is the first instant that satisfies a predicate which does not hold before and, once true, stays true; Max if there is
+// none. It begins at a guess.
+func firstAfter(before, guess Micros, holds func(Micros) bool) Micros {
+	last := Max
 	for step := Micros(1); before < guess && guess < last; step *= 8 {
-		if l.Enough(rows, shards, count, floor, guess) {
+		if holds(guess) {
 			last = guess
 			guess -= min(step, last-before)
 		} else {
@@ -155,7 +183,7 @@ func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Mi
 	}
 	for before+1 < last {
 		mid := before + (last-before)/2
-		if l.Enough(rows, shards, count, floor, mid) {
+		if holds(mid) {
 			last = mid
 		} else {
 			before = mid

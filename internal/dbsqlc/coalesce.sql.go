@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-const coalesce = `-- name: Coalesce :one
+const Coalesce = `-- name: Coalesce :one
 SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
-  FROM ratelimit_coalesce(
+  FROM _ratelimit_coalesce(
       $1::text[], $2::double precision[], $3::interval[], $4::double precision[],
       $5::text[], $6::integer[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
@@ -54,7 +54,7 @@ type CoalesceRow struct {
 }
 
 func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow, error) {
-	row := q.db.QueryRow(ctx, coalesce,
+	row := q.db.QueryRow(ctx, Coalesce,
 		arg.Names,
 		arg.Rates,
 		arg.Periods,
@@ -86,9 +86,9 @@ func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow
 	return i, err
 }
 
-const consumeKeys = `-- name: ConsumeKeys :one
+const ConsumeKeys = `-- name: ConsumeKeys :one
 SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts
-  FROM ratelimit_consume_keys(
+  FROM _ratelimit_consume_keys(
       $1::text, $2::text[],
       $3::double precision, $4::interval, $5::double precision,
       $6::double precision[], $7::timestamptz) AS r
@@ -114,7 +114,7 @@ type ConsumeKeysRow struct {
 }
 
 func (q *Queries) ConsumeKeys(ctx context.Context, arg ConsumeKeysParams) (ConsumeKeysRow, error) {
-	row := q.db.QueryRow(ctx, consumeKeys,
+	row := q.db.QueryRow(ctx, ConsumeKeys,
 		arg.Name,
 		arg.Keys,
 		arg.Rate,

@@ -12,13 +12,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-const apply = `-- name: Apply :one
-SELECT pg_catalog.record_send(ratelimit_apply(
+const Apply = `-- name: Apply :one
+SELECT pg_catalog.record_send(_ratelimit_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
-      $13::timestamptz, $14::timestamptz, $15::boolean))::bytea AS answer
+      $13::boolean, $14::timestamptz, $15::boolean))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -34,13 +34,13 @@ type ApplyParams struct {
 	Floors     []float64
 	ShardA     []int32
 	ShardB     []int32
-	ConsumedAt *time.Time
+	Reserve    bool
 	Now        *time.Time
 	OrRaise    bool
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, apply,
+	row := q.db.QueryRow(ctx, Apply,
 		arg.Op,
 		arg.Names,
 		arg.Keys,
@@ -53,7 +53,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Floors,
 		arg.ShardA,
 		arg.ShardB,
-		arg.ConsumedAt,
+		arg.Reserve,
 		arg.Now,
 		arg.OrRaise,
 	)
@@ -62,8 +62,8 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 	return answer, err
 }
 
-const consume = `-- name: Consume :one
-SELECT pg_catalog.record_send(ratelimit_consume(
+const Consume = `-- name: Consume :one
+SELECT pg_catalog.record_send(_ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean, true))::bytea AS answer
@@ -84,7 +84,7 @@ type ConsumeParams struct {
 }
 
 func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consume,
+	row := q.db.QueryRow(ctx, Consume,
 		arg.Name,
 		arg.Key,
 		arg.Rate,
@@ -102,8 +102,8 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 	return answer, err
 }
 
-const consumeSeveral = `-- name: ConsumeSeveral :one
-SELECT pg_catalog.record_send(ratelimit_consume_several(
+const ConsumeSeveral = `-- name: ConsumeSeveral :one
+SELECT pg_catalog.record_send(_ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean, true))::bytea AS answer
@@ -123,7 +123,7 @@ type ConsumeSeveralParams struct {
 }
 
 func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consumeSeveral,
+	row := q.db.QueryRow(ctx, ConsumeSeveral,
 		arg.Names,
 		arg.Keys,
 		arg.Rates,
@@ -140,8 +140,8 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 	return answer, err
 }
 
-const consumeSharded = `-- name: ConsumeSharded :one
-SELECT pg_catalog.record_send(ratelimit_consume_sharded(
+const ConsumeSharded = `-- name: ConsumeSharded :one
+SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
@@ -165,7 +165,7 @@ type ConsumeShardedParams struct {
 }
 
 func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, consumeSharded,
+	row := q.db.QueryRow(ctx, ConsumeSharded,
 		arg.Name,
 		arg.Key,
 		arg.Rate,
@@ -185,8 +185,53 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	return answer, err
 }
 
-const reset = `-- name: Reset :exec
-SELECT ratelimit_reset($1::text[], $2::text[])
+const Refund = `-- name: Refund :one
+SELECT pg_catalog.record_send(_ratelimit_refund(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
+      $11::timestamptz, $12::timestamptz, $13::timestamptz))::bytea AS answer
+`
+
+type RefundParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Counts     []float64
+	Taken      []float64
+	Held       []float64
+	Parts      []float64
+	TakenAt    pgtype.Timestamptz
+	RunAt      pgtype.Timestamptz
+	Now        *time.Time
+}
+
+func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Refund,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Counts,
+		arg.Taken,
+		arg.Held,
+		arg.Parts,
+		arg.TakenAt,
+		arg.RunAt,
+		arg.Now,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const Reset = `-- name: Reset :one
+SELECT ratelimit_reset($1::text[], $2::text[])::integer AS deleted
 `
 
 type ResetParams struct {
@@ -194,12 +239,14 @@ type ResetParams struct {
 	Keys  []string
 }
 
-func (q *Queries) Reset(ctx context.Context, arg ResetParams) error {
-	_, err := q.db.Exec(ctx, reset, arg.Names, arg.Keys)
-	return err
+func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Reset, arg.Names, arg.Keys)
+	var deleted int32
+	err := row.Scan(&deleted)
+	return deleted, err
 }
 
-const sweep = `-- name: Sweep :one
+const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, $3::interval, $4::text, $5::double precision,
@@ -223,7 +270,7 @@ type SweepRow struct {
 }
 
 func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) {
-	row := q.db.QueryRow(ctx, sweep,
+	row := q.db.QueryRow(ctx, Sweep,
 		arg.Name,
 		arg.Rate,
 		arg.Period,

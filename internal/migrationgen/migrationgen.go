@@ -7,8 +7,8 @@
 //   - released.sha256 lists the migrations that are in a release. They never change again.
 //   - NNNNN_engine.sql, after the last of those, is generated: what has changed since, in both directions.
 //
-// What a change of a table, a type or a function's arguments does to the rows and to older libraries, nobody can generate. Then it
-// fails, and says what a person has to write.
+// It cannot generate a change of a table, of a type or of a function's arguments: that may change rows, or what older libraries call.
+// Then it fails, and says what a person has to write.
 package migrationgen
 
 import (
@@ -24,7 +24,7 @@ import (
 
 // order is the order of the files of the engine: each statement comes after those that it needs.
 var order = []string{
-	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "reset.sql",
+	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"validate.sql", "grid.sql", "balance.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
 }
@@ -222,6 +222,9 @@ func (h *history) replayByHand(text string) error {
 		key, mark := line[1], line[2]
 		h.byHand[key] = mark
 		delete(h.made, key)
+		if mark == gone {
+			delete(h.made, commentOn+key)
+		}
 	}
 	if !strings.Contains(text, "-- +goose Down") {
 		return fmt.Errorf("it has no Down part")
@@ -254,24 +257,22 @@ func (h *history) changes(engine []statement) (up, down string, err error) {
 			up += s.lead + s.text + "\n"
 			down = old.text + "\n" + down
 		default:
-			return "", "", h.byHandError(s.file+": "+s.key()+" is not what was released. What that does to the rows, or to older libraries, which call it as it was, nobody can generate",
+			return "", "", h.byHandError(s.file+": "+s.key()+" differs from what was released, which may change rows, or what older libraries call: no migration can be generated",
 				"-- engine: "+s.key()+" "+s.mark())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(left)) {
 		old := left[key]
 		if old.comments == "" {
-			return "", "", h.byHandError(key+" was released, and is not in the engine any more. Older libraries may call it: keep it, or drop it by hand",
+			return "", "", h.byHandError(key+" was released, and older libraries may call it, but the engine has it no more: no migration can be generated",
 				"-- engine: "+key+" "+gone)
 		}
-		if _, there := left[old.object()]; !there {
-			up += "\n" + old.uncomment()
-			down += "\n" + old.text + "\n"
-		}
+		up += "\n" + old.uncomment()
+		down += "\n" + old.text + "\n"
 	}
 	return up, down, nil
 }
 
 func (h *history) byHandError(what, line string) error {
-	return fmt.Errorf("%s.\nWrite migrations/%05d_WHAT.sql with the statements of both directions, for goose, and in it this line, which says where it leads:\n%s", what, h.next, line)
+	return fmt.Errorf("%s.\nWrite one, migrations/%05d_WHAT.sql, in both directions, with this line in it, which says where it leads:\n%s", what, h.next, line)
 }

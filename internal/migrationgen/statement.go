@@ -14,8 +14,10 @@ type statement struct {
 	text     string // with its semicolon
 	kind     string // of the object: FUNCTION, say
 	name     string
-	comments string // "comment on ", if it makes none
+	comments string // commentOn, if it makes none
 }
+
+const commentOn = "comment on "
 
 // object is what it makes or comments on. Names are not overloaded.
 func (s statement) object() string { return strings.ToLower(s.kind) + " " + s.name }
@@ -111,7 +113,7 @@ func split(sql string) (statements []statement, err error) {
 		s.kind, s.name = match[2], match[3]
 		switch {
 		case match[1] == "COMMENT ON":
-			s.comments = "comment on "
+			s.comments = commentOn
 		case s.kind == "FUNCTION":
 			s.text = "CREATE OR REPLACE" + strings.TrimPrefix(s.text, match[1]) // whatever it was: see created
 		}

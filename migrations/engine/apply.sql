@@ -1,8 +1,9 @@
 -- Decides several limits together, all or nothing, sharded ones included. op is
 --   consume  take every count, or nothing
 --   check    what consume would answer; writes and locks nothing
---   refund   give the counts back. consumed_at says when they were taken: a fixed window takes nothing back once the
---            window of that instant is over, since that would break the present window's cap.
+-- With `reserve`, the work may have to wait, and what would be refilled past a capacity until it runs is forfeited: Reserve in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
 -- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
 -- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
 -- holds, since what the limit owes is spread evenly over all of them.
@@ -12,12 +13,12 @@
 --
 -- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
 -- wanting is released (its subtransaction is rolled back) before all shards are locked.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_apply(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    consumed_at timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -39,6 +40,9 @@ DECLARE
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
     latest timestamptz[] := '{}';      -- the latest ts among them
+    lefts  double precision[] := '{}'; -- what they will hold
+    owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
+    run_at timestamptz;                -- when it may run
 
     rec       record;
     i         integer;
@@ -48,7 +52,6 @@ DECLARE
     available double precision;
     lowest    double precision;
     highest   double precision;
-    take      double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
@@ -67,7 +70,7 @@ BEGIN
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
                               r.shard
                      LIMIT 1
@@ -75,7 +78,7 @@ BEGIN
             END IF;
 
             -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
-            -- has: debts are shared by all shards (step 3). Each UPDATE locks its row, in order, and evaluates its WHERE
+            -- has: debts are shared by all shards (step 3), and a reservation may forfeit some. Each UPDATE locks its row, in order, and evaluates its WHERE
             -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
             -- locks included.
             --
@@ -87,10 +90,10 @@ BEGIN
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p]) - counts[p]
-                           >= CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
@@ -102,24 +105,24 @@ BEGIN
                         SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
                                rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
                                capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
-                               CASE shards[p] WHEN 1 THEN floors[p] ELSE 0 END AS floor,
+                               CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
                                CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -129,7 +132,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -138,14 +141,14 @@ BEGIN
 
         -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check', 'refund') AND (op <> 'refund' OR consumed_at IS NOT NULL)
+            IF (op IN ('consume', 'check') AND reserve IS NOT NULL
                 AND pg_catalog.cardinality(names) > 0
-                AND isfinite(coalesce(now, 'epoch')) AND isfinite(coalesce(consumed_at, 'epoch'))
+                AND isfinite(coalesce(now, 'epoch'))
                 AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
                     pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
                     pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
                     pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation one of consume, check, refund (which says when it was consumed)';
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation consume or check';
             END IF;
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
@@ -153,7 +156,7 @@ BEGIN
                     AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
                     AND isfinite(coalesce(starts[i], 'epoch'))
                     AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
-                    AND (op = 'refund' OR capacities[i] - counts[i] >= floors[i])) IS NOT TRUE THEN
+                    AND capacities[i] - counts[i] >= floors[i]) IS NOT TRUE THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
                         quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
                 END IF;
@@ -181,7 +184,7 @@ BEGIN
                         PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND op = 'consume' AND pg_catalog.cardinality(names) > 1 THEN
+                        IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
                             -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
                             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
@@ -207,7 +210,7 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
                             capacities[i] / rec.m::double precision, starts[i]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
@@ -221,33 +224,45 @@ BEGIN
                     ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
                         totals[i] := rows[i]::double precision * lowest;
                     END IF;
-                    granted := granted AND totals[i] - counts[i] >= floors[i]
-                        - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
-                END LOOP;
-                IF pass = 1 AND (op = 'check' OR op = 'consume' AND NOT granted) THEN
-                    IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */ratelimit_raise(names, at, ord, value, ts);
+                    lefts[i] := least(totals[i] - counts[i], capacities[i]);
+                    IF NOT reserve THEN
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                END LOOP;
+                IF reserve THEN
+                    run_at := at;
+                    FOREACH i IN ARRAY places LOOP
+                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                            at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
+                        run_at := greatest(run_at, owns[i]);
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
+                                CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
+                                rates[i], periods[i], 'Infinity', starts[i]));
+                        END IF;
+                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                    END LOOP;
+                END IF;
+                IF pass = 1 AND (op = 'check' OR NOT granted) THEN
+                    IF or_raise AND NOT granted THEN
+                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
+                    END IF;
+                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
-            IF op = 'consume' AND NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
+            IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
-            -- 4. Take or give, and spread what is left evenly.
+            -- 4. Take, and spread what is left evenly.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                take := counts[i];
-                IF op = 'refund' THEN
-                    CONTINUE WHEN rows[i] = 0; -- full
-                    take := CASE WHEN starts[i] IS NOT NULL AND date_bin(periods[i], consumed_at, starts[i])
-                            < date_bin(periods[i], latest[i], starts[i]) THEN 0 ELSE -counts[i] END;
-                END IF;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = least(totals[i] - take, capacities[i]) / shards[i]::double precision, ts = greatest(r.ts, at)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -260,7 +275,7 @@ BEGIN
                     m := 0;
                     FOR rec IN
                         INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], least(totals[i] - take, capacities[i]) / shards[i]::double precision, latest[i]
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -275,7 +290,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

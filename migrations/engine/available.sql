@@ -3,7 +3,7 @@
 --
 -- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
 -- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_available(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision

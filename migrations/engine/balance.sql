@@ -1,6 +1,6 @@
--- What the rows of a limit and key (its shards) hold together at an instant: the sum of ratelimit_apply, to the bit. No rows are
+-- What the rows of a limit and key (its shards) hold together at an instant: the sum of _ratelimit_apply, to the bit. No rows are
 -- a full limit.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_total(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS double precision
@@ -16,7 +16,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -31,39 +31,39 @@ $body$;
 --
 -- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
 -- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
--- the microsecond.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_when(
+-- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, floor double precision
+    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start);
-    too_early bigint := /* TEMPLATE: schema */ratelimit_micros(at);
+    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start);
+    too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, start) - count >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the walk has ended
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */ratelimit_total(value, ts, /* TEMPLATE: schema */ratelimit_instant(guess), rate, period, capacity, start) - count >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -72,6 +72,52 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
+END
+$body$;
+
+-- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
+    "left" double precision, ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer
+) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    after timestamptz[]; -- ts, once it has been taken
+BEGIN
+    IF pg_catalog.cardinality(ts) = shards THEN
+        after := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+    ELSE
+        after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+        rate, period, capacity, start, shards, 0, 0);
+END
+$body$;
+
+-- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    shards integer, count double precision, reserve boolean
+) RETURNS double precision
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    run_at    timestamptz;
+BEGIN
+    IF reserve AND start IS NOT NULL AND count <= capacity THEN
+        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
+        IF run_at > at THEN
+            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
+                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
+                date_bin(period, run_at, start), rate, period, 'Infinity', start));
+        END IF;
+    END IF;
+    RETURN remaining;
 END
 $body$;

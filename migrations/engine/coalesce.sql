@@ -21,8 +21,8 @@
 -- which is everybody's. What is denied by a plain read is neither written nor locked.
 --
 -- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
--- RL002: the rows are those of a limit that was sharded; let ratelimit_consume or ratelimit_apply make them one.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_coalesce(
+-- RL002: the rows are those of a limit that was sharded; let _ratelimit_consume or _ratelimit_apply make them one.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -117,7 +117,7 @@ BEGIN
                 k := asks[last]; d := ask_defs[last];
                 upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -154,7 +154,7 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,

@@ -6,7 +6,7 @@
 --                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by ratelimit_raise
+--   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
 --   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
 --                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
 --                  of Infinity) with which later calls fail.
@@ -14,12 +14,12 @@
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
 -- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_consume(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
     or_raise boolean DEFAULT false, validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decision
+) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -50,22 +50,22 @@ BEGIN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
 
@@ -77,21 +77,21 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
             ELSE
-                denied := /* TEMPLATE: schema */ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
             END IF;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM /* TEMPLATE: schema */ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
             -- It has enough by now: go round.
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
-            PERFORM /* TEMPLATE: schema */ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], NULL, now);
+            PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -99,7 +99,7 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
         value := NULL;

@@ -2,17 +2,17 @@
 -- statement.
 
 -- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by ratelimit_coalesce.
+-- is all there is to do, it is done quicker than by _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
 -- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for ratelimit_coalesce: keys without a row (to insert one would lock out of
+-- granted at `seen`, the others denied at `at`. Left for _ratelimit_coalesce: keys without a row (to insert one would lock out of
 -- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
 --
--- READ COMMITTED only, as ratelimit_coalesce: else SQLSTATE RL003.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
+-- READ COMMITTED only, as _ratelimit_coalesce: else SQLSTATE RL003.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
     counts double precision[], now timestamptz DEFAULT NULL,
@@ -20,7 +20,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- As in ratelimit_coalesce.
+-- As in _ratelimit_coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -33,18 +33,18 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
     END IF;
 
-    -- As in ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
+    -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
     -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
     -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
-                OR /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
+                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
     SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
@@ -62,7 +62,7 @@ BEGIN
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
     END IF;
 END
 $body$;

@@ -1,5 +1,5 @@
--- Takes from several limits that are not sharded, all or nothing: ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what ratelimit_apply does.
+-- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
+-- over places that are validated and in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -7,11 +7,11 @@
 -- locked.
 --
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_consume_several(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     validated boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -51,9 +51,9 @@ BEGIN
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
                 ELSE
-                    new_value := /* TEMPLATE: schema */ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -61,17 +61,17 @@ BEGIN
 
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -84,12 +84,12 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    RETURN /* TEMPLATE: schema */ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), NULL, now, or_raise);
+    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
 END
 $body$;

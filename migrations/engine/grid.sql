@@ -1,21 +1,21 @@
 -- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_micros(at timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_instant(micros bigint) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
+-- The argument `start` of _ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
 -- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
-    along bigint := /* TEMPLATE: schema */ratelimit_micros(start) - year1;
+    along bigint := /* TEMPLATE: schema */_ratelimit_micros(start) - year1;
 BEGIN
     IF kind = 'token bucket' THEN
         RETURN NULL;
@@ -24,6 +24,6 @@ BEGIN
         along := (('x' || left(encode(sha256(
             pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN /* TEMPLATE: schema */ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$;

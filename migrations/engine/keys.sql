@@ -8,23 +8,23 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
-               nullif(/* TEMPLATE: schema */ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   /* TEMPLATE: schema */ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
                    ELSE -- the same, inline: there may be millions
-                   /* TEMPLATE: schema */ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
+                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
               FROM (
-                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name

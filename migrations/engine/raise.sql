@@ -4,9 +4,9 @@
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what ratelimit_apply answers for a denial: doubles
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what _ratelimit_apply answers for a denial: doubles
 --             to the last bit, instants as microseconds since 1970-01-01 UTC
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_raise(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql

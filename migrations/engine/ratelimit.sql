@@ -20,10 +20,10 @@ DECLARE
     grid  timestamptz;
     value double precision[];
     ts    timestamptz[];
-    a     integer;
-    b     integer;
+    a     integer := 0;
+    b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -53,30 +53,36 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := /* TEMPLATE: schema */ratelimit_grid(name, key, period, kind, start);
-    IF shards = 1 THEN
-        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
-    ELSE
+    grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+    END IF;
+    IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
-        IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
-            value := pg_catalog.array_fill(value[1], ARRAY[shards]);
-            ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
-        END IF;
+          FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
+    ELSIF shards = 1 THEN
+        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+    ELSE
+        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+    END IF;
+    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+        value := pg_catalog.array_fill(value[1], ARRAY[shards]);
+        ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    remaining := /* TEMPLATE: schema */ratelimit_total(value, ts, at, rate, period, capacity, grid);
-    retry_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
     retry_after := retry_at - at;
     IF grid IS NULL THEN
-        reset_at := /* TEMPLATE: schema */ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
-        reset_at := /* TEMPLATE: schema */ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+        reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
+            /* TEMPLATE: schema */_ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
     END IF;
 END
 $body$;

@@ -4,16 +4,16 @@
 -- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
 -- next 1000 rows of the primary key, from where the one before has ended.
 
--- Whether a row, one of so many shards, is full at `upto` (see ratelimit_available), and was at all instants from then on: at any of
+-- Whether a row, one of so many shards, is full at `upto` (see _ratelimit_available), and was at all instants from then on: at any of
 -- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
 -- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_says_nothing(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
         = capacity / shards::double precision
     ELSE false END;
 
@@ -43,7 +43,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
     END IF;
@@ -53,10 +53,10 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
                    rate, period, capacity, r.grid)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */ratelimit_grid(name, r.key, period, kind, start) END AS grid
+            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
@@ -76,7 +76,7 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
@@ -84,7 +84,7 @@ BEGIN
             SELECT r.ctid AS tid, r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
                        rate, period, capacity, g.grid)
                FOR UPDATE SKIP LOCKED
           ) AS l

@@ -1,7 +1,7 @@
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
--- refilled since ts is not in the row: every reader adds it (ratelimit_available).
+-- refilled since ts is not in the row: every reader adds it (_ratelimit_available).
 --
 -- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
 -- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so

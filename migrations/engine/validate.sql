@@ -1,5 +1,5 @@
 -- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_validate(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
 ) RETURNS void

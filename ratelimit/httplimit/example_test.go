@@ -3,6 +3,7 @@ package httplimit_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,6 +32,9 @@ func ExampleMiddleware() {
 		Limiter: &limits,
 		DB:      coalescer,
 		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			if r.URL.Path == "/health" {
+				return nil, httplimit.ErrNotLimited
+			}
 			user, plan, ok := r.BasicAuth() // whoever the application finds it to be
 			if !ok {
 				return nil, &httplimit.StatusError{Status: http.StatusUnauthorized}
@@ -48,8 +52,9 @@ func ExampleMiddleware_failed() {
 		Limiter: &limits,
 		DB:      pool,
 		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			account := strings.ToLower(strings.TrimSpace(r.FormValue("account"))) // as the application compares them
 			return []ratelimit.Request{
-				failedLogins.Key("account", r.FormValue("account")),
+				failedLogins.Key("account", account),
 				failedLogins.Key("address", clients.Key(r)),
 			}, nil
 		},
@@ -67,10 +72,12 @@ func ExampleClientIP() {
 	fmt.Println(httplimit.ClientIP{TrustedProxies: 1}.Key(r))
 	fmt.Println(httplimit.ClientIP{TrustedProxies: 1, IPv6Prefix: 48}.Key(r))
 	fmt.Println(httplimit.ClientIP{}.Key(r))
+	fmt.Println(httplimit.ClientIP{IPv4Prefix: 24}.Key(r))
 	// Output:
 	// 2001:db8:1:2::/64
 	// 2001:db8:1::/48
 	// 10.0.0.1
+	// 10.0.0.0/24
 }
 
 func ExampleCost() {

@@ -76,10 +76,23 @@ func add(header http.Header, name string, items []string) {
 // policyItem is a limit's item of RateLimit-Policy.
 func policyItem(limit ratelimit.Limit) string {
 	item := fmt.Sprintf("%s;%s=%d", quoted(wireName(limit)), paramQuota, tokens(limit.Capacity()))
-	if period := time.Duration(limit.Config().Period); period >= time.Second {
-		item += fmt.Sprintf(";%s=%d", paramWindow, seconds(period))
+	if w, ok := window(limit); ok {
+		item += fmt.Sprintf(";%s=%d", paramWindow, w)
 	}
 	return item
+}
+
+// window is how many seconds the capacity takes to refill, rounded up, so that q per w is no more than the limit grants. ok is
+// false if that is under a second, or too long for an Integer.
+func window(limit ratelimit.Limit) (w int64, ok bool) {
+	c := limit.Config()
+	periods := limit.Capacity() / c.Rate
+	if c.Kind == ratelimit.KindFixedWindow {
+		periods = max(periods, 1) // it refills at the next window, and not before
+	}
+	micros := math.Round(periods * float64(time.Duration(c.Period).Microseconds())) // a quotient of doubles is not exact: 50/3
+	seconds := math.Ceil(micros / 1e6)
+	return int64(min(seconds, maxInteger)), micros >= 1e6 && seconds <= maxInteger
 }
 
 // limitItem is a request's item of RateLimit.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -59,6 +60,24 @@ func TestFields(t *testing.T) {
 			answered(true, left(ratelimit.TokenBucket("w", 5, time.Second+time.Microsecond), "ann", 5, 0))},
 		{"what is owed is nothing", `"burst";q=100;w=60`, `"burst";r=0;t=120`, answered(true, left(burst, "ann", -99.5, 2*time.Minute))},
 		{"just below 1", `"burst";q=100;w=60`, `"burst";r=0;t=60`, answered(true, left(burst, "ann", 1-1e-15, time.Minute))},
+		{"a refill that is not the capacity", `"b";q=6;w=6`, `"b";r=5;t=1`,
+			answered(true, left(ratelimit.TokenBucket("b", 3600, time.Hour, ratelimit.Capacity(6)), "ann", 5, time.Second))},
+		{"a quotient that doubles do not hold", `"b";q=50;w=1000`, `"b";r=49;t=20`,
+			answered(true, left(ratelimit.TokenBucket("b", 3, time.Minute, ratelimit.Capacity(50)), "ann", 49, 20*time.Second))},
+		{"a capacity above the rate", `"b";q=10;w=18000`, `"b";r=9;t=1800`,
+			answered(true, left(ratelimit.TokenBucket("b", 2, time.Hour, ratelimit.Capacity(10)), "ann", 9, 30*time.Minute))},
+		{"a window of less than a second, and a capacity of many", `"b";q=1000;w=20`, `"b";r=999;t=1`,
+			answered(true, left(ratelimit.TokenBucket("b", 5, 100*time.Millisecond, ratelimit.Capacity(1000)), "ann", 999, 20*time.Millisecond))},
+		{"a capacity that refills in under a second", `"b";q=10`, `"b";r=9;t=1`,
+			answered(true, left(ratelimit.TokenBucket("b", 6000, time.Minute, ratelimit.Capacity(10)), "ann", 9, 10*time.Millisecond))},
+		{"nothing is saved up", `"b";q=0`, `"b";r=0;t=0`,
+			answered(true, left(ratelimit.TokenBucket("b", 10, time.Minute, ratelimit.Capacity(0)), "ann", 0, 0))},
+		{"a fixed window that saves up", `"w";q=25;w=150`, `"w";r=24;t=60`,
+			answered(true, left(ratelimit.FixedWindow("w", 10, time.Minute, ratelimit.Capacity(25)), "ann", 24, time.Minute))},
+		{"a fixed window that holds less than its rate refills no sooner", `"w";q=6;w=3600`, `"w";r=5;t=3600`,
+			answered(true, left(ratelimit.FixedWindow("w", 3600, time.Hour, ratelimit.Capacity(6)), "ann", 5, time.Hour))},
+		{"longer than can be said", `"b";q=999999999999999`, `"b";r=0;t=1`,
+			answered(true, left(ratelimit.TokenBucket("b", 1e-15, time.Hour, ratelimit.Capacity(1e15)), "ann", 0, time.Second))},
 		{"fractions of a token", `"f";q=0;w=1`, `"f";r=0;t=1`, answered(true, left(ratelimit.TokenBucket("f", 0.5, time.Second), "ann", 0.5, time.Second))},
 		{"the largest numbers", `"l";q=999999999999999;w=9223372037`, `"l";r=999999999999999;t=9223372037`,
 			answered(true, left(ratelimit.TokenBucket("l", 1e15, math.MaxInt64-math.MaxInt64%1000), "ann", 1e15, math.MaxInt64))},
@@ -91,6 +110,58 @@ func TestFields(t *testing.T) {
 				t.Errorf("%s: %s: %q", row.name, name, values)
 			}
 		}
+	}
+}
+
+// q per w is the rate that the limit grants in the long run, or less by what rounding q down and w up takes off.
+func TestThePolicyStatesTheLimitsRate(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	tokens := func(least, most float64) float64 { // of any magnitude, and whole ones as often
+		n := math.Pow(10, least+r.Float64()*(most-least))
+		if whole := math.Round(n); whole > 0 && r.IntN(2) == 0 {
+			return whole
+		}
+		return n
+	}
+	policy := regexp.MustCompile(`^"limit";q=(\d+)(?:;w=([1-9]\d*))?$`)
+	silent := 0
+	for range 20_000 {
+		rate, period := tokens(-6, 9), time.Duration(tokens(0, 14))*time.Microsecond
+		define := ratelimit.TokenBucket
+		if r.IntN(2) == 0 {
+			define = ratelimit.FixedWindow
+		}
+		var options []ratelimit.Option
+		if r.IntN(4) > 0 {
+			options = append(options, ratelimit.Capacity(rate*tokens(-4, 4)))
+		}
+		limit := define("limit", rate, period, options...)
+		if err := limit.Validate(); err != nil {
+			continue
+		}
+		granted := rate / period.Seconds()
+		if limit.Config().Kind == ratelimit.KindFixedWindow {
+			granted = min(rate, limit.Capacity()) / period.Seconds()
+		}
+		m := policy.FindStringSubmatch(policyItem(limit))
+		if m == nil {
+			t.Fatalf("%v: %s", limit, policyItem(limit))
+		}
+		const slack = 1e-6 // of half a microsecond in a second
+		if m[2] == "" {
+			silent++
+			if exact := limit.Capacity() / granted; exact >= 1+slack && exact <= maxInteger {
+				t.Errorf("%v has no w, but %v", limit, exact)
+			}
+			continue
+		}
+		q, w := float64(atoi(t, m[1])), float64(atoi(t, m[2]))
+		if stated := q / w; stated > granted*(1+slack) || (q+1)/(w-1) < granted*(1-slack) {
+			t.Errorf("%v: %s is %v a second, and %v are granted", limit, m[0], stated, granted)
+		}
+	}
+	if silent < 1_000 || silent > 10_000 {
+		t.Errorf("%d of 20,000 without w: this tested too little", silent)
 	}
 }
 

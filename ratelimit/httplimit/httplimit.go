@@ -13,10 +13,10 @@
 //
 // # What the header fields say
 //
-// RateLimit-Policy has an item for each limit that was asked: q is its capacity, the most tokens that can be had at once, and w
-// its period in seconds, left out if that is under one. For a limit whose capacity is its rate, which is the default, that
-// is all of it: a [ratelimit.FixedWindow] grants q per w, a [ratelimit.TokenBucket] q at once and q more over each w. With
-// another [ratelimit.Capacity] the refill, which is rate per w, is not told.
+// RateLimit-Policy has an item for each limit that was asked. q is its capacity, the most tokens that can be had at once, rounded
+// down. w is how many seconds the capacity takes to refill, rounded up: 60 for 100 a minute, and 6 for 3600 an hour with a
+// [ratelimit.Capacity] of 6. So q per w is the limit's rate, and never more. A [ratelimit.FixedWindow] whose capacity is less than
+// its rate grants no more than its capacity in each window: w is its period. Under a second, w is left out.
 //
 // RateLimit says what is left: r tokens now, rounded down, and 0 in debt. Of a request that was granted, t is the number of
 // seconds until the token bucket is full or the fixed window's next window begins; of one that was denied, until the very same
@@ -40,6 +40,10 @@ import (
 // DefaultTimeout is [Middleware.Timeout] unless set.
 const DefaultTimeout = 5 * time.Second
 
+// ErrNotLimited is what [Middleware.Requests] returns, wrapped or not, for a request that is not limited. The handler is called; no limit
+// is asked, no header field is set, and the Observer is not told.
+var ErrNotLimited = errors.New("httplimit: the request is not limited")
+
 // Middleware limits requests. Fill in the first three fields; the others have defaults. It fails closed: who cannot be
 // counted is refused. A request is refused, without its handler being called, with the status
 //
@@ -47,8 +51,8 @@ const DefaultTimeout = 5 * time.Second
 //   - 400 if it can never be granted ([ratelimit.ErrExceedsCapacity]), without Retry-After, since waiting does not help; and
 //     not 413, which is about the size of the content; and if its key or count is none that can be: it came from the client;
 //   - 503 if the database could not be asked, unless FailOpen;
-//   - that of a [StatusError] if Requests returns one; 500 if it returns another error, or if the Middleware or a limit is
-//     wrong in itself.
+//   - that of a [StatusError] if Requests returns one; 500 if it returns another error, or nothing, or if the Middleware or a
+//     limit is wrong in itself.
 //
 // A client that has gone before the decision gets nothing; the Observer sees that as status 499 (nginx's number for it).
 type Middleware struct {
@@ -60,8 +64,9 @@ type Middleware struct {
 	DB ratelimit.DB
 
 	// Requests says what an HTTP request costs: the limit by its plan, the key, how much, several limits at once if need be,
-	// which are then granted all together or not at all. It is called by many goroutines. A request for which it
-	// returns none and no error is not limited. Helpers: [ClientIP], [APIKey], [Cost]. Required.
+	// which are then granted all together or not at all. It is called by many goroutines. A request that is not to be limited is
+	// [ErrNotLimited]: to return no requests and no error is a mistake, and answered with 500. Helpers: [ClientIP], [APIKey],
+	// [Cost]. Required.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
 
 	// Failed makes this a limit on failures: it says by the status of an answer whether the request was one, and the tokens of
@@ -95,8 +100,8 @@ type Middleware struct {
 	PartitionSecret []byte
 
 	// LegacyFields sets the fields of before the draft, too: X-RateLimit-Limit, -Remaining and -Reset, and those without
-	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Reset is, as t is, a
-	// number of seconds, not a time of day.
+	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Limit is q, the
+	// most tokens at once; Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
 	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
@@ -153,16 +158,16 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 		case d.Status != 0 || m.Failed == nil:
 			next.ServeHTTP(w, r)
 		default:
-			m.countFailure(w, r, next, d.Result.At, requests)
+			m.countFailure(w, r, next, d.Result.Receipt(), requests)
 		}
 	})
 }
 
-// decide asks the limiter, unless there is nothing to ask.
+// decide asks the limiter, unless the request is not limited.
 func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Decision, limited bool) {
 	requests, d.Err = m.requests(r)
-	if d.Err == nil && len(requests) == 0 {
-		return nil, d, false
+	if errors.Is(d.Err, ErrNotLimited) {
+		return nil, Decision{}, false
 	}
 	open := false
 	if d.Err != nil {
@@ -193,7 +198,11 @@ func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {
 	if m.Limiter == nil || m.DB == nil || m.Requests == nil {
 		return nil, errors.New("httplimit: a Middleware needs a Limiter, a DB and Requests")
 	}
-	return m.Requests(r)
+	requests, err := m.Requests(r)
+	if err == nil && len(requests) == 0 {
+		err = errors.New("httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited")
+	}
+	return requests, err
 }
 
 // statusOfConsume is the status for what Consume returned, 0 for a grant.
@@ -241,7 +250,7 @@ func misdefined(result ratelimit.Result) bool {
 
 // countFailure calls the handler, and gives back what was consumed unless the answer is a failure. A panic goes by, and has
 // the tokens stay consumed.
-func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, consumedAt time.Time, requests []ratelimit.Request) {
+func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, receipt ratelimit.Receipt, requests []ratelimit.Request) {
 	recorder := &statusRecorder{ResponseWriter: w}
 	next.ServeHTTP(recorder, r)
 	if recorder.status == 0 {
@@ -257,7 +266,7 @@ func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next ht
 	defer cancel()
 	var d Decision
 	d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
-		d.Result, err = m.Limiter.Refund(ctx, m.DB, consumedAt, requests...)
+		d.Result, err = m.Limiter.Refund(ctx, m.DB, receipt, requests...)
 		return err
 	})
 	if d.Err != nil {

@@ -62,3 +62,24 @@ func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
 		t.Errorf("status %d, logged %q", w.Code, log.String())
 	}
 }
+
+// Nor that nothing is asked: it looks as if there was no limit.
+func TestWithoutAnObserverNoRequestsAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none") // never asked
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	limit := httplimit.Middleware{Limiter: new(ratelimit.Limiter), DB: pool, FailOpen: true,
+		Requests: func(*http.Request) ([]ratelimit.Request, error) { return nil, nil },
+	}
+	w := httptest.NewRecorder()
+	limit.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	if w.Code != http.StatusInternalServerError || !strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "ErrNotLimited") {
+		t.Errorf("status %d, logged %q", w.Code, log.String())
+	}
+}

@@ -65,9 +65,64 @@ func TestClientIP(t *testing.T) {
 		{"a zone in the field", httplimit.ClientIP{TrustedProxies: 1}, from(proxy, "fe80::1%25|x"), "fe80::/64"},
 		{"IPv4 in IPv6", httplimit.ClientIP{}, from("[::ffff:203.0.113.7]:4711"), "203.0.113.7"},
 		{"IPv4 in IPv6 in the field", httplimit.ClientIP{TrustedProxies: 1}, from(proxy, "::ffff:203.0.113.7"), "203.0.113.7"},
+
+		{"IPv4, /24", httplimit.ClientIP{IPv4Prefix: 24}, from("203.0.113.7:4711"), "203.0.113.0/24"},
+		{"IPv4, /1", httplimit.ClientIP{IPv4Prefix: 1}, from("203.0.113.7:4711"), "128.0.0.0/1"},
+		{"IPv4, /32", httplimit.ClientIP{IPv4Prefix: 32}, from("203.0.113.7:4711"), "203.0.113.7"},
+		{"IPv4, a prefix that is none", httplimit.ClientIP{IPv4Prefix: 999}, from("203.0.113.7:4711"), "203.0.113.7"},
+		{"IPv4, a negative prefix", httplimit.ClientIP{IPv4Prefix: -1}, from("203.0.113.7:4711"), "203.0.113.7"},
+		{"IPv4, the prefix of IPv6", httplimit.ClientIP{IPv6Prefix: 16}, from("203.0.113.7:4711"), "203.0.113.7"},
+		{"IPv6, the prefix of IPv4", httplimit.ClientIP{IPv4Prefix: 16}, from("[2001:db8:1:2:3:4:5:6]:4711"), "2001:db8:1:2::/64"},
+		{"IPv4 in IPv6, /24", httplimit.ClientIP{IPv4Prefix: 24, IPv6Prefix: 128}, from("[::ffff:203.0.113.7]:4711"), "203.0.113.0/24"},
+		{"NAT64, /24", httplimit.ClientIP{IPv4Prefix: 24, IPv6Prefix: 128}, from("[64:ff9b::203.0.113.7]:4711"), "203.0.113.0/24"},
 	} {
 		if got := row.clients.Key(row.r); got != row.want {
 			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}
+
+// What the network writes into an address is one client. What a client can choose in its own address is no other one.
+func TestClientIPInTransitionAddresses(t *testing.T) {
+	for _, row := range []struct {
+		name, want string
+		addresses  []string
+	}{
+		{"IPv4-mapped", "203.0.113.7", []string{"::ffff:203.0.113.7", "::ffff:cb00:7107", "0:0:0:0:0:ffff:203.0.113.7"}},
+		{"IPv4-translated", "203.0.113.7", []string{"::ffff:0:203.0.113.7", "::ffff:0:cb00:7107"}},
+		{"IPv4-compatible", "203.0.113.7", []string{"::203.0.113.7", "::cb00:7107"}},
+		{"NAT64", "203.0.113.7", []string{"64:ff9b::203.0.113.7", "64:ff9b::cb00:7107"}},
+		{"NAT64, another client", "203.0.113.8", []string{"64:ff9b::203.0.113.8"}},
+		{"6to4: all of a site", "203.0.113.7", []string{"2002:cb00:7107::1", "2002:cb00:7107:1::1", "2002:cb00:7107:ffff:ffff:ffff:ffff:ffff"}},
+		{"6to4, another site", "203.0.113.8", []string{"2002:cb00:7108::1"}},
+		{"Teredo: servers, flags and ports of one client", "192.0.2.45",
+			[]string{"2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:0:cb00:7107:0:0:3fff:fdd2", "2001::ffff:3fff:fdd2"}},
+		{"Teredo, another client of the server", "192.0.2.46", []string{"2001:0:4136:e378:8000:63bf:3fff:fdd1"}},
+
+		{"local NAT64, /96", "64:ff9b:1::cb00:7107/128", []string{"64:ff9b:1::203.0.113.7"}},
+		{"local NAT64, /48", "64:ff9b:1:cb00:71:700::/128", []string{"64:ff9b:1:cb00:71:700::"}},
+		{"local NAT64, another client", "64:ff9b:1::cb00:7108/128", []string{"64:ff9b:1::203.0.113.8"}},
+
+		{"ISATAP: what the client writes", "2001:db8:1:2::/64",
+			[]string{"2001:db8:1:2:0:5efe:203.0.113.7", "2001:db8:1:2:200:5efe:203.0.113.7", "2001:db8:1:2:0:5efe:203.0.113.8"}},
+		{"a network's own NAT64", "2001:db8:122:344::/64", []string{"2001:db8:122:344::192.0.2.33"}},
+		{"loopback, and no address", "::/64", []string{"::1", "::"}},
+		{"next to IPv4-compatible", "0:0:0:1::/64", []string{"0:0:0:1::203.0.113.7"}},
+		{"in ::/64, but in no prefix", "::/64", []string{"::1:203.0.113.7", "::fffe:203.0.113.7", "::ffff:1:203.0.113.7"}},
+		{"next to NAT64", "64:ff9b:0:1::/64", []string{"64:ff9b:0:1::203.0.113.7"}},
+		{"in NAT64's /64", "64:ff9b::/64", []string{"64:ff9b::1:203.0.113.7"}},
+		{"next to local NAT64", "64:ff9b:2::/64", []string{"64:ff9b:2::203.0.113.7"}},
+		{"next to 6to4", "2003:cb00:7107::/64", []string{"2003:cb00:7107::1"}},
+		{"next to Teredo", "2001:1:4136:e378::/64", []string{"2001:1:4136:e378:8000:63bf:3fff:fdd2"}},
+		{"an IPv4 address that no host has", "64:ff9b::/64", []string{"64:ff9b::0.0.0.1"}},
+	} {
+		for _, address := range row.addresses {
+			if got := (httplimit.ClientIP{}).Key(from("[" + address + "]:4711")); got != row.want {
+				t.Errorf("%s: %s is %q, want %q", row.name, address, got, row.want)
+			}
+			if got := (httplimit.ClientIP{TrustedProxies: 1}).Key(from("10.0.0.1:4711", address)); got != row.want {
+				t.Errorf("%s: %s behind a proxy is %q, want %q", row.name, address, got, row.want)
+			}
 		}
 	}
 }
@@ -108,7 +163,7 @@ func TestAPIKey(t *testing.T) {
 		t.Errorf("a missing key: %v", err)
 	}
 	seen := map[string]bool{}
-	for _, secret := range []string{"s3cret", "s3cret ", "other", strings.Repeat("long", 10_000), "\x00", "\xff"} {
+	for _, secret := range []string{"s3cret", "S3cret", "s3 cret", "other", strings.Repeat("long", 10_000), "\x00", "\xff"} {
 		r.Header.Set("X-API-Key", secret)
 		key, err := httplimit.APIKey(r, "x-api-key")
 		if err != nil || seen[key] || len(key) != 43 || strings.Contains(key, secret) {
@@ -116,10 +171,130 @@ func TestAPIKey(t *testing.T) {
 		}
 		seen[key] = true
 	}
-	r.Header.Set("X-API-Key", "s3cret")
+	r.Header.Set("X-API-Key", " s3cret\t")
 	if key, _ := httplimit.APIKey(r, "X-API-Key"); key != "HsHCa1DV08WNlYMYGvgHZlX-AHVr9yhZQLo2cPmfy6A" {
 		t.Errorf("the key has changed: %q", key)
 	}
+}
+
+// Each row has the spellings of one credential, and no two rows have a key in common.
+func TestAPIKeyIsOneForOneCredential(t *testing.T) {
+	credentials := []struct {
+		header    string
+		spellings []string
+	}{
+		{"Authorization", []string{"Bearer s3cret", "bearer s3cret", "BEARER s3cret", "Bearer   s3cret", "Bearer \ts3cret", "  Bearer s3cret\t "}},
+		{"Authorization", []string{"Bearer S3cret"}},
+		{"Authorization", []string{"Bearer s3 cret"}},
+		{"Authorization", []string{"Bearer s3cret="}}, // for the application, it may be another
+		{"Authorization", []string{"Token s3cret"}},
+		{"Authorization", []string{"s3cret", " s3cret "}},
+		{"Authorization", []string{"S3CRET"}}, // without a scheme, it is all secret
+		{"Authorization", []string{"Bearer"}},
+
+		// ann:s3cret!
+		{"Authorization", []string{"Basic YW5uOnMzY3JldCE=", "basic  YW5uOnMzY3JldCE=", "Basic YW5uOnMzY3JldCE", "Basic YW5uOnMzY3JldCE==", "Basic YW5uOnMzY3JldCF="}},
+		{"Authorization", []string{"Basic YW5uOnMzY3JldCI="}},                             // ann:s3cret"
+		{"Authorization", []string{"Basic Yjo/Pj8+", "Basic Yjo_Pj8-", "BASIC Yjo_Pj8+"}}, // b:?>?>
+		{"Authorization", []string{"Basic yjo/pJ8+"}},
+		{"Authorization", []string{"Basic no base64"}},
+		{"Authorization", []string{"Basic No base64"}},
+		{"Authorization", []string{"Bearer YW5uOnMzY3JldCE="}}, // not decoded: the scheme does not say so
+		{"Authorization", []string{"Bearer YW5uOnMzY3JldCF="}},
+
+		{"Authorization", []string{`Token token="s3cret", app="a b"`, `token app="a b",token=s3cret`, `Token  TOKEN = "s3\cret" ,, App="a\ b" ,`}},
+		{"Authorization", []string{`Token token="S3cret", app="a b"`}},
+		{"Authorization", []string{`Token token="s3cret, app=", b`}},
+		{"Authorization", []string{`Token token="s3cret\", app=\"a b"`}},
+		{"Authorization", []string{`Token token="s3cret", zone=1`}},
+		{"Authorization", []string{`Token token="s3cret, zone=1"`}},
+		{"Authorization", []string{`Token token="s3cret`}},
+		{"Authorization", []string{`Token token="s3cret" x`}},
+		{"Authorization", []string{`Digest username="ann", realm="site", nonce="1", nc=00000001, uri="/", response="6629fae4"`,
+			`digest response="0af4a", nc=00000002, uri=/x, nonce="1", realm=site, username="ann"`}},
+		{"Authorization", []string{`Digest username="bob", realm="site", nonce="1", nc=00000001, uri="/", response="6629fae4"`}},
+		{"Authorization", []string{`Digest username="ann", realm="other", nonce="1", nc=00000001, uri="/", response="6629fae4"`}},
+		{"Authorization", []string{`Digest username*=UTF-8''J%C3%A4s, realm="site"`, `Digest username*=UTF-8''J%C3%A4s, realm="site", nc=2`}},
+
+		{"X-API-Key", []string{"Bearer  s3cret", " Bearer  s3cret", "Bearer  s3cret\t"}}, // no scheme there
+		{"X-API-Key", []string{"bearer  s3cret"}},
+		{"X-API-Key", []string{"Basic YW5uOnMzY3JldCE"}},
+	}
+	keyOf := func(header string, lines ...string) (string, error) {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header[http.CanonicalHeaderKey(header)] = lines
+		return httplimit.APIKey(r, strings.ToLower(header))
+	}
+	rows := map[string]int{}
+	for i, row := range credentials {
+		for _, spelling := range row.spellings {
+			key, err := keyOf(row.header, spelling)
+			if before, found := rows[key]; err != nil || found && before != i {
+				t.Errorf("%q has the key of %q, %v", spelling, credentials[before].spellings[0], err)
+			}
+			if rows[key] = i; key != first(t, keyOf, row.header, row.spellings[0]) {
+				t.Errorf("%q and %q have two keys", row.spellings[0], spelling)
+			}
+		}
+	}
+	if key, err := keyOf("Proxy-Authorization", "bearer  s3cret"); err != nil || rows[key] != 0 || key != first(t, keyOf, "Authorization", "Bearer s3cret") {
+		t.Errorf("Proxy-Authorization: %q, %v", key, err)
+	}
+
+	for _, row := range []struct {
+		lines  []string
+		status int // 0: as the first line alone
+	}{
+		{[]string{"Bearer s3cret", "bearer  s3cret "}, 0},
+		{[]string{"Bearer s3cret", "Bearer other"}, http.StatusBadRequest},
+		{[]string{"Bearer s3cret", "Bearer s3cret", "Bearer other"}, http.StatusBadRequest},
+		{[]string{"Bearer s3cret", ""}, http.StatusBadRequest},
+		{[]string{"", "Bearer s3cret"}, http.StatusBadRequest},
+		{[]string{" \t ", ""}, http.StatusUnauthorized},
+		{[]string{""}, http.StatusUnauthorized},
+		{nil, http.StatusUnauthorized},
+	} {
+		key, err := keyOf("Authorization", row.lines...)
+		var refused *httplimit.StatusError
+		switch {
+		case row.status == 0 && (err != nil || key != first(t, keyOf, "Authorization", row.lines[0])):
+			t.Errorf("%q: %q, %v", row.lines, key, err)
+		case row.status != 0 && (!errors.As(err, &refused) || refused.Status != row.status || key != ""):
+			t.Errorf("%q: %q, %v, want %d", row.lines, key, err, row.status)
+		}
+	}
+}
+
+func first(t *testing.T, keyOf func(string, ...string) (string, error), header, line string) string {
+	t.Helper()
+	key, err := keyOf(header, line)
+	if err != nil {
+		t.Fatalf("%s: %s: %v", header, line, err)
+	}
+	return key
+}
+
+// Whatever a client sends, more spaces and another case of the scheme make no other key.
+func FuzzAPIKey(f *testing.F) {
+	for _, value := range []string{"Bearer s3cret", "basic YW5uOg==", `Digest username="a\"b", realm=x`, "Token a=,b=\"", "x \\\"=", "k", ""} {
+		f.Add(value)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		keyOf := func(value string) string {
+			key, _ := httplimit.APIKey(&http.Request{Header: http.Header{"Authorization": {value}}}, "Authorization")
+			return key
+		}
+		other := " " + value + "\t"
+		if scheme, rest, found := strings.Cut(strings.Trim(value, " \t"), " "); found {
+			other = strings.ToUpper(scheme) + "  " + rest
+			if strings.ToLower(strings.ToUpper(scheme)) != strings.ToLower(scheme) || strings.Contains(scheme, "\t") {
+				return
+			}
+		}
+		if a, b := keyOf(value), keyOf(other); a != b {
+			t.Fatalf("%q: %q, and %q: %q", value, a, other, b)
+		}
+	})
 }
 
 func TestCost(t *testing.T) {

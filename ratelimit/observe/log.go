@@ -25,7 +25,7 @@ const DefaultEvery = 10 * time.Second
 //	Warn   a count can never be granted (limit, verb, error, took)
 //	Error  a limit or request is invalid, or the database failed (the same)
 //
-// Grants are not logged; nor are checks that say no, transactions that have to run again (InTx does), and calls that their
+// Grants are not logged; nor are checks that would be denied, transactions that have to run again (InTx does), and calls that their
 // caller canceled.
 //
 // A flood of denials, or a database that is down, does not flood the log: of each limit and kind of outcome, one record is
@@ -69,7 +69,7 @@ func HashKey(secret []byte) func(key string) string {
 func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
 	switch of := outcome(ctx, d); of {
 	case denied:
-		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok { // not by a check
+		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok {
 			for _, s := range exceeded.Requests {
 				if s.OK {
 					continue
@@ -93,7 +93,7 @@ func (l *Log) failure(ctx context.Context, level slog.Level, message, of string,
 		}
 	}
 	l.write(ctx, level, message, subject{of, strings.Join(names, ", ")}, d.Result.Requests,
-		slog.String("verb", d.Verb), slog.Any("error", d.Err), slog.Duration("took", d.Took))
+		slog.String("verb", string(d.Verb)), slog.Any("error", d.Err), slog.Duration("took", d.Took))
 }
 
 // write writes a record, unless there was one about the same just now.

@@ -26,7 +26,7 @@ import (
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
 //	ratelimit.verb     consume, check, charge, refund or reset
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another one denied);
-//	                   exceeds_capacity (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run
+//	                   would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run
 //	                   again); canceled (by the caller); error
 //	error.type         of the outcome error, and of retries: the SQLSTATE, "deadline_exceeded" or "_OTHER"
 //
@@ -63,19 +63,19 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 // Decision is for [ratelimit.Limiter.Observer].
 func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 	result := outcome(ctx, d)
-	call := []attribute.KeyValue{attribute.String("ratelimit.verb", d.Verb)}
+	call := []attribute.KeyValue{attribute.String("ratelimit.verb", string(d.Verb))}
 	if result == failed {
 		call = append(call, errorType(d.Err))
 	}
 	limits := map[string]bool{}
 	for _, s := range d.Result.Requests {
 		name, of := attribute.String("ratelimit.limit", limitName(s.Limit)), result
-		if result == denied && s.OK {
+		if (result == denied || result == wouldDeny) && s.OK {
 			of = withheld
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if wait := s.RetryAt.Sub(d.Result.At); result == granted && d.Verb == "consume" && wait > 0 {
+		if wait := s.RetryAt.Sub(d.Result.At); result == granted && d.Verb == ratelimit.VerbConsume && wait > 0 {
 			m.wait.Record(ctx, wait.Seconds(), metric.WithAttributes(name))
 		}
 	}

@@ -35,6 +35,7 @@ func Join(observers ...func(context.Context, ratelimit.Decision)) func(context.C
 const (
 	granted         = "granted"
 	denied          = "denied"
+	wouldDeny       = "would_deny"       // a check, which refuses nothing
 	withheld        = "withheld"         // a request that another one of the same call kept from being granted
 	exceedsCapacity = "exceeds_capacity" // can never be granted
 	invalid         = "invalid"
@@ -47,9 +48,11 @@ const (
 func outcome(ctx context.Context, d ratelimit.Decision) string {
 	state := sqlState(d.Err)
 	switch {
-	case d.Err == nil && d.Result.OK:
+	case d.Err == nil:
 		return granted
-	case d.Err == nil, errors.Is(d.Err, ratelimit.ErrDenied):
+	case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:
+		return wouldDeny
+	case errors.Is(d.Err, ratelimit.ErrDenied):
 		return denied
 	case errors.Is(d.Err, ratelimit.ErrExceedsCapacity):
 		return exceedsCapacity

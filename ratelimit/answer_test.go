@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"reflect"
@@ -28,21 +29,50 @@ func TestOnlyWhatTheRaisingFunctionWritesIsADenial(t *testing.T) {
 		{"PT429", `{"at": 1.5, "ord": [1], "value": [0.1], "ts": [2]}`, false},
 		{"PT429", `{"at": 1, "ord": [0], "value": [0.1], "ts": [2]}`, false},
 		{"PT429", `{"at": 1, "ord": [3], "value": [0.1], "ts": [2]}`, false},
+		{"PT429", `{"at": 1, "ord": null, "value": [0.1, 0.2], "ts": [2, 3]}`, false},
+		{"PT429", `{"at": 1, "ord": [1], "value": [], "ts": []}`, false},
 		{"PT429", `{"at": 1, "ord": [1], "value": [], "ts": [2]}`, false},
 		{"PT429", `{"at": 1, "ord": [1], "value": [0.1], "ts": []}`, false},
 		{"PT429", `{"at": 1, "ord": [1], "value": ["NaN"], "ts": [2]}`, false},
 		{"PT429", `{"at": 1, "ord": [1], "value": [0.1], "ts": [2], "retry": 1}`, false},
 	} {
 		answer, ok := denialIn(fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: row.code, Detail: row.detail}), 2)
-		if ok != row.ok || answer.granted || len(answer.rows) > len(answer.ord) {
+		if ok != row.ok || ok && (answer.granted || len(answer.rows) != 2) {
 			t.Errorf("%s %s: %+v, %v", row.code, row.detail, answer, ok)
 		}
 	}
-	answer, ok := denialIn(&pgconn.PgError{Code: "PT429", Detail: `{"at": 1, "ord": [2], "value": [0.1], "ts": [2]}`}, 2)
-	if !ok || !reflect.DeepEqual(answer, applyRow{at: 1, ord: []int32{2}, rows: []algebra.Row{{Value: 0.1, TS: 2}}}) {
-		t.Errorf("%+v, %v", answer, ok)
+	want := answer{at: 1, rows: [][]algebra.Row{nil, {{Value: 0.1, TS: 2}}}}
+	denial, ok := denialIn(&pgconn.PgError{Code: "PT429", Detail: `{"at": 1, "ord": [2], "value": [0.1], "ts": [2]}`}, 2)
+	if !ok || !reflect.DeepEqual(denial, &want) {
+		t.Errorf("%+v, %v", denial, ok)
 	}
 	if _, ok := denialIn(errors.New("no error of a server"), 1); ok {
 		t.Error("an error of nobody's is a denial")
+	}
+}
+
+// bytesRow is a row of one column.
+type bytesRow []byte
+
+func (b bytesRow) Scan(dest ...any) error {
+	*dest[0].(*[]byte) = b
+	return nil
+}
+
+// What the server has done is not known if its answer cannot be read, least of all that it was a grant.
+func TestAnAnswerThatCannotBeReadIsUnknown(t *testing.T) {
+	granted := []byte{0, 0, 0, 16, 0, 0, 0, 1, 1} // a boolean: type, length, value
+	for name, answer := range map[string][]byte{
+		"none":           nil,
+		"other columns":  append(binary.BigEndian.AppendUint32(nil, 1), granted...),
+		"ends too early": append(binary.BigEndian.AppendUint32(nil, 4), granted...),
+		"another type":   append(append(binary.BigEndian.AppendUint32(nil, 4), granted...), 0, 0, 0, 16, 0, 0, 0, 1, 1),
+	} {
+		if a, err := readOne(bytesRow(answer), 1); !errors.Is(err, ErrUnknownOutcome) {
+			t.Errorf("%s: error %v for one limit, want ErrUnknownOutcome; answer %+v", name, err, a)
+		}
+		if a, err := readSeveral(bytesRow(answer), 1); !errors.Is(err, ErrUnknownOutcome) {
+			t.Errorf("%s: error %v for any limits, want ErrUnknownOutcome; answer %+v", name, err, a)
+		}
 	}
 }

@@ -1,0 +1,41 @@
+package integration_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// A struct of the caller's that embeds a Coalescer has its methods, and is one.
+func TestAStructThatEmbedsACoalescerCoalesces(t *testing.T) {
+	t.Parallel()
+	type named struct {
+		*ratelimit.Coalescer
+		name string
+	}
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	db := named{coalescer, "limits"}
+	var limiter ratelimit.Limiter
+	limit := slow("limit", 100)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, db, nil, limit.Key("a"), limit.Key("b"), limit.Key("a"))
+	release()
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if err != nil {
+			t.Errorf("call %d on %s: %v", i, db.name, err)
+		}
+	}
+	if n := s.count("ratelimit_coalesce"); n != 1 {
+		t.Errorf("%d statements for 3 calls, want 1", n)
+	}
+	if left := math.Floor(remaining(t, db, limit.Key("a"))); left != 98 {
+		t.Errorf("%v tokens left of 100, want 98", left)
+	}
+	if _, err := limiter.Sweep(t.Context(), db, limit); err != nil {
+		t.Errorf("sweep on %s: %v", db.name, err)
+	}
+}

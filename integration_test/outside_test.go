@@ -1,0 +1,226 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// writing is every verb that writes.
+func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]func(ctx context.Context, db ratelimit.DB) error {
+	return map[string]func(ctx context.Context, db ratelimit.DB) error{
+		"consume": func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Consume(ctx, db, request)
+			return err
+		},
+		"charge": func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Charge(ctx, db, request)
+			return err
+		},
+		"refund": func(ctx context.Context, db ratelimit.DB) error {
+			_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), request), request)
+			return err
+		},
+		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
+	}
+}
+
+// refusesToWrite wants every verb that writes refused before it is sent: the pool's only connection is the transaction's, so that
+// nothing could be.
+func refusesToWrite(t *testing.T, ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for verb, write := range writing(limiter, request) {
+		err := write(ctx, db)
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), verb) || !strings.Contains(err.Error(), "OutsideTx(ctx)") {
+			t.Errorf("%s: %v, want it refused", verb, err)
+		}
+	}
+}
+
+// writes wants every verb that writes to be granted.
+func writes(t *testing.T, ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for verb, write := range writing(limiter, request) {
+		if err := write(ctx, db); err != nil {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
+// TestWritingOnThePoolInsideItsTransactionIsRefused on every handle whose pool is known, whatever the limiter.
+func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	var limiter, another ratelimit.Limiter
+	request := ratelimit.TokenBucket("messages", 1000, time.Hour).Key("ann")
+	t.Run("pgx", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 1)
+		var kept context.Context
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			kept = ctx
+			refusesToWrite(t, ctx, &limiter, request, pool)
+			refusesToWrite(t, ctx, &another, request, &ratelimit.Coalescer{Pool: pool})
+			writes(t, ctx, &limiter, request, tx)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		writes(t, kept, &limiter, request, pool) // the transaction has ended
+	})
+	t.Run("database/sql", func(t *testing.T) {
+		t.Parallel()
+		withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, _ *pgxpool.Pool) {
+			var kept context.Context
+			errAbandoned := errors.New("abandoned")
+			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+				kept = ctx
+				refusesToWrite(t, ctx, &another, request, ratelimit.SQL(db))
+				writes(t, ctx, &limiter, request, ratelimit.SQL(tx))
+				return errAbandoned
+			})
+			if !errors.Is(err, errAbandoned) {
+				t.Fatal(err)
+			}
+			writes(t, kept, &limiter, request, ratelimit.SQL(db))
+		})
+	})
+}
+
+func TestAllEnclosingPoolsCount(t *testing.T) {
+	t.Parallel()
+	var limiter ratelimit.Limiter
+	request := ratelimit.TokenBucket("messages", 1000, time.Hour).Key("ann")
+	outer, elsewhere := newPool(t, 1), newPool(t, 1)
+	inner := openSQL(t, "pgx", newMigrated(t), 1)
+	err := limiter.InTx(t.Context(), outer, func(ctx context.Context, outerTx pgx.Tx) error {
+		outerCtx := ctx
+		err := limiter.InSQLTx(ctx, inner, func(ctx context.Context, innerTx *sql.Tx) error {
+			refusesToWrite(t, ctx, &limiter, request, outer)
+			refusesToWrite(t, ctx, &limiter, request, ratelimit.SQL(inner))
+			writes(t, ctx, &limiter, request, elsewhere)
+			writes(t, ctx, &limiter, request, outerTx)
+			writes(t, ctx, &limiter, request, ratelimit.SQL(innerTx))
+			return nil
+		})
+		refusesToWrite(t, outerCtx, &limiter, request, outer)
+		writes(t, outerCtx, &limiter, request, ratelimit.SQL(inner))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestACheckOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	var limiter ratelimit.Limiter
+	request := ratelimit.TokenBucket("messages", 10, time.Hour).Key("ann")
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limiter.Consume(ctx, tx, request); err != nil {
+			return err
+		}
+		result, err := limiter.Check(ctx, pool, request.Count(0))
+		if result.Remaining != 10 {
+			t.Errorf("%v remain, want what is committed, 10", result.Remaining)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOutsideTxOutlivesTheRollback and is taken again by each attempt.
+func TestOutsideTxOutlivesTheRollback(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	var limiter ratelimit.Limiter
+	failed, messages := ratelimit.TokenBucket("failed logins", 10, 10000*time.Hour), ratelimit.TokenBucket("messages", 10, 10000*time.Hour)
+	errAbandoned := errors.New("abandoned")
+	attempts := 0
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		attempts++
+		if _, err := limiter.Consume(ctx, tx, messages.Key("ann"), messages.Key("held")); err != nil {
+			return err
+		}
+		if _, err := limiter.Consume(ratelimit.OutsideTx(ctx), pool, failed.Key("ann")); err != nil {
+			return err
+		}
+		if attempts < 3 {
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+			return err
+		}
+		// A transaction that is begun with it has a pool of its own again.
+		err := limiter.InTx(ratelimit.OutsideTx(ctx), pool, func(ctx context.Context, _ pgx.Tx) error {
+			_, err := limiter.Consume(ctx, pool, failed.Key("ann"))
+			return err
+		})
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%v, want the inner transaction's pool refused", err)
+		}
+		// The row that the transaction holds is waited for until the context is over.
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		if _, err := limiter.Consume(ratelimit.OutsideTx(short), pool, messages.Key("held")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want to wait for the transaction's row", err)
+		}
+		return errAbandoned
+	})
+	if !errors.Is(err, errAbandoned) || attempts != 3 {
+		t.Fatalf("%d attempts: %v", attempts, err)
+	}
+	for want, limit := range map[float64]ratelimit.Limit{7: failed, 10: messages} {
+		if result, err := limiter.Check(t.Context(), pool, limit.Key("ann").Count(0)); err != nil || result.Remaining < want || result.Remaining > want+0.01 {
+			t.Errorf("%s: %v remain, %v, want %v", limit.Name(), result.Remaining, err, want)
+		}
+	}
+}
+
+// wrappedPool is a pool in a type of the application's.
+type wrappedPool struct{ *pgxpool.Pool }
+
+// TestPoolsThatAreNotRecognized are as the docs of OutsideTx say.
+func TestPoolsThatAreNotRecognized(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	other := connect(t, pool.Config().ConnString(), 1)
+	var limiter ratelimit.Limiter
+	request := ratelimit.TokenBucket("messages", 1000, time.Hour).Key("ann")
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+		for _, db := range []ratelimit.DB{wrappedPool{pool}, &wrappedPool{pool}, other, conn, conn.Conn()} {
+			writes(t, ctx, &limiter, request, db)
+		}
+		writes(t, t.Context(), &limiter, request, pool)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = limiter.InTx(t.Context(), conn, func(ctx context.Context, _ pgx.Tx) error {
+		writes(t, ctx, &limiter, request, conn) // it is in the transaction
+		writes(t, ctx, &limiter, ratelimit.TokenBucket("messages", 1000, time.Hour).Key("bob"), pool)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,859 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/shardpick"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// promises is for how long TestReservationsKeepPromises goes on: longer sequences in the small worlds, and more random ones.
+var promises = flag.Duration("promises", 0, "how long to look for sequences that break a promise (0: a minute or less)")
+
+// TestReservationsKeepPromises looks for sequences of actions after which more runs than was promised: over any span, jobs that run
+// when they were told to take at most the capacity and what is refilled in it, and those of a fixed window fit each window. A job counts
+// at the limit's own time to run. What was given back does not run; charges are not counted; a Reset or other numbers begin anew.
+func TestReservationsKeepPromises(t *testing.T) {
+	t.Parallel()
+	t.Run("every sequence in small worlds", testSmallWorlds)
+	t.Run("random sequences on every handle", testPromisesOnEveryHandle)
+	t.Run("concurrent callers", testPromisesOfConcurrentCallers)
+}
+
+// promised is tokens of a job that was told to run at an instant.
+type promised struct {
+	at     algebra.Micros
+	tokens float64
+}
+
+// excess is by how much jobs break the promise of their limit, in the span in which they do most. It sorts them.
+func excess(l algebra.Limit, jobs []promised) (worst float64) {
+	slices.SortFunc(jobs, func(a, b promised) int { return cmp.Compare(a.at, b.at) })
+	for i := range jobs {
+		tokens, from := 0.0, l.UpTo(jobs[i].at)
+		for _, job := range jobs[i:] {
+			tokens += job.tokens
+			refilled := float64(l.UpTo(job.at)-from) / float64(l.Period.Microseconds()) * l.Rate
+			worst = max(worst, tokens-l.Capacity-refilled)
+		}
+	}
+	return worst
+}
+
+// rounding is how many tokens a sum may be off.
+const rounding = 1e-6
+
+// span is from when a job was granted to when a part of it was refunded, as numbers of actions.
+type span struct{ job, from, to int }
+
+// overlapping says whether refunds of different jobs were under way at once.
+func overlapping(refunds []span) bool {
+	for i, a := range refunds {
+		for _, b := range refunds[:i] {
+			if a.job != b.job && a.from < b.to && b.from < a.to {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// allowed is what the excess has to be below: nothing, but for refunds of a token bucket that overlap.
+func allowed(l algebra.Limit, refunds []span) float64 {
+	if !l.Window && overlapping(refunds) {
+		return l.Capacity
+	}
+	return rounding
+}
+
+// smallWorld is one in which all sequences of actions are tried, in the model, and some of them on the database.
+type smallWorld struct {
+	limits []ratelimit.Limit
+	counts []float64 // that are consumed and reserved
+	pick   int       // the shard that is looked at first
+
+	numbers []algebra.Limit
+	shards  int
+}
+
+// smallAction is one of: take counts (perhaps reserving), charge a token of the first limit, refund a part of a job, or wait.
+type smallAction struct {
+	counts  []float64
+	reserve bool
+	charge  bool
+	job     int
+	part    float64
+	wait    time.Duration
+}
+
+func (a smallAction) String() string {
+	switch {
+	case a.wait > 0:
+		return fmt.Sprintf("wait %v", a.wait)
+	case a.charge:
+		return "charge 1"
+	case a.part > 0:
+		return fmt.Sprintf("refund %v of job %d", a.part, a.job)
+	}
+	return fmt.Sprintf("take %v, reserving: %v", a.counts, a.reserve)
+}
+
+// smallState is what became of a small world. It is copied, never changed in place.
+type smallState struct {
+	now     algebra.Micros
+	rows    [][]algebra.Row
+	jobs    []smallJob
+	refunds []span
+	done    []smallAction
+}
+
+type smallJob struct {
+	began int // the action that it is
+	runAt algebra.Micros
+	parts []smallPart
+}
+
+// smallPart is what a job took of one limit.
+type smallPart struct {
+	limit int
+	own   algebra.Micros // when that limit alone would let it run
+	left  float64        // what was not given back
+	taken algebra.Taken
+}
+
+// try carries an action out, in a copy.
+func (w smallWorld) try(s smallState, a smallAction) (next smallState, granted bool) {
+	granted = true
+	switch {
+	case a.wait > 0:
+		s.now += algebra.Micros(a.wait.Microseconds())
+	case a.charge:
+		s = w.charge(s)
+	case a.part > 0:
+		s = w.refund(s, a)
+	default:
+		s, granted = w.take(s, a)
+	}
+	s.done = append(slices.Clip(s.done), a)
+	return s, granted
+}
+
+// charge takes a token of the first limit: of one row, if that has it.
+func (w smallWorld) charge(s smallState) smallState {
+	l, rows := w.numbers[0], slices.Clone(s.rows[0])
+	if len(rows) > 1 && l.Available(rows[w.pick], w.shards, s.now) >= 1 {
+		rows[w.pick] = algebra.Row{Value: l.Available(rows[w.pick], w.shards, s.now) - 1, TS: max(rows[w.pick].TS, s.now)}
+	} else {
+		rows = l.Take(rows, w.shards, 1, s.now)
+	}
+	s.rows = slices.Clone(s.rows)
+	s.rows[0] = rows
+	return s
+}
+
+// take is what ratelimit_apply and its short forms do.
+func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
+	job := smallJob{began: len(s.done), runAt: s.now}
+	rows := slices.Clone(s.rows)
+	atOnce := true // one row of each limit has enough
+	for i, count := range a.counts {
+		if count > w.numbers[i].Capacity {
+			return s, false // no promise can hold for it
+		}
+		if count > 0 && w.shards > 1 {
+			atOnce = atOnce && len(rows[i]) > 0 && w.numbers[i].Available(rows[i][w.pick], w.shards, s.now) >= count
+		} else if count > 0 {
+			atOnce = atOnce && w.numbers[i].Enough(rows[i], 1, count, 0, s.now)
+		}
+	}
+	var ds []algebra.Demand
+	var places []int
+	for i, count := range a.counts {
+		l := w.numbers[i]
+		switch {
+		case count == 0:
+		case atOnce && w.shards > 1:
+			row := rows[i][w.pick]
+			row = algebra.Row{Value: l.Available(row, w.shards, s.now) - count, TS: max(row.TS, s.now)}
+			rows[i] = slices.Clone(rows[i])
+			rows[i][w.pick] = row
+			taken := algebra.Taken{At: s.now, RunAt: s.now, Count: count, Held: row.Value, Part: 1 / float64(w.shards)}
+			job.parts = append(job.parts, smallPart{i, s.now, count, taken})
+		default:
+			d := algebra.Demand{Limit: l, Rows: rows[i], Shards: w.shards, Count: count}
+			if a.reserve {
+				d.Floor = math.Inf(-1)
+			}
+			ds = append(ds, d)
+			places = append(places, i)
+		}
+	}
+	if len(ds) > 0 {
+		runAt, lefts, granted := algebra.Reserve(ds, s.now)
+		if !granted {
+			return s, false
+		}
+		job.runAt = runAt
+		for k, d := range ds {
+			i := places[k]
+			rows[i] = d.Limit.Spread(d.Rows, d.Shards, lefts[k], s.now)
+			held := 0.0
+			for _, row := range rows[i] {
+				held += row.Value
+			}
+			taken := algebra.Taken{At: s.now, RunAt: runAt, Count: d.Count, Held: held, Part: 1}
+			job.parts = append(job.parts, smallPart{i, d.Limit.When(rows[i], w.shards, 0, 0, s.now), d.Count, taken})
+		}
+	}
+	s.rows = rows
+	s.jobs = append(slices.Clip(s.jobs), job)
+	return s, true
+}
+
+func (w smallWorld) refund(s smallState, a smallAction) smallState {
+	s.rows, s.jobs = slices.Clone(s.rows), slices.Clone(s.jobs)
+	job := &s.jobs[a.job]
+	job.parts = slices.Clone(job.parts)
+	for k := range job.parts {
+		p := &job.parts[k]
+		l, rows := w.numbers[p.limit], s.rows[p.limit]
+		asked := p.left * a.part
+		if back := l.Refund(rows, p.taken, asked, s.now); back > 0 && len(rows) > 0 {
+			p.taken.Held += min(back, max(-l.Total(rows, s.now), 0))
+			s.rows[p.limit] = l.Take(rows, len(rows), -back, s.now)
+		}
+		p.left -= asked
+		p.taken.Held += asked
+	}
+	s.refunds = append(slices.Clip(s.refunds), span{a.job, job.began, len(s.done)})
+	return s
+}
+
+// actions are all that can be tried.
+func (w smallWorld) actions(s smallState) (all []smallAction) {
+	for _, reserve := range []bool{false, true} {
+		for which := 1; which < 1<<len(w.limits); which++ {
+			for _, count := range w.counts {
+				a := smallAction{counts: make([]float64, len(w.limits)), reserve: reserve}
+				for i := range a.counts {
+					if which>>i&1 == 1 {
+						a.counts[i] = count
+					}
+				}
+				all = append(all, a)
+			}
+		}
+	}
+	all = append(all, smallAction{charge: true})
+	for j, job := range s.jobs {
+		if job.parts[0].left > 0 {
+			all = append(all, smallAction{job: j, part: 1})
+		}
+		if job.parts[0].left > 0 && len(w.limits) == 1 {
+			all = append(all, smallAction{job: j, part: 0.5})
+		}
+	}
+	if len(w.limits) == 1 {
+		all = append(all, smallAction{wait: time.Second / 2}, smallAction{wait: 2 * time.Second})
+	}
+	return append(all, smallAction{wait: time.Second})
+}
+
+// broken says how a promise is broken, if one is.
+func (w smallWorld) broken(s smallState) string {
+	for i, l := range w.numbers {
+		own, all := make([]promised, 0, 8), make([]promised, 0, 8) // at the limit's own time, and at that of all limits
+		for _, job := range s.jobs {
+			for _, p := range job.parts {
+				if p.limit == i {
+					own = append(own, promised{p.own, p.left})
+					all = append(all, promised{job.runAt, p.left})
+				}
+			}
+		}
+		if e := excess(l, own); e >= allowed(l, s.refunds) {
+			return fmt.Sprintf("%v: %v too much", w.limits[i], e)
+		}
+		// When all have to wait for one, the promise holds at that time, too, as long as nothing is refunded.
+		if e := excess(l, all); len(s.refunds) == 0 && e >= rounding {
+			return fmt.Sprintf("%v, waiting for others: %v too much", w.limits[i], e)
+		}
+	}
+	return ""
+}
+
+// every tries every sequence of so many actions.
+func (w smallWorld) every(t *testing.T, s smallState, actions int, ended func(smallState)) {
+	if actions == 0 {
+		ended(s)
+		return
+	}
+	for _, a := range w.actions(s) {
+		next, granted := w.try(s, a)
+		if !granted {
+			continue
+		}
+		if len(next.jobs) > len(s.jobs) {
+			if how := w.broken(next); how != "" {
+				t.Fatalf("%s\n%v\n%+v", how, next.done, next.jobs)
+			}
+		}
+		w.every(t, next, actions-1, ended)
+	}
+}
+
+// smallWorlds are limits of each kind, with a capacity below, at and above the rate, with shards, and two that wait for one another.
+func smallWorlds() (worlds []smallWorld) {
+	type define func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit
+	window := func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit {
+		return ratelimit.FixedWindow(name, rate, period, append(options, ratelimit.Start(noon.Add(period/4)))...)
+	}
+	kinds := []define{ratelimit.TokenBucket, window}
+	add := func(pick int, counts []float64, limits ...ratelimit.Limit) {
+		w := smallWorld{limits: limits, counts: counts, pick: pick, shards: limits[0].Config().Shards}
+		for _, l := range limits {
+			w.numbers = append(w.numbers, numbers(l, "k"))
+		}
+		worlds = append(worlds, w)
+	}
+	for _, kind := range kinds {
+		for _, capacity := range []float64{1, 2, 3} {
+			for _, rate := range []float64{1, 2} {
+				add(0, []float64{1, 2, 3}[:int(capacity)], kind("a", rate, time.Second, ratelimit.Capacity(capacity)))
+			}
+		}
+		for shards := 2; shards <= 4; shards++ {
+			add(0, []float64{1, 2}, kind("a", 2, time.Second, ratelimit.Capacity(4), ratelimit.Shards(shards)))
+			add(1, []float64{0.5, 1}, kind("a", 4, time.Second, ratelimit.Capacity(2), ratelimit.Shards(shards)))
+		}
+	}
+	for i, a := range kinds {
+		for k, b := range kinds {
+			add(0, []float64{1}, a("a", 2, time.Second, ratelimit.Capacity(2)), b("b", 1, 2*time.Second, ratelimit.Capacity(float64(1+i+k))))
+			add(1, []float64{1}, a("a", 1, time.Second, ratelimit.Capacity(2), ratelimit.Shards(2)), b("b", 2, 2*time.Second, ratelimit.Shards(2)))
+		}
+	}
+	return worlds
+}
+
+func testSmallWorlds(t *testing.T) {
+	r := newRand(t)
+	pool := newPool(t, 1)
+	actions, sampled := 5, 4
+	if testing.Short() {
+		actions = 4
+	}
+	if *promises > 0 {
+		actions, sampled = 6, 200
+	}
+	sequences := 0
+	for _, w := range smallWorlds() {
+		// A sample of all sequences is played on the database, too.
+		var sample []smallState
+		ended := 0
+		w.every(t, smallState{now: algebra.At(noon), rows: make([][]algebra.Row, len(w.limits))}, actions, func(s smallState) {
+			if ended++; len(sample) < sampled {
+				sample = append(sample, s)
+			} else if i := r.IntN(ended); i < sampled {
+				sample[i] = s
+			}
+		})
+		for _, s := range sample {
+			w.replay(t, pool, s.done)
+		}
+		sequences += ended
+	}
+	t.Logf("%d sequences of %d actions", sequences, actions)
+}
+
+// replay plays a sequence on the database. Rows and answers must be those of the model.
+func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction) {
+	t.Helper()
+	limiter, clock := newLimiter()
+	ctx := shardpick.With(t.Context(), func(int) (int, int) { return w.pick, w.pick })
+	s := smallState{now: algebra.At(noon), rows: make([][]algebra.Row, len(w.limits))}
+	var receipts []ratelimit.Receipt
+	for _, a := range actions {
+		next, _ := w.try(s, a)
+		var result ratelimit.Result
+		var err error
+		switch {
+		case a.wait > 0:
+			clock.Advance(a.wait)
+		case a.charge:
+			_, err = limiter.Charge(ctx, db, w.limits[0].Key("k"))
+		case a.part > 0:
+			var requests []ratelimit.Request
+			for _, p := range s.jobs[a.job].parts {
+				requests = append(requests, w.limits[p.limit].Key("k").Count(p.left*a.part))
+			}
+			result, err = limiter.Refund(ctx, db, receipts[a.job], requests...)
+			receipts[a.job] = result.Receipt()
+		default:
+			var requests []ratelimit.Request
+			for i, count := range a.counts {
+				request := w.limits[i].Key("k").Count(count)
+				if a.reserve {
+					request = request.Reserve()
+				}
+				if count > 0 {
+					requests = append(requests, request)
+				}
+			}
+			result, err = limiter.Consume(ctx, db, requests...)
+			receipts = append(receipts, result.Receipt())
+			if runAt := next.jobs[len(next.jobs)-1].runAt.Time(); err == nil && !result.RetryAt.Equal(runAt) {
+				t.Fatalf("%v\n%v: RetryAt %v, by the model %v", actions, a, result.RetryAt, runAt)
+			}
+		}
+		if err != nil {
+			t.Fatalf("%v\n%v: %v", actions, a, err)
+		}
+		table, want := tableModel(t, db), model{}
+		for i, rows := range next.rows {
+			for _, row := range rows {
+				id := rowsOf{w.limits[i].Name(), "k"}
+				want[id] = append(want[id], modelRow{row, w.shards})
+			}
+		}
+		if !maps.EqualFunc(table, want, slices.Equal) {
+			t.Fatalf("%v\n%v: the table %v, the model %v", actions, a, table, want)
+		}
+		s = next
+	}
+	var requests []ratelimit.Request
+	for _, l := range w.limits {
+		requests = append(requests, l.Key("k"))
+	}
+	if err := limiter.Reset(ctx, db, requests...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tableModel is readTable for any handle.
+func tableModel(t *testing.T, db ratelimit.DB) model {
+	t.Helper()
+	var text string
+	err := db.QueryRow(t.Context(), `SELECT coalesce(json_agg(json_build_array(name, key, shards, value::text, (extract(epoch FROM ts) * 1000000)::bigint)
+		ORDER BY name, key, shard), '[]')::text FROM rate_limits`).Scan(&text)
+	var rows [][]json.RawMessage
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &rows)
+	}
+	m := model{}
+	for _, row := range rows {
+		var id rowsOf
+		var shards int
+		var value string
+		var ts int64
+		var v float64
+		for i, into := range []any{&id.name, &id.key, &shards, &value, &ts} {
+			err = errors.Join(err, json.Unmarshal(row[i], into))
+		}
+		_, scanErr := fmt.Sscan(value, &v)
+		err = errors.Join(err, scanErr)
+		m[id] = append(m[id], modelRow{algebra.Row{Value: v, TS: algebra.Micros(ts)}, shards})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// ledger is what was promised of one limit and key since it began anew.
+type ledger struct {
+	limit   algebra.Limit
+	jobs    map[int]promised // by number, what was not given back
+	refunds []span
+}
+
+// player plays random sequences on a database and in the model, and keeps the ledgers.
+type player struct {
+	*testing.T
+	r       *rand.Rand
+	db      ratelimit.DB
+	limiter *ratelimit.Limiter
+	clock   *clock
+	limits  []ratelimit.Limit
+	model   model
+	ledgers map[rowsOf]*ledger
+	jobs    []*playedJob
+	actions int
+	alone   bool    // one refund is under way at a time
+	worst   float64 // excess by overlapping refunds, in capacities
+	told    []string
+}
+
+type playedJob struct {
+	n, began int
+	consumption
+	asks []ask
+}
+
+// define makes the i-th limit, with other numbers than before. Its kind, period and start stay.
+func (p *player) define(i, window, shards int) ratelimit.Limit {
+	capacity := oneOf(p.r, 4.0, 10, 15)
+	options := []ratelimit.Option{ratelimit.Capacity(capacity), ratelimit.Shards(shards)}
+	if p.r.IntN(3) == 0 {
+		options = append(options, ratelimit.MaxReserved(capacity*oneOf(p.r, 0.5, 1, 3)))
+	}
+	name, rate := fmt.Sprintf("limit %d", i), oneOf(p.r, 4.0, 10, 15)
+	if window == 1 {
+		return ratelimit.FixedWindow(name, rate, time.Minute, append(options, ratelimit.Start(noon.Add(time.Duration(i)*7*time.Second)))...)
+	}
+	return ratelimit.TokenBucket(name, rate, time.Minute, options...)
+}
+
+// forget begins the ledger of a limit and key anew.
+func (p *player) forget(id rowsOf) { delete(p.ledgers, id) }
+
+func (p *player) ledger(a ask) *ledger {
+	id := rowsOf{a.limit.Name(), a.key}
+	if p.ledgers[id] == nil {
+		p.ledgers[id] = &ledger{limit: numbers(a.limit, a.key), jobs: map[int]promised{}}
+	}
+	return p.ledgers[id]
+}
+
+// fail tells the whole story.
+func (p *player) fail(format string, args ...any) {
+	p.Helper()
+	p.Fatalf("%s\n%s", strings.Join(p.told, "\n"), fmt.Sprintf(format, args...))
+}
+
+// call calls a verb, on the database and in the model, which must agree. It returns the model's receipt.
+func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (ratelimit.Result, grant, bool) {
+	p.Helper()
+	var requests []ratelimit.Request
+	for _, a := range asks {
+		requests = append(requests, a.request())
+	}
+	picks := randomPick(p.r)
+	pick := func() shardpick.Func { // one shard, since above READ COMMITTED the second is not looked at
+		two := picks.again()
+		return func(n int) (int, int) { a, _ := two(n); return a, a }
+	}
+	now := algebra.At(p.clock.now)
+	p.told = append(p.told, fmt.Sprintf("%d at %v: %s %+v %s", p.actions, p.clock.now.Sub(noon), verb, asks, receipt))
+	ds := sums(verb, asks)
+	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, requests)
+	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
+		return result, from, false
+	}
+	if err != nil && !denied(err) {
+		p.fail("%v", err)
+	}
+	want, byOneShard := p.model.do(verb, ds, pick(), &from, now)
+	if granted := err == nil && (result.OK || verb == "reset"); granted != want {
+		p.fail("granted: %v, by the model %v", granted, want)
+	}
+	retryAt := p.model.retryAt(verb, ds, want, byOneShard, now)
+	if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
+		p.fail("RetryAt %v, by the model %v", result.RetryAt, retryAt.Time())
+	}
+	if verb == "consume" && want {
+		from = p.model.grant(ds, byOneShard, now, retryAt)
+	}
+	if table := tableModel(p.T, p.db); !maps.EqualFunc(table, p.model, slices.Equal) {
+		p.fail("the table %v\nthe model %v", table, p.model)
+	}
+	if told := readReceipt(p.T, result.Receipt()); (verb == "consume" || verb == "refund") && want && !told.equal(from) {
+		p.fail("the receipt %s, the model %+v", result.Receipt(), from)
+	}
+	return result, from, want
+}
+
+// ask makes up a request that the promise covers: for no more than the capacity.
+func (p *player) ask() []ask {
+	key := oneOf(p.r, "a", "b")
+	var asks []ask
+	for _, limit := range p.limits[:oneOf(p.r, 1, 1, len(p.limits))] {
+		if p.r.IntN(4) == 0 {
+			limit = oneOf(p.r, p.limits...)
+		}
+		if !slices.ContainsFunc(asks, func(a ask) bool { return a.limit.Name() == limit.Name() }) {
+			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity()), reserve: p.r.IntN(3) > 0})
+		}
+	}
+	return asks
+}
+
+func (p *player) consume() {
+	asks := p.ask()
+	result, g, granted := p.call("consume", "", grant{}, asks)
+	if !granted {
+		return
+	}
+	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: consumption{result.Receipt(), g}, asks: asks}
+	p.jobs = append(p.jobs, job)
+	for i, a := range asks {
+		l := p.ledger(a)
+		l.jobs[job.n] = promised{algebra.At(result.Requests[i].RetryAt), a.count}
+		e := excess(l.limit, slices.Collect(maps.Values(l.jobs)))
+		if e >= allowed(l.limit, l.refunds) {
+			p.fail("%v, key %s: %v too much: %v, refunds %v", a.limit, a.key, e, l.jobs, l.refunds)
+		}
+		if !l.limit.Window {
+			p.worst = max(p.worst, e/l.limit.Capacity)
+		}
+	}
+}
+
+// refund gives back one of the latest jobs, or the one whose turn it is.
+func (p *player) refund() {
+	if len(p.jobs) == 0 {
+		return
+	}
+	job := p.jobs[len(p.jobs)-1-p.r.IntN(min(len(p.jobs), 8))]
+	if p.alone {
+		job = p.jobs[len(p.jobs)-1] // nothing was granted since, so no other refund was under way
+		for _, l := range p.ledgers {
+			if slices.ContainsFunc(l.refunds, func(s span) bool { return s.job != job.n && s.to > job.began }) {
+				return
+			}
+		}
+	}
+	var asks []ask
+	for _, a := range job.asks {
+		i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == a.limit.Name() })
+		part, ok := job.grant.taken[rowsOf{a.limit.Name(), a.key}]
+		if left := part.count - part.refunded; ok {
+			asks = append(asks, ask{limit: p.limits[i], key: a.key, count: left * oneOf(p.r, 1, 1, 0.5)})
+		}
+	}
+	if len(asks) == 0 {
+		return
+	}
+	result, left, _ := p.call("refund", job.receipt, job.grant, asks)
+	twice := p.r.IntN(8) == 0
+	if twice {
+		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which nobody finds out
+	}
+	for _, a := range asks {
+		id := rowsOf{a.limit.Name(), a.key}
+		l := p.ledgers[id]
+		if l == nil {
+			continue
+		}
+		own, ours := l.jobs[job.n]
+		if !ours || twice { // of before: what it gave back is not of this ledger
+			p.call("reset", "", grant{}, []ask{a})
+			p.forget(id)
+			continue
+		}
+		own.tokens -= a.count
+		l.jobs[job.n] = own
+		l.refunds = append(l.refunds, span{job.n, job.began, p.actions})
+	}
+	job.consumption = consumption{result.Receipt(), left}
+}
+
+// play takes so many actions.
+func (p *player) play(actions int) {
+	for range actions {
+		p.actions++
+		p.clock.Advance(oneOf(p.r, 0, 0, 0, time.Second, 15*time.Second, time.Minute, time.Duration(p.r.Int64N(int64(2*time.Minute)))).Truncate(time.Microsecond))
+		switch verb := p.r.IntN(40); {
+		case verb < 24:
+			p.consume()
+		case verb < 34:
+			p.refund()
+		case verb < 37:
+			p.call("charge", "", grant{}, p.ask())
+		case verb < 38:
+			asks := p.ask()
+			p.call("reset", "", grant{}, asks)
+			for _, a := range asks {
+				p.forget(rowsOf{a.limit.Name(), a.key})
+			}
+		case verb < 39:
+			i := p.r.IntN(len(p.limits))
+			c := p.limits[i].Config()
+			window := 0
+			if c.Kind == ratelimit.KindFixedWindow {
+				window = 1
+			}
+			p.limits[i] = p.define(i, window, c.Shards)
+			for _, key := range []string{"a", "b"} {
+				p.forget(rowsOf{c.Name, key})
+			}
+		default:
+			p.call("check", "", grant{}, p.ask())
+		}
+	}
+}
+
+// testPromisesOnEveryHandle plays on every handle and level; each has two limits, of the kinds and numbers of shards in turn.
+func testPromisesOnEveryHandle(t *testing.T) {
+	var mu sync.Mutex
+	n, worst := 0, 0.0
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		r := newRand(t)
+		begin := time.Now()
+		for round := 0; round < 1 || time.Since(begin) < *promises/2; round++ {
+			mu.Lock()
+			turn := n
+			n++
+			mu.Unlock()
+			limiter, clock := newLimiter()
+			p := &player{T: t, r: r, db: db, limiter: limiter, clock: clock, model: model{}, ledgers: map[rowsOf]*ledger{}, alone: turn/8%2 == 0}
+			p.limits = []ratelimit.Limit{p.define(0, turn%2, 1+turn/2%4), p.define(1, turn/2%2, 1+turn%4)}
+			p.play(unlessShort(120, 40))
+			var all []ask
+			for id := range p.model {
+				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+				all = append(all, ask{limit: p.limits[i], key: id.key})
+			}
+			if len(all) > 0 {
+				p.call("reset", "", grant{}, all)
+			}
+			mu.Lock()
+			worst = max(worst, p.worst)
+			mu.Unlock()
+		}
+	})
+	t.Cleanup(func() {
+		t.Logf("overlapping refunds of token buckets exceeded the promise by %v of the capacity", worst)
+	})
+}
+
+// testPromisesOfConcurrentCallers has callers at once, in transactions of every level, on the pool and coalesced. The clock stands still
+// while they call, so that it is known when each job is told to run.
+func testPromisesOfConcurrentCallers(t *testing.T) {
+	r := newRand(t)
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	t.Cleanup(coalescer.Close)
+	limiter, clock := newLimiter()
+	start := ratelimit.Start(noon)
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 20, time.Minute, ratelimit.Capacity(30)),
+		ratelimit.TokenBucket("sharded", 20, time.Minute, ratelimit.Capacity(30), ratelimit.Shards(3)),
+		ratelimit.FixedWindow("window", 30, time.Minute, start),
+		ratelimit.FixedWindow("small window", 40, time.Minute, ratelimit.Capacity(20), start),
+		ratelimit.FixedWindow("large window", 20, time.Minute, ratelimit.Capacity(30), ratelimit.Shards(2), start),
+	}
+	type job struct {
+		receipt ratelimit.Receipt
+		parts   map[string]*promised
+	}
+	var mu sync.Mutex
+	var jobs []*job
+	var granted, refunded int
+	caller := func(r *rand.Rand) error {
+		inTx := func(do func(ctx context.Context, db ratelimit.DB) error) error {
+			if r.IntN(3) == 0 {
+				return ratelimit.Retry(t.Context(), func(ctx context.Context) error { return do(ctx, oneOf[ratelimit.DB](r, pool, coalescer)) })
+			}
+			return limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx) },
+				ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
+		}
+		var mine *job
+		for range 3 {
+			if mine != nil && r.IntN(2) == 0 { // give back half, or all
+				var requests []ratelimit.Request
+				half := oneOf(r, 1, 0.5)
+				for _, l := range limits {
+					if p := mine.parts[l.Name()]; p != nil {
+						requests = append(requests, l.Global().Count(p.tokens*half))
+					}
+				}
+				var left ratelimit.Receipt
+				err := inTx(func(ctx context.Context, db ratelimit.DB) error {
+					result, err := limiter.Refund(ctx, db, mine.receipt, requests...)
+					left = result.Receipt()
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				refunded++
+				mine.receipt = left
+				for _, p := range mine.parts {
+					p.tokens -= p.tokens * half
+				}
+				mu.Unlock()
+				mine = nil
+				continue
+			}
+			var requests []ratelimit.Request
+			for _, l := range limits {
+				if request := l.Global().Count(oneOf(r, 1.0, 3, 7)); r.IntN(3) == 0 {
+					requests = append(requests, oneOf(r, request, request.Reserve(), request.Reserve()))
+				}
+			}
+			if len(requests) == 0 {
+				continue
+			}
+			var result ratelimit.Result
+			err := inTx(func(ctx context.Context, db ratelimit.DB) (err error) {
+				result, err = limiter.Consume(ctx, db, requests...)
+				return err
+			})
+			if denied(err) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			mine = &job{result.Receipt(), map[string]*promised{}}
+			for _, s := range result.Requests {
+				mine.parts[s.Limit.Name()] = &promised{algebra.At(s.RetryAt), s.Count}
+			}
+			mu.Lock()
+			granted++
+			jobs = append(jobs, mine)
+			mu.Unlock()
+		}
+		return nil
+	}
+	for range unlessShort(25, 8) {
+		var wg sync.WaitGroup
+		for range 8 {
+			r := rand.New(rand.NewPCG(r.Uint64(), 0))
+			wg.Go(func() {
+				if err := caller(r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		clock.Advance(oneOf(r, time.Second, 20*time.Second, time.Minute))
+	}
+	for _, l := range limits {
+		n := numbers(l, "")
+		var all []promised
+		for _, j := range jobs {
+			if p := j.parts[l.Name()]; p != nil {
+				all = append(all, *p)
+			}
+		}
+		bound := rounding
+		if !n.Window {
+			bound = n.Capacity // refunds overlap
+		}
+		if e := excess(n, all); e >= bound {
+			t.Errorf("%v: %v too much", l, e)
+		}
+	}
+	if granted < 50 || refunded < 10 {
+		t.Errorf("%d grants and %d refunds are no test", granted, refunded)
+	}
+}

@@ -1,0 +1,92 @@
+-- Gives tokens back to several limits, each as far as that breaks no promise made to a reservation. Limit.Refund in
+-- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--
+--   counts       what is to be given back
+--   taken        what the refunded call took; it took it at taken_at, and its work was to run at run_at
+--   held, parts  what the rows that it took from held afterwards, and which part of the limit they are: 1, or one of so many shards
+--
+-- Answers the rows as they were before, with ord. A limit without rows is full, and gets nothing.
+--
+-- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
+-- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], taken double precision[], held double precision[], parts double precision[],
+    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at     timestamptz;
+    ord    integer[];
+    value  double precision[];
+    ts     timestamptz[];
+
+    locked integer[] := '{}';  -- how many rows of each limit are
+    v      double precision[]; -- those of one limit
+    t      timestamptz[];
+    m      integer;            -- how many they are
+    latest timestamptz;        -- the latest use of them, or now
+    total  double precision;   -- what they hold together
+    back   double precision;
+    wait   double precision;   -- how many windows from now the work was to run
+    owing  double precision;   -- what a balance below is owed
+BEGIN
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                locked[i] := m;
+            END LOOP;
+            at := coalesce(now, clock_timestamp()); -- locking may have waited
+            ord := '{}'; value := '{}'; ts := '{}';
+            FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
+                       count(*), greatest(max(r.ts), at)
+                  INTO v, t, m, latest
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = names[i] AND r.key = keys[i];
+                IF m <> locked[i] THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+                CONTINUE WHEN m = 0;
+                ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
+                value := pg_catalog.array_cat(value, v);
+                ts := pg_catalog.array_cat(ts, t);
+                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
+                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+
+                IF starts[i] IS NULL THEN
+                    back := capacities[i] * parts[i] - held[i]
+                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);
+                    back := least(greatest(back + least(total, 0), 0), counts[i]);
+                ELSE
+                    wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
+                        / date_part('epoch', periods[i]));
+                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
+                    back := CASE
+                        WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
+                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
+                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
+                        ELSE counts[i] END;
+                END IF;
+                IF back > '0' THEN
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                END IF;
+            END LOOP;
+            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+END
+$body$;

@@ -1,0 +1,120 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/shardpick"
+)
+
+// asked is a database that keeps what sqlc's code asks it.
+type asked struct {
+	dbsqlc.DBTX
+	sql  string
+	args []any
+}
+
+func (a *asked) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
+	a.sql, a.args = sql, args
+	return a
+}
+
+func (a *asked) Scan(...any) error { return errors.New("asked") }
+
+// The arguments of a statement have no names: sqlc's code, which has them, must send the same.
+func TestStatementsAreWhatSqlcSends(t *testing.T) {
+	t.Parallel()
+	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 3, 1 })
+	noon, morning := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 8, 0, 0, 0, time.UTC)
+	limiter := Limiter{Clock: func() time.Time { return noon }}
+	bucket := TokenBucket("bucket", 2, time.Second, Capacity(7), MaxReserved(5))
+	window := FixedWindow("window", 3, time.Minute, Capacity(8), Start(morning.Add(time.Second)))
+	shards := FixedWindow("z shards", 4, time.Hour, Capacity(9), Shards(6), Start(morning))
+	begun := start(window.forKey("bob"))
+	hour := start(shards.forKey("cid")).Time
+	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
+	all := []Request{shards.Key("cid"), bucketAndWindow[0], bucketAndWindow[1].Reserve()}
+	receipt := Receipt(`{"v":1,"at":"2026-01-02T08:00:00Z","runAt":"2026-01-02T12:00:00Z","taken":[` +
+		`{"limit":"window","key":"bob","count":7,"held":1,"rows":1,"shards":1},{"limit":"bucket","key":"ann","count":3,"refunded":1,"held":-2,"rows":1,"shards":4}]}`)
+
+	for name, tt := range map[string]struct {
+		verb     Verb
+		requests []Request
+		orRaise  bool
+		sqlc     func(q *dbsqlc.Queries) error
+	}{
+		"one": {VerbConsume, []Request{bucket.Key("ann").Count(1.5).Reserve()}, true, func(q *dbsqlc.Queries) error {
+			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+				Name: "bucket", Key: "ann", Rate: 2, Period: time.Second, Capacity: 7, Count: 1.5, Floor: -5, Now: &noon, OrRaise: true,
+			})
+			return err
+		}},
+		"one of a window": {VerbConsume, []Request{window.Key("bob")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+				Name: "window", Key: "bob", Rate: 3, Period: time.Minute, Capacity: 8, Start: &begun.Time, Count: 1, Now: &noon,
+			})
+			return err
+		}},
+		"one with shards": {VerbConsume, []Request{shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
+			_, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
+				Name: "z shards", Key: "cid", Rate: 4, Period: time.Hour, Capacity: 9, Start: &hour, Shards: 6, Count: 2,
+				ShardA: 3, ShardB: 1, Now: &noon, OrRaise: true,
+			})
+			return err
+		}},
+		"several": {VerbConsume, bucketAndWindow, true, func(q *dbsqlc.Queries) error {
+			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
+				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
+				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
+				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Floors: []float64{0, 0}, Now: &noon, OrRaise: true,
+			})
+			return err
+		}},
+		"several with shards": {VerbConsume, all, true, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "consume", Names: []string{"bucket", "window", "z shards"}, Keys: []string{"ann", "bob", "cid"},
+				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
+				Starts: []pgtype.Timestamptz{{}, begun, {Time: hour, Valid: true}}, Shards: []int32{1, 1, 6},
+				Counts: []float64{1.5, 6, 1}, Floors: []float64{-5, 0, 0}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
+				Reserve: true, Now: &noon, OrRaise: true,
+			})
+			return err
+		}},
+		"refund": {VerbRefund, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Refund(ctx, dbsqlc.RefundParams{
+				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
+				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
+				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Taken: []float64{3, 7}, Held: []float64{-2, 1}, Parts: []float64{0.25, 1},
+				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
+			})
+			return err
+		}},
+		"reset": {VerbReset, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Reset(ctx, dbsqlc.ResetParams{Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"}})
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := limiter.newCall(tt.verb, receipt, tt.requests)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := c.statement(ctx, tt.orRaise)
+			var want asked
+			_ = tt.sqlc(dbsqlc.New(&want)) // "asked"
+			if got.sql != want.sql || !reflect.DeepEqual(got.args[1:], want.args) {
+				t.Errorf("got  %s%#v\nwant %s%#v", got.sql, got.args[1:], want.sql, want.args)
+			}
+			if got.demands != len(c.demands) || isConsume(got.sql) != (tt.verb == VerbConsume) {
+				t.Errorf("about %d demands, want %d; a statement of Consume: %v", got.demands, len(c.demands), isConsume(got.sql))
+			}
+		})
+	}
+}
