@@ -40,6 +40,15 @@ func unlock(t *testing.T, tx pgx.Tx) {
 	}
 }
 
+// cancelWaiting has the server cancel the statement that waits for a transaction (57014), as a timeout would.
+func cancelWaiting(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
+	t.Helper()
+	waitingFor(t, pool, tx)
+	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", serverPID(t, tx)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // together makes calls on a Coalescer at the same time, and returns their errors.
 func together(ctx context.Context, coalescer *ratelimit.Coalescer, calls [][]ratelimit.Request) []error {
 	var limiter ratelimit.Limiter
@@ -278,7 +287,7 @@ func TestAStatementThatWasGivenUpMakesTheNextOnesWary(t *testing.T) {
 func TestATrialDoesNotFailWhoIsBlockedForAMoment(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 8)
-	pool, s := traced(t, admin, 4, map[string]string{"lock_timeout": "2s"})
+	pool, s := traced(t, admin, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 1000)
@@ -287,15 +296,17 @@ func TestATrialDoesNotFailWhoIsBlockedForAMoment(t *testing.T) {
 	release := holdFlights(t, coalescer, admin)
 	f := enqueue(t, coalescer, nil, a, b)
 	release()
+	cancelWaiting(t, admin, txA)
 	eventually(t, "both have failed in the trial", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.failed) >= 3
 	})
 	unlock(t, txB)
+	cancelWaiting(t, admin, txA)
 	f.wg.Wait()
-	if sqlState(f.errs[0]) != "55P03" || f.errs[1] != nil {
-		t.Errorf("%v, want a lock_timeout and a grant", f.errs)
+	if sqlState(f.errs[0]) != "57014" || f.errs[1] != nil {
+		t.Errorf("%v, want the error of the first key, and a grant of the second", f.errs)
 	}
 	unlock(t, txA)
 	expectGone(t, admin, [][]ratelimit.Request{{a}, {b}}, f.errs)
@@ -346,10 +357,11 @@ func TestAnErrorOfAllKeysIsFewStatements(t *testing.T) {
 	}{
 		{"the functions are missing", nil, func(t *testing.T, pool *pgxpool.Pool) {
 			mustExec(t, pool, `DO $$ DECLARE f regprocedure; BEGIN
-				FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE 'ratelimit%' LOOP
+				FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE '%ratelimit%' LOOP
 					EXECUTE format('ALTER FUNCTION %s RENAME TO %I', f, 'no_' || f::oid);
 				END LOOP; END $$`)
 		}, "42883", 1},
+		{"what may have been committed", func(t *testing.T, pool *pgxpool.Pool) { refuse(t, pool, "XX000", "true") }, nil, "XX000", 2},
 		{"every row is refused", func(t *testing.T, pool *pgxpool.Pool) { refuse(t, pool, "P0001", "true") }, nil, "P0001", 40},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -417,6 +429,30 @@ func TestALockedTableIsFewStatements(t *testing.T) {
 	expectGone(t, admin, calls, errs)
 }
 
+// A key that is locked no more shares statements with others again.
+func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 6)
+	pool, s := traced(t, admin, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c").Count(0.5)} // a fraction: no sums
+	var limiter ratelimit.Limiter
+	tx := lock(t, admin, requests[0])
+	f := enqueue(t, coalescer, nil, requests[0])
+	cancelWaiting(t, admin, tx)
+	f.wg.Wait()
+	if err := f.err(0); sqlState(err) != "57014" {
+		t.Errorf("%v", err)
+	}
+	unlock(t, tx)
+	if _, err := limiter.Consume(t.Context(), coalescer, requests[0]); err != nil {
+		t.Error(err)
+	}
+	expectStatements(t, 0, coalescer, admin, s, requests, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
+}
+
 // A call for two keys, each of which others ask for without end, is not overtaken again and again.
 func TestACallForTwoKeysIsOvertakenOnce(t *testing.T) {
 	t.Parallel()
@@ -469,33 +505,33 @@ func TestWaryStatementsFailNobody(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 1000)
-	tx := lock(t, admin, limit.Key("0"))
-	ctx, cancel := context.WithCancel(t.Context())
-	f := enqueue(t, coalescer, []context.Context{ctx}, limit.Key("0"))
-	waitingFor(t, admin, tx)
-	cancel() // from now on they are wary
-	f.wg.Wait()
-	if err := f.err(0); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE rate_limits"); err != nil {
-		t.Fatal(err)
-	}
+	var requests []ratelimit.Request
 	var calls [][]ratelimit.Request
 	for i := range 100 {
-		calls = append(calls, []ratelimit.Request{limit.Key(fmt.Sprint(i))})
+		requests = append(requests, limit.Key(fmt.Sprint(i)))
+		calls = append(calls, []ratelimit.Request{requests[i]})
 	}
-	done := make(chan []error)
-	go func() { done <- together(t.Context(), coalescer, calls) }()
+	tx := lock(t, admin, requests...)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := enqueue(t, coalescer, []context.Context{ctx}, requests[0])
+	waitingFor(t, admin, tx)
+	cancel() // from now on they are wary
+	first.wg.Wait()
+	if err := first.err(0); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	release := holdFlights(t, coalescer, admin)
+	f := enqueue(t, coalescer, nil, requests...)
+	release()
 	eventually(t, "all has been tried", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.failed) > 16
 	})
 	unlock(t, tx)
-	errs := <-done
-	if err := errors.Join(errs...); err != nil {
+	f.wg.Wait()
+	if err := errors.Join(f.errs...); err != nil {
 		t.Error(err)
 	}
-	expectGone(t, admin, calls, errs)
+	expectGone(t, admin, calls, f.errs)
 }

@@ -139,6 +139,7 @@ const (
 type traffic struct {
 	calls int32
 	since uint32 // Coalescer.sent, with the last of them
+	held  bool   // while choose looks at the queue: for an earlier call
 }
 
 // The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
@@ -397,7 +398,6 @@ func (c *Coalescer) next(b *batch) bool {
 // alone. A call that waits for one of its keys is overtaken only once by others for its other keys. more says that other calls may
 // go, too. c.mu is held.
 func (c *Coalescer) choose(b *batch) (more bool) {
-	held := b.held[:0]
 	for _, w := range c.queue {
 		if len(b.waiters) == maxBatch || len(b.waiters) == 1 && b.waiters[0].lone {
 			more = true
@@ -410,15 +410,18 @@ func (c *Coalescer) choose(b *batch) (more bool) {
 		}
 		more = more || !waits
 		if (!waits || c.overtaken(w)) && !c.asksSlow(w.ds) {
-			c.occupy(w.ds, 1)
-			held = append(held, w)
+			for i := range w.ds {
+				if slot := w.ds[i].slot; slot != 0 && c.busy[slot].calls == 0 {
+					c.busy[slot].held = true
+					b.held = append(b.held, slot)
+				}
+			}
 		}
 	}
-	for _, w := range held {
-		c.occupy(w.ds, -1)
+	for _, slot := range b.held {
+		c.busy[slot].held = false
 	}
-	clear(held)
-	b.held = held[:0]
+	b.held = b.held[:0]
 	return more
 }
 
@@ -431,17 +434,17 @@ func (c *Coalescer) joins(w, first *waiter) bool {
 // for the row; or those for slow keys, if it asks for one. So locked rows take one place of the two. c.mu is held.
 func (c *Coalescer) waits(ds []demand) bool {
 	for i := range ds {
-		if c.busy[ds[i].slot].calls > 0 {
+		if t := &c.busy[ds[i].slot]; t.calls > 0 || t.held {
 			return true
 		}
 	}
 	return c.slowFlying && c.asksSlow(ds)
 }
 
-// overtaken says whether a call waits for a key that was sent for others since it came. c.mu is held.
+// overtaken says whether a call waits for a key that was sent for others since it came, or is held. c.mu is held.
 func (c *Coalescer) overtaken(w *waiter) bool {
 	for i := range w.ds {
-		if t := &c.busy[w.ds[i].slot]; t.calls > 0 && int32(t.since-w.arrived) > 0 {
+		if t := &c.busy[w.ds[i].slot]; t.held || t.calls > 0 && int32(t.since-w.arrived) > 0 {
 			return true
 		}
 	}

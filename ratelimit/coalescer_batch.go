@@ -19,11 +19,11 @@ import (
 type batch struct {
 	waiters []*waiter
 	flight  *flight
-	slots   []uint16  // of the keys that went to the database with it
-	slow    bool      // it is for slow keys
-	trying  bool      // it is a part of a trial
-	wary    bool      // a statement for several keys is to wait for no lock for long
-	held    []*waiter // choose's
+	slots   []uint16 // of the keys that went to the database with it
+	slow    bool     // it is for slow keys
+	trying  bool     // it is a part of a trial
+	wary    bool     // a statement for several keys is to wait for no lock for long
+	held    []uint16 // choose's
 
 	of     []int // the groups of the waiters' demands, one after another
 	groups []group

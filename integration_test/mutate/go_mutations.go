@@ -527,7 +527,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
 	}, {
 		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "who has given up before he was sent consumes",
-		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "",
+		old: "	case f == nil:\n		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "	case f == nil:\n",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
 		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first to give up ends the statement of all",
@@ -543,7 +543,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
+		old: "	err, direct, slow, flight := w.err, w.direct, w.slow, w.flight\n", new: "	err, direct, slow, flight := w.err, w.direct, w.slow, w.flight\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
@@ -555,11 +555,11 @@ var goMutations = []mutation{
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
-		old: "	if direct {\n		defer c.landed()\n", new: "	if direct {\n",
+		old: "	if len(c.queue) > 0 {\n		go c.flush()\n		return\n	}\n	c.release()\n", new: "	c.release()\n",
 		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer.go", what: "calls whose clocks differ are decided at one of their instants",
-		old: "!c.queue[n].lone && c.queue[n].now == c.queue[0].now {", new: "!c.queue[n].lone {",
+		old: "!w.lone && w.now == first.now && ", new: "!w.lone && ",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
@@ -578,19 +578,19 @@ var goMutations = []mutation{
 		old: " || g.sum() > g.numbers.Capacity {", new: " {",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
-		name: "coalescer-sum-again", file: "ratelimit/coalescer.go", what: "where there was enough for some the last time, the sum is asked for all the same",
+		name: "coalescer-sum-again", file: "ratelimit/coalescer_send.go", what: "where there was enough for some the last time, the sum is asked for all the same",
 		old: "	ask := sums && !c.skipSums.Load()\n", new: "	ask := sums\n",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
-		name: "coalescer-sum-failed", file: "ratelimit/coalescer.go", what: "a sum of which it is not known whether it was consumed is asked for once more",
+		name: "coalescer-sum-failed", file: "ratelimit/coalescer_send.go", what: "a sum of which it is not known whether it was consumed is asked for once more",
 		old: "		case err != nil:\n			return err\n		default:\n			c.skip", new: "		case err != nil:\n		default:\n			c.skip",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
-		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all",
+		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer_send.go", what: "a sum that could not be serialized is an error for all",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case sqlState(err) == stateIsolation: //",
 		tests: "TestCoalescerOnASerializableDatabase",
 	}, {
-		name: "coalescer-keys-level", file: "ratelimit/coalescer.go", what: "that the database's level is another is an error for all who ask of several keys",
+		name: "coalescer-keys-level", file: "ratelimit/coalescer_send.go", what: "that the database's level is another is an error for all who ask of several keys",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case retryable(err): //",
 		tests: "TestCoalescerOnASerializableDatabase",
 	}, {
@@ -618,7 +618,7 @@ var goMutations = []mutation{
 		old: "return cmp.Or(strings.Compare(x.limit.name, y.limit.name), strings.Compare(x.key, y.key))", new: "return cmp.Or(strings.Compare(y.limit.name, x.limit.name), strings.Compare(y.key, x.key))",
 		tests: "TestCoalescerLocksInTheOrderOfADirectCall",
 	}, {
-		name: "coalescer-async-commit", file: "ratelimit/coalescer.go", what: "an error of an asynchronous commit is ignored",
+		name: "coalescer-async-commit", file: "ratelimit/coalescer_send.go", what: "an error of an asynchronous commit is ignored",
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
@@ -630,13 +630,73 @@ var goMutations = []mutation{
 		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
-		old: "	if c.Pace > 0 && len(c.queue) > 0", new: "	if c.Pace < 0 && len(c.queue) > 0",
+		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "there is one place, and calls that wait for a row keep it from all others",
+		old: "	maxInFlight = 2\n", new: "	maxInFlight = 1\n",
 		tests: "TestCoalescerPaceKeepsBothPlaces",
 	}, {
-		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
-		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
+		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer_apart.go", what: "a key that the server cannot store is an error for all who share the statement",
+		old: "	return state != stateIsolation\n", new: "	return state != stateIsolation && state[:2] != \"22\"\n",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
+	}, {
+		name: "coalescer-no-pool", file: "ratelimit/db.go", what: "a Coalescer without a pool is not found out",
+		old: "	return db == nil || ok && (c == nil || c.Pool == nil)\n", new: "	return db == nil || ok && c == nil\n",
+		tests: "TestACoalescerWithoutAPoolIsInvalid",
+	}, {
+		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one key that is locked fails all that share the statement",
+		old: "		if concernsSome(err) && ", new: "		if concernsSome(err) && !blocked(err) && ",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+	}, {
+		name: "coalescer-key-twice", file: "ratelimit/coalescer.go", what: "calls for a key that is at the database go there as well, and wait for the row in the second place",
+		old: "t.calls > 0 || t.held {\n", new: "t.held {\n",
+		tests: "TestALockedKeyTakesOnePlace",
+	}, {
+		name: "coalescer-slow-twice", file: "ratelimit/coalescer.go", what: "calls for slow keys take both places",
+		old: "	return c.slowFlying && c.asksSlow(ds)\n", new: "	return false\n",
+		tests: "TestLockedKeysLeaveOthersTheirThroughput",
+	}, {
+		name: "coalescer-slow-forgotten", file: "ratelimit/coalescer_apart.go", what: "that a key is locked is found out again with each statement",
+		old: "	if c.asksSlow(ds) {\n		return\n", new: "	if len(ds) > 0 {\n		return\n",
+		tests: "TestLockedKeysLeaveOthersTheirThroughput",
+	}, {
+		name: "coalescer-slow-for-ever", file: "ratelimit/coalescer_apart.go", what: "a key that was locked once shares no statement any more",
+		old: "	if len(c.slow) == 0 {\n		return\n", new: "	if len(c.slow) >= 0 {\n		return\n",
+		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
+	}, {
+		name: "coalescer-overtaken", file: "ratelimit/coalescer.go", what: "a call for two keys is overtaken for as long as others ask for them",
+		old: "		if (!waits || c.overtaken(w)) && ", new: "		if !waits && ",
+		tests: "TestACallForTwoKeysIsOvertakenOnce",
+	}, {
+		name: "coalescer-one-waits-for-all", file: "ratelimit/coalescer.go", what: "what could go in the second place waits for the first",
+		old: "	if more && c.flying < maxInFlight {\n", new: "	if more && c.flying < 0 {\n",
+		tests: "TestAStatementThatWasGivenUpMakesTheNextOnesWary",
+	}, {
+		name: "coalescer-trial-impatient", file: "ratelimit/coalescer_apart.go", what: "who is blocked for a moment in a trial fails, in less time than the server gives",
+		old: "	case blocked(err) && b.trying && !t.patient:\n", new: "	case blocked(err) && b.trying && t.err == nil:\n",
+		tests: "TestATrialDoesNotFailWhoIsBlockedForAMoment",
+	}, {
+		name: "coalescer-trial-error", file: "ratelimit/coalescer_apart.go", what: "a call is told of a lock_timeout that the server does not have",
+		old: "	if blocked(err) {\n		return t.err\n", new: "	if err == nil {\n		return t.err\n",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+	}, {
+		name: "coalescer-trial-of-all", file: "ratelimit/coalescer_apart.go", what: "an error that concerns all is found out key by key",
+		old: "		return state == \"57014\" //", new: "		return true //",
+		tests: "TestAnErrorOfAllKeysIsFewStatements",
+	}, {
+		name: "coalescer-trial-unknown", file: "ratelimit/coalescer_apart.go", what: "what may have been committed is run again",
+		old: "len(state) != 5 || !notCommitted(err) || ", new: "len(state) != 5 || ",
+		tests: "TestAnErrorOfAllKeysIsFewStatements",
+	}, {
+		name: "coalescer-trial-endless", file: "ratelimit/coalescer_apart.go", what: "where every key fails, each is tried",
+		old: "t.failures >= maxFailures || time.Since(t.since) > maxSilence {", new: "t.failures < 0 {",
+		tests: "TestAnErrorOfAllKeysIsFewStatements|TestALockedTableIsFewStatements",
+	}, {
+		name: "coalescer-never-wary", file: "ratelimit/coalescer.go", what: "a statement that was given up is followed by another like it",
+		old: "			c.wary = waryFor\n			f.cancel()\n", new: "			f.cancel()\n",
+		tests: "TestAStatementThatWasGivenUpMakesTheNextOnesWary",
+	}, {
+		name: "coalescer-wary-fails", file: "ratelimit/coalescer_apart.go", what: "a statement that was wary fails all, though the server would let it wait",
+		old: "	if t.hasty && blocked(err) {\n", new: "	if t.hasty && err == nil {\n",
+		tests: "TestWaryStatementsFailNobody",
 	},
 
 	// httplimit
