@@ -55,7 +55,7 @@ var ErrClosed = errors.New("coalescer closed")
 // if its lock_timeout or statement_timeout ends that. Meanwhile calls for other keys are decided on the second connection.
 //
 // The first time, calls for other keys may be in the statement that waits, and wait with it. With a lock_timeout they are decided
-// within some milliseconds after that, and calls for the locked key return its error after twice the time at most, or later if other
+// within some milliseconds after that, and calls for the locked key return its error after about twice the time, or later if other
 // locked keys are before them. Without a timeout they wait until the row is free, or the contexts of all calls of the statement are
 // over; the next statements wait for no lock for long, to find out which key it was. So set a lock_timeout on the pool's
 // sessions, 200 ms for example, give each call a context with a deadline, and do not coalesce a limit that transactions consume
