@@ -276,7 +276,7 @@ const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $
 // consumeByHand asks the function that the library asks, and reads no more of the answer than whether it was granted: the floor of what
 // decides as the library does (first uses, windows, denials with their numbers, rows of several shards), whoever asks.
 func consumeByHand(ctx context.Context, db oneRow, key string) error {
-	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(_ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false, true))`,
+	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(_ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false))`,
 		decideArgs(key)...))
 }
 

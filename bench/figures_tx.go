@@ -288,9 +288,9 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT FROM
-				_ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS a,
-				_ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS b,
-				_ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0, validated => true) AS c`, key)
+				_ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
+				_ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
+				_ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, key)
 			return err
 		})
 	})

@@ -284,7 +284,7 @@ func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	for name, db := range map[string]ratelimit.TxBeginner{"pool": pool, "connection": acquire(t, pool)} {
+	for name, db := range map[string]txBeginner{"pool": pool, "connection": acquire(t, pool)} {
 		var limiter ratelimit.Limiter
 		err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
 			if _, err := limiter.Consume(ctx, tx, firstLimit.Key("a")); err != nil {

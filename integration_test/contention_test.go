@@ -435,7 +435,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 // backwards asks as the library does not: it sorts.
 func backwards(ctx context.Context, db ratelimit.DB) error {
 	var granted bool
-	err := db.QueryRow(ctx, `SELECT granted FROM _ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`).Scan(&granted)
+	err := db.QueryRow(ctx, `SELECT granted FROM _ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}')`).Scan(&granted)
 	if err == nil && !granted {
 		err = errors.New("denied")
 	}

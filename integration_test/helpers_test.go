@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,6 +30,26 @@ type handle interface {
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
+
+// What limits and requests are bounded by.
+const (
+	maxNameLen = 255  // bytes
+	maxKeyLen  = 1024 // bytes, of all parts together
+	maxShards  = 100
+)
+
+// txBeginner is what InTx takes, sqlTxBeginner what InSQLTx does, sqlQuerier what SQL does.
+type (
+	txBeginner interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	}
+	sqlTxBeginner interface {
+		BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+	}
+	sqlQuerier interface {
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	}
+)
 
 // onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
 // connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;

@@ -47,7 +47,7 @@ func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 }
 
 // holdTurn takes the turn on hot limits, and returns when it has it. The function it returns ends that.
-func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.TxBeginner, requests ...ratelimit.Request) (release func()) {
+func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db txBeginner, requests ...ratelimit.Request) (release func()) {
 	t.Helper()
 	running, end := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
@@ -502,7 +502,7 @@ func TestHotWorksOnAnythingThatBegins(t *testing.T) {
 		}
 		defer conn.Release()
 		var limiter ratelimit.Limiter
-		for _, db := range []ratelimit.TxBeginner{conn, conn.Conn()} {
+		for _, db := range []txBeginner{conn, conn.Conn()} {
 			for _, level := range append(levels, "") {
 				var got string
 				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
@@ -694,7 +694,7 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 	release := holdTurn(t, &holder, pool, limit.Global())
 	for _, db := range []string{"pool", "pool's connection", "connection"} {
 		t.Run(db, func(t *testing.T) {
-			begin := func(attempt func(db ratelimit.TxBeginner)) {
+			begin := func(attempt func(db txBeginner)) {
 				if db == "pool" {
 					attempt(conns)
 					return
@@ -713,7 +713,7 @@ func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 					t.Errorf("the connection is left in transaction status %q", status)
 				}
 			}
-			begin(func(db ratelimit.TxBeginner) {
+			begin(func(db txBeginner) {
 				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
 					if db != conns {
 						t.Error("called")

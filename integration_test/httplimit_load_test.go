@@ -16,7 +16,7 @@ import (
 )
 
 // load is for how long the load test lasts.
-var load = flag.Duration("load", 3*time.Second, "how long the load test of httplimit lasts")
+var load = flag.Duration("load", 3*time.Second, "how long the load test of httplimit lasts, at least")
 
 // tally is what one side counted.
 type tally struct{ ok, denied, other atomic.Int64 }
@@ -58,10 +58,14 @@ func underLoad(t *testing.T, polite bool) {
 	s.client.Transport.(*http.Transport).MaxIdleConnsPerHost = clients
 
 	r := newRand(t)
-	ctx, stop := context.WithTimeout(t.Context(), *load)
+	ctx, stop := context.WithTimeout(t.Context(), *load+time.Minute)
 	defer stop()
+	begin := time.Now()
 	var client tally
 	var waits, grantedAfterwards atomic.Int64
+	enough := func() bool { // a busy machine takes longer
+		return client.ok.Load() >= 3*capacity && client.denied.Load() > 0 && (!polite || grantedAfterwards.Load() > 0)
+	}
 	var wg sync.WaitGroup
 	for range clients {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
@@ -79,6 +83,9 @@ func underLoad(t *testing.T, polite bool) {
 				seconds := consistent(t, got, capacity)
 				if waited && got.Status == http.StatusOK {
 					grantedAfterwards.Add(1)
+				}
+				if time.Since(begin) >= *load && enough() {
+					stop()
 				}
 				if waited = polite && got.Status == http.StatusTooManyRequests; waited {
 					waits.Add(1)
@@ -112,7 +119,7 @@ func underLoad(t *testing.T, polite bool) {
 	if granted != client.ok.Load() || server.denied.Load() != client.denied.Load() || server.other.Load()+client.other.Load() != 0 || s.called.Load() != granted {
 		t.Error("the sides counted differently")
 	}
-	if float64(granted) < bound/3 || server.denied.Load() == 0 || polite && grantedAfterwards.Load() == 0 {
+	if !enough() {
 		t.Error("this tested too little")
 	}
 }

@@ -576,6 +576,15 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 		"two limits with one name": func(m *httplimit.Middleware) {
 			m.Requests = always(good.Key("ann"), ratelimit.TokenBucket("good", 9, time.Minute).Key("ann"))
 		},
+		"two definitions of one name": func(m *httplimit.Middleware) {
+			m.Requests = always(good.Key("ann"), ratelimit.TokenBucket("good", 10, time.Hour).Key("bob"))
+		},
+		"a name that was defined otherwise": func(m *httplimit.Middleware) {
+			if _, err := m.Limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("good", 10, time.Hour).Key("bob")); err != nil {
+				t.Error(err)
+			}
+		},
+		"a Coalescer without a pool": func(m *httplimit.Middleware) { m.DB = &ratelimit.Coalescer{} },
 		"an error": func(m *httplimit.Middleware) {
 			m.Requests = func(*http.Request) ([]ratelimit.Request, error) {
 				return []ratelimit.Request{good.Key("ann")}, errors.New("password of the database: hunter2")

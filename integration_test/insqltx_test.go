@@ -128,7 +128,7 @@ func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 		defer conn.Close() //nolint:errcheck // gives it back
 		mine := errors.New("mine")
 		for i, row := range []struct {
-			on   ratelimit.SQLTxBeginner
+			on   sqlTxBeginner
 			end  error
 			want func(err error) bool
 		}{
@@ -407,7 +407,7 @@ func TestDatabaseSQLIsExact(t *testing.T) {
 				db := openSQL(t, driver, newMigrated(t), 16)
 				var limiter ratelimit.Limiter
 				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
-					consume := func(ctx context.Context, db ratelimit.SQLQuerier) error {
+					consume := func(ctx context.Context, db sqlQuerier) error {
 						result, err = limiter.Consume(ctx, ratelimit.SQL(db), limit.Key("k"))
 						return err
 					}

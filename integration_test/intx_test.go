@@ -466,7 +466,7 @@ func TestInTxWorksOnAPoolAndAConnectionAtEveryLevel(t *testing.T) {
 	defer conn.Release()
 	var limiter ratelimit.Limiter
 	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
-	for _, db := range []ratelimit.TxBeginner{pool, conn.Conn(), conn} {
+	for _, db := range []txBeginner{pool, conn.Conn(), conn} {
 		for _, row := range []struct {
 			options []ratelimit.TxOption
 			want    string

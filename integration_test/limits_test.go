@@ -343,6 +343,10 @@ func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
 
 func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 	behaviour(t, func(w world) {
+		anew := func() world { // another program: a Limiter refuses a name with two definitions
+			w.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
+			return w
+		}
 		bucket := func(rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Request {
 			return ratelimit.TokenBucket("limit", rate, period, options...).Key("ann")
 		}
@@ -351,43 +355,43 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 		}
 
 		// The capacity: raised, it adds nothing; lowered, it clamps.
-		w.grant(bucket(10, time.Minute).Count(4))
-		w.holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 6)
-		w.holds(bucket(10, time.Minute, ratelimit.Capacity(2)), 2)
-		w.grant(bucket(10, time.Minute, ratelimit.Capacity(2)).Count(1))
-		w.holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 1)
-		w.refuse(ratelimit.ErrExceedsCapacity, bucket(10, time.Minute, ratelimit.Capacity(2)).Count(3)) // though the row exists
-		w.holds(bucket(10, time.Minute, ratelimit.Capacity(0)), 0)
+		anew().grant(bucket(10, time.Minute).Count(4))
+		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 6)
+		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(2)), 2)
+		anew().grant(bucket(10, time.Minute, ratelimit.Capacity(2)).Count(1))
+		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 1)
+		anew().refuse(ratelimit.ErrExceedsCapacity, bucket(10, time.Minute, ratelimit.Capacity(2)).Count(3)) // though the row exists
+		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(0)), 0)
 
 		// The rate and the period.
 		w.clock.Advance(6 * time.Second)
-		w.holds(bucket(10, time.Minute), 2)
-		w.holds(bucket(20, time.Minute), 3)
-		w.holds(bucket(10, 30*time.Second), 3)
-		w.grant(bucket(10, time.Minute).Count(2))
-		w.holds(bucket(1e6, time.Minute), 0)
+		anew().holds(bucket(10, time.Minute), 2)
+		anew().holds(bucket(20, time.Minute), 3)
+		anew().holds(bucket(10, 30*time.Second), 3)
+		anew().grant(bucket(10, time.Minute).Count(2))
+		anew().holds(bucket(1e6, time.Minute), 0)
 
 		// The kind, at the same instant: nothing is added either way.
-		w.holds(window(10, time.Minute), 0)
-		w.grant(window(10, time.Minute).Count(0))
-		w.holds(bucket(10, time.Minute), 0)
+		anew().holds(window(10, time.Minute), 0)
+		anew().grant(window(10, time.Minute).Count(0))
+		anew().holds(bucket(10, time.Minute), 0)
 		w.clock.now = noon.Add(time.Minute)
-		w.holds(window(10, time.Minute), 10)
-		w.grant(window(10, time.Minute).Count(10))
-		w.holds(bucket(10, time.Minute), 0)
-		w.holds(window(10, time.Second), 0)
-		w.holds(window(10, time.Hour), 0)
-		w.holds(window(1000, time.Minute), 0)
+		anew().holds(window(10, time.Minute), 10)
+		anew().grant(window(10, time.Minute).Count(10))
+		anew().holds(bucket(10, time.Minute), 0)
+		anew().holds(window(10, time.Second), 0)
+		anew().holds(window(10, time.Hour), 0)
+		anew().holds(window(1000, time.Minute), 0)
 
 		// A debt stays owed, whatever the numbers are.
-		w.grant(bucket(10, time.Minute).Count(20).Reserve())
+		anew().grant(bucket(10, time.Minute).Count(20).Reserve())
 		for _, request := range []ratelimit.Request{
 			bucket(100, time.Minute), bucket(10, time.Hour), bucket(10, time.Minute, ratelimit.Capacity(0)), bucket(10, time.Minute, ratelimit.MaxReserved(0)),
 			window(10, time.Minute), window(10, time.Minute, ratelimit.Capacity(100)), window(10, time.Hour, ratelimit.MaxReserved(3)),
 		} {
-			w.holds(request, -20)
-			w.deny(request.Count(0))
+			anew().holds(request, -20)
+			anew().deny(request.Count(0))
 		}
-		w.deny(bucket(10, time.Minute, ratelimit.MaxReserved(5)).Reserve())
+		anew().deny(bucket(10, time.Minute, ratelimit.MaxReserved(5)).Reserve())
 	})
 }

@@ -24,8 +24,8 @@ func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 	}
 	calls := map[string]string{
 		"one":       `SELECT _ratelimit_consume('l', '5', 10, '1 min', 10, NULL, 1, 0)`,
-		"sharded":   `SELECT _ratelimit_consume_sharded('s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1, validated => true)`,
-		"several":   `SELECT _ratelimit_consume_several('{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
+		"sharded":   `SELECT _ratelimit_consume_sharded('s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1)`,
+		"several":   `SELECT _ratelimit_consume_several('{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
 		"applied":   `SELECT _ratelimit_apply('consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
 		"check":     `SELECT _ratelimit_apply('check', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
 		"keys":      `SELECT _ratelimit_consume_keys('l', '{4,5,6}', 10, '1 min', 10, '{1,1,20}')`,

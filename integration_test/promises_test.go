@@ -74,12 +74,19 @@ func overlapping(refunds []span) bool {
 	return false
 }
 
-// allowed is what the excess has to be below: nothing, but for refunds of a token bucket that overlap.
-func allowed(l algebra.Limit, refunds []span) float64 {
-	if !l.Window && overlapping(refunds) {
-		return l.Capacity
+// broken is by how much jobs break the promise of their limit. Where refunds of a token bucket overlap, only spans that begin with the
+// first job are looked at: since then, it takes at most the capacity and what was refilled.
+func broken(l algebra.Limit, jobs []promised, refunds []span) float64 {
+	if l.Window || !overlapping(refunds) {
+		return excess(l, jobs)
 	}
-	return rounding
+	tokens, worst := 0.0, 0.0
+	slices.SortFunc(jobs, func(a, b promised) int { return cmp.Compare(a.at, b.at) })
+	for _, job := range jobs {
+		tokens += job.tokens
+		worst = max(worst, tokens-l.Capacity-float64(job.at-jobs[0].at)/float64(l.Period.Microseconds())*l.Rate)
+	}
+	return worst
 }
 
 // smallWorld is one in which all sequences of actions are tried, in the model, and some of them on the database.
@@ -287,7 +294,7 @@ func (w smallWorld) broken(s smallState) string {
 				}
 			}
 		}
-		if e := excess(l, own); e >= allowed(l, s.refunds) {
+		if e := broken(l, own, s.refunds); e >= rounding {
 			return fmt.Sprintf("%v: %v too much", w.limits[i], e)
 		}
 		// When all have to wait for one, the promise holds at that time, too, as long as nothing is refunded.
@@ -605,13 +612,11 @@ func (p *player) consume() {
 	for i, a := range asks {
 		l := p.ledger(a)
 		l.jobs[job.n] = promised{algebra.At(result.Requests[i].RetryAt), a.count}
-		e := excess(l.limit, slices.Collect(maps.Values(l.jobs)))
-		if e >= allowed(l.limit, l.refunds) {
+		jobs := slices.Collect(maps.Values(l.jobs))
+		if e := broken(l.limit, jobs, l.refunds); e >= rounding {
 			p.fail("%v, key %s: %v too much: %v, refunds %v", a.limit, a.key, e, l.jobs, l.refunds)
 		}
-		if !l.limit.Window {
-			p.worst = max(p.worst, e/l.limit.Capacity)
-		}
+		p.worst = max(p.worst, excess(l.limit, jobs)/l.limit.Capacity)
 	}
 }
 
@@ -845,11 +850,8 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 				all = append(all, *p)
 			}
 		}
-		bound := rounding
-		if !n.Window {
-			bound = n.Capacity // refunds overlap
-		}
-		if e := excess(n, all); e >= bound {
+		refunds := []span{{1, 0, 2}, {2, 1, 3}} // they overlap
+		if e := broken(n, all, refunds); e >= rounding {
 			t.Errorf("%v: %v too much", l, e)
 		}
 	}

@@ -24,7 +24,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer tx.Rollback(t.Context())
-			limiter, clock := newLimiter()
+			_, clock := newLimiter()
 			denials, debts := 0, 0
 			for n := range unlessShort(4000, 800) {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11, 38)
@@ -50,14 +50,14 @@ func TestRetryAtIsExact(t *testing.T) {
 				at := func(now time.Time) (ratelimit.Result, bool) {
 					t.Helper()
 					clock.now = now
-					result, err := limiter.Consume(t.Context(), tx, a.request())
+					result, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), tx, a.request())
 					if err != nil && !errors.As(err, &exceeded) {
 						t.Fatalf("case %d: %+v at %v: %v", n, a, now, err)
 					}
 					return result, err == nil
 				}
 				clock.now = now
-				if _, err := limiter.Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				if _, err := (&ratelimit.Limiter{Clock: clock.Now}).Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
 					continue
 				}
 				result, granted := at(now)
@@ -83,10 +83,10 @@ func TestRetryAtIsExact(t *testing.T) {
 				}
 				if run := result.RetryAt; run.After(clock.now) && run.Year() < 9999 {
 					debts++
-					if balance := check(t, limiter, clock, tx, a, run); balance < -algebra.Slack {
+					if balance := check(t, clock, tx, a, run); balance < -algebra.Slack {
 						t.Fatalf("case %d: %+v may run at %v, when %v is still owed", n, a, run, -balance)
 					}
-					if balance := check(t, limiter, clock, tx, a, run.Add(-time.Microsecond)); balance >= 0 {
+					if balance := check(t, clock, tx, a, run.Add(-time.Microsecond)); balance >= 0 {
 						t.Fatalf("case %d: %+v may run at %v, but nothing is owed a microsecond earlier", n, a, run)
 					}
 				}
@@ -107,11 +107,11 @@ func insert(t *testing.T, db handle, key string, shard, shards int, value float6
 }
 
 // check asks for the balance at an instant.
-func check(t *testing.T, limiter *ratelimit.Limiter, clock *clock, db ratelimit.DB, a ask, now time.Time) float64 {
+func check(t *testing.T, clock *clock, db ratelimit.DB, a ask, now time.Time) float64 {
 	t.Helper()
 	clock.now = now
 	a.count, a.reserve = 0, false
-	result, err := limiter.Check(t.Context(), db, a.request())
+	result, err := (&ratelimit.Limiter{Clock: clock.Now}).Check(t.Context(), db, a.request())
 	if err != nil {
 		t.Fatal(err)
 	}

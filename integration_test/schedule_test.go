@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -36,14 +37,17 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 	t.Helper()
 	admin := newPool(t, 2)
 	_, err := admin.Exec(t.Context(), `
+		CREATE SEQUENCE settlements;
 		CREATE TABLE jobs (
 			id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 			estimate    float8 NOT NULL,
 			consumed_at timestamptz NOT NULL,
+			receipt     text NOT NULL,
 			run_at      timestamptz NOT NULL,
 			state       text NOT NULL DEFAULT 'waiting',
 			ran_at      timestamptz,
-			cost        float8
+			cost        float8,
+			settled     bigint -- in the order of the limit's row, which is locked then
 		)`)
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +122,8 @@ func (q *jobQueue) enqueueApart(estimate float64, kill bool) (id int64) {
 }
 
 func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, result ratelimit.Result) pgx.Row {
-	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, run_at) VALUES ($1, $2, $3) RETURNING id", estimate, result.At, result.RetryAt)
+	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
+		estimate, result.At, result.Receipt(), result.RetryAt)
 }
 
 // runDue runs one job that is due, if there is one that nobody else has.
@@ -136,32 +141,39 @@ func (q *jobQueue) runDue(kill bool) (ran bool) {
 // settle corrects the estimate of a job in the transaction that marks it as done.
 func (q *jobQueue) settle(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, receipt", id, cost)
+		left, wrote, err := q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, receipt", id, cost)
+		if err == nil && wrote {
+			_, err = tx.Exec(ctx, "UPDATE jobs SET receipt = $2, settled = nextval('settlements') WHERE id = $1", id, left)
+		}
+		return wrote, err
 	}, q.options...)
 }
 
 // settleAlways does not look whether that has been done, so that the tests are seen able to fail.
 func (q *jobQueue) settleAlways(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		return q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, receipt", id, cost)
+		_, wrote, err := q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, receipt", id, cost)
+		return wrote, err
 	}, q.options...)
 }
 
-func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id int64, cost float64) (wrote bool, err error) {
+// settleIn returns the receipt for what is left.
+func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id int64, cost float64) (receipt ratelimit.Receipt, wrote bool, err error) {
 	var estimate float64
-	var receipt ratelimit.Receipt
 	err = tx.QueryRow(ctx, update, id, cost).Scan(&estimate, &receipt)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return false, nil
+		return receipt, false, nil
 	case err != nil:
-		return false, err
+		return receipt, false, err
 	case cost > estimate:
 		_, err = q.limiter.Charge(ctx, tx, q.request.Count(cost-estimate))
 	case cost < estimate:
-		_, err = q.limiter.Refund(ctx, tx, receipt, q.request.Count(estimate-cost))
+		var result ratelimit.Result
+		result, err = q.limiter.Refund(ctx, tx, receipt, q.request.Count(estimate-cost))
+		receipt = result.Receipt()
 	}
-	return true, err
+	return receipt, true, err
 }
 
 func (q *jobQueue) balance() float64 {
@@ -413,8 +425,8 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 	})
 }
 
-// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles jobs in the window of their consumption and in later ones, at
-// the same time and twice each, and holds the balance against a model.
+// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles jobs in the window in which they are to run, before it and after it, at
+// the same time and twice each, and holds what they were told and the balance against the rule.
 func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 	t.Parallel()
 	const rate = 1000
@@ -425,57 +437,84 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 	r := newRand(t)
 
 	type pending struct {
-		id       int64
-		estimate float64
-		window   time.Time
+		estimate, cost float64
+		taken          algebra.Taken
 	}
-	var waiting []pending
-	model := float64(rate)
-	var refunded, dropped, charged, indebted int
+	model := numbers(limit, "team")
+	var rows []algebra.Row
+	jobs := map[int64]*pending{}
+	var waiting []int64
+	var refunded, late, behind, charged, indebted int
 	for range 60 {
-		before := clock.now.Truncate(time.Hour)
 		clock.Advance(time.Duration(r.Int64N(int64(50 * time.Minute))).Truncate(time.Microsecond))
-		window := clock.now.Truncate(time.Hour)
-		if window.After(before) { // 50 minutes pass one boundary at the most
-			model = min(rate, model+rate)
-		}
+		now := algebra.At(clock.now)
 		for range r.IntN(4) {
 			estimate := float64(1 + r.IntN(rate/2))
-			waiting = append(waiting, pending{q.enqueue(estimate, r.IntN(4) == 0), estimate, window})
-			model -= estimate
+			id := q.enqueue(estimate, r.IntN(4) == 0)
+			runAt, lefts, _ := algebra.Reserve([]algebra.Demand{{Limit: model, Rows: rows, Shards: 1, Count: estimate, Floor: math.Inf(-1)}}, now)
+			rows = model.Spread(rows, 1, lefts[0], now)
+			waiting = append(waiting, id)
+			jobs[id] = &pending{estimate: estimate, taken: algebra.Taken{At: now, RunAt: runAt, Count: estimate, Held: rows[0].Value, Part: 1}}
+			var told time.Time
+			if err := q.admin.QueryRow(t.Context(), "SELECT run_at FROM jobs WHERE id = $1", id).Scan(&told); err != nil || !told.Equal(runAt.Time()) {
+				t.Fatalf("at %v a job is to run at %v, %v, want %v", clock.now, told, err, runAt.Time())
+			}
 		}
-		if model < 0 {
+		if model.Total(rows, now) < 0 {
 			indebted++
 		}
 
 		r.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
 		var settling sync.WaitGroup
 		n := r.IntN(len(waiting) + 1)
-		for _, p := range waiting[:n] {
-			cost := oneOf(r, p.estimate, float64(r.IntN(int(p.estimate))), float64(r.IntN(int(p.estimate))), p.estimate+float64(r.IntN(100)))
-			switch {
-			case cost > p.estimate:
-				charged++
-				model -= cost - p.estimate
-			case cost < p.estimate && p.window.Equal(window):
-				refunded++
-				model += p.estimate - cost
-			case cost < p.estimate:
-				dropped++
-			}
+		for _, id := range waiting[:n] {
+			j := jobs[id]
+			j.cost = oneOf(r, j.estimate, float64(r.IntN(int(j.estimate))), float64(r.IntN(int(j.estimate))), j.estimate+float64(r.IntN(100)))
 			for range 2 {
 				kill := r.IntN(8) == 0
-				settling.Go(func() { q.settle(p.id, cost, kill) })
+				settling.Go(func() { q.settle(id, j.cost, kill) })
 			}
 		}
 		settling.Wait()
+		for _, id := range q.settled(waiting[:n]) {
+			switch j := jobs[id]; {
+			case j.cost > j.estimate:
+				charged++
+				rows = model.Take(rows, 1, j.cost-j.estimate, now)
+			case j.cost < j.estimate:
+				back := model.Refund(rows, j.taken, j.estimate-j.cost, now)
+				rows = model.Take(rows, 1, -back, now)
+				switch {
+				case back > 0:
+					refunded++
+				case model.UpTo(j.taken.RunAt) < model.UpTo(now):
+					late++
+				default:
+					behind++
+				}
+			}
+		}
 		waiting = waiting[n:]
-		if balance := q.balance(); balance != model {
-			t.Fatalf("at %v the balance is %v, want %v", clock.now, balance, model)
+		if balance := q.balance(); len(rows) > 0 && balance != model.Total(rows, now) {
+			t.Fatalf("at %v the balance is %v, want %v", clock.now, balance, model.Total(rows, now))
 		}
 	}
-	t.Logf("%d refunded, %d dropped, %d charged, %d times in debt, %d connections killed", refunded, dropped, charged, indebted, q.killed.Load())
-	if refunded == 0 || dropped == 0 || charged == 0 || indebted == 0 || q.killed.Load() == 0 {
+	t.Logf("%d refunded, %d too late, %d behind others, %d charged, %d times in debt, %d connections killed", refunded, late, behind, charged, indebted, q.killed.Load())
+	if refunded == 0 || late == 0 || behind == 0 || charged == 0 || indebted == 0 || q.killed.Load() == 0 {
 		t.Error("something has not come up")
 	}
+}
+
+// settled wants jobs to be settled, once each, and returns them in that order.
+func (q *jobQueue) settled(jobs []int64) []int64 {
+	q.Helper()
+	rows, err := q.admin.Query(q.Context(), "SELECT id FROM jobs WHERE id = ANY($1) AND settled IS NOT NULL ORDER BY settled", jobs)
+	if err != nil {
+		q.Fatal(err)
+	}
+	settled, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(settled) != len(jobs) {
+		q.Fatalf("%d jobs of %d are settled, %v", len(settled), len(jobs), err)
+	}
+	return settled
 }

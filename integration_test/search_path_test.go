@@ -133,9 +133,8 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 	for name, sql := range map[string]string{
 		"consume":          `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
 		"consume, window":  `SELECT granted FROM app._ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
-		"consume sharded":  `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1, validated => true)`,
-		"consume several":  `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}', validated => true)`,
-		"not validated":    `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
+		"consume sharded":  `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1)`,
+		"consume several":  `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
 		"apply":            `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
 		"coalesce":         `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"consume keys":     `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
@@ -167,7 +166,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
 		"PT429, consume":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
-		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true, validated => true)`,
+		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true)`,
 		"PT429, raise":        `SELECT app._ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())

@@ -312,9 +312,9 @@ func TestOneCallMixesShardedLimitsAndOthers(t *testing.T) {
 		if w.rows() != before {
 			w.Fatal("a denial wrote")
 		}
-		w.retries(w.grant(hot.Count(8).Reserve(), user.Count(6), window.Count(4)), 30*time.Second)
+		w.retries(w.grant(hot.Count(8).Reserve(), user.Count(6).Reserve(), window.Count(4).Reserve()), 30*time.Second)
 		w.holds(hot, -5)
-		w.holds(user, 0)
+		w.holds(user, -1) // of its capacity of 10, 5 come in until then
 		w.holds(window, 0)
 		w.deny(hot.Count(1).Reserve())
 		w.do(w.limiter.Reset(w.Context(), w.db, hot, user, window))

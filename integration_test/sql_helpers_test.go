@@ -77,7 +77,7 @@ type sqlHandle struct {
 // onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, transactions come at each level.
 func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db handle)) {
 	t.Helper()
-	beginOn := func(db ratelimit.SQLTxBeginner) func(ctx context.Context) (tx, error) {
+	beginOn := func(db sqlTxBeginner) func(ctx context.Context) (tx, error) {
 		return func(ctx context.Context) (tx, error) {
 			begun, err := db.BeginTx(ctx, nil)
 			return sqlTx{onSQL(begun), begun}, err

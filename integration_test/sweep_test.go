@@ -195,7 +195,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
 	}
-	limiter, clock := newLimiter()
+	_, clock := newLimiter()
 	swept, never := model{}, model{}
 	limits := make([]ratelimit.Limit, 4)
 	latest := clock.now
@@ -250,7 +250,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 			ds := sums(verb, asks)
-			result, err := call(shardpick.With(t.Context(), pick.again()), limiter, pool, verb, from.receipt, requests)
+			result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, requests)
 			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
 			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				continue

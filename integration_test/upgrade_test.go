@@ -194,13 +194,13 @@ func (c clone) write(name, text string) {
 }
 
 // edit replaces what is in a file once.
-func (c clone) edit(name, old, new string) {
+func (c clone) edit(name, old, with string) {
 	c.Helper()
 	text := c.read(name)
 	if n := strings.Count(text, old); n != 1 {
 		c.Fatalf("%q is %d times in %s", old, n, name)
 	}
-	c.write(name, strings.Replace(text, old, new, 1))
+	c.write(name, strings.Replace(text, old, with, 1))
 }
 
 // generate is make generate.
@@ -689,6 +689,7 @@ func recordToday(t *testing.T) record {
 			t.Fatal(err)
 		}
 	}
+	receipts := make([]ratelimit.Receipt, len(all)) // of the last consumption that was granted
 	for round := range 6 {
 		for i, limit := range all {
 			request := limit.Key("ann").Count(float64(1 + (round+i)%3))
@@ -696,11 +697,14 @@ func recordToday(t *testing.T) record {
 			must(err)
 			result, err := limiter.Consume(ctx, db, request)
 			must(err)
+			if result.OK {
+				receipts[i] = result.Receipt()
+			}
 			_, err = limiter.Consume(ctx, db, request, all[(i+1)%len(all)].Key("bob"))
 			must(err)
 			_, err = limiter.Charge(ctx, db, limit.Key("ann").Count(0.25))
 			must(err)
-			_, err = limiter.Refund(ctx, db, result.Receipt(), limit.Key("ann").Count(0.5))
+			_, err = limiter.Refund(ctx, db, receipts[i], limit.Key("ann").Count(0.5))
 			must(err)
 			clock.Advance(311 * time.Millisecond)
 		}

@@ -45,6 +45,16 @@ RETURN least(capacity, value + CASE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END);
 
+-- Whether a decision can be made by these numbers. The functions that decide trust their callers to have validated their arguments. But in
+-- Postgres NaN is above all numbers, and LEAST and GREATEST ignore NULL: such an argument would be granted, or fill a bucket.
+--
+-- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so that it has no more than it takes.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
+    rate double precision, period interval, capacity double precision, count double precision, now timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
+
 -- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
 -- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
@@ -62,9 +72,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at t
 --   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
---   validated      true: the caller has validated the arguments, as package ratelimit and ratelimit() do. To do it again
---                  is 6 to 13 % of a call's instructions. What is not valid then may be granted, or leave a row behind (of NaN,
---                  of Infinity) with which later calls fail.
+-- They are validated by the callers: package ratelimit, and ratelimit(). See _ratelimit_valid.
 
 -- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
 -- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
@@ -73,7 +81,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
-    or_raise boolean DEFAULT false, validated boolean DEFAULT false
+    or_raise boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -87,14 +95,8 @@ DECLARE
     one     boolean;
     denied  boolean;
 BEGIN
-    IF validated THEN
-        NULL;
-    ELSIF (name <> '' AND key IS NOT NULL AND rate BETWEEN '1e-15' AND '1e15' AND period > '0'
-        AND (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')
-        AND floor <= '0' AND capacity - count >= floor
-        AND isfinite(coalesce(start, 'epoch')) AND isfinite(coalesce(now, 'epoch'))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s is not a valid request, or can never be granted',
-            quote_nullable(name), count, rate, period, capacity, floor);
+    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
         -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
@@ -132,9 +134,9 @@ BEGIN
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSE
-                denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count < floor;
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
             IF denied THEN
                 IF or_raise THEN
@@ -147,6 +149,8 @@ BEGIN
             -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
+        ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': this can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
@@ -167,16 +171,14 @@ BEGIN
 END
 $body$;
 
--- Takes from one limit that is sharded: from one shard, if the arguments are validated, with an ord of NULL, or else what
--- _ratelimit_apply does.
+-- Takes from one limit that is sharded: from one shard, if that has enough, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
 -- but shard_a: one that is read and not taken conflicts with whoever takes it.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -190,53 +192,55 @@ DECLARE
     new_value double precision;
     new_ts    timestamptz;
 BEGIN
-    IF validated THEN
-        at := coalesce(now, clock_timestamp());
-        upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
-        each := rate / shards::double precision;
-        room := capacity / shards::double precision;
-        pick := shard_a;
-        IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-            SELECT r.shard INTO pick
-              FROM /* TEMPLATE: schema */rate_limits AS r
-             WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-             ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
-        END IF;
-
-        -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
-        -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-        -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
-        BEGIN
-            IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
-                       ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
-                RETURNING r.value, r.ts INTO new_value, new_ts;
-            END IF;
-            IF new_value IS NULL THEN
-                RAISE SQLSTATE 'RL001';
-            END IF;
-            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
+    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
+    at := coalesce(now, clock_timestamp());
+    upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    each := rate / shards::double precision;
+    room := capacity / shards::double precision;
+    pick := shard_a;
+    IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        SELECT r.shard INTO pick
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
+         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+    END IF;
+
+    -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
+    -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
+    -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
+    BEGIN
+        IF start IS NULL THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+                   ts = greatest(r.ts, at)
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+            RETURNING r.value, r.ts INTO new_value, new_ts;
+        ELSE
+            UPDATE /* TEMPLATE: schema */rate_limits AS r
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+                   ts = greatest(r.ts, at)
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+            RETURNING r.value, r.ts INTO new_value, new_ts;
+        END IF;
+        IF new_value IS NULL THEN
+            RAISE SQLSTATE 'RL001';
+        END IF;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN
+        NULL;
+    END;
+
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
 END
 $body$;
 
 -- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
+-- over places that are in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -246,8 +250,7 @@ $body$;
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -271,7 +274,6 @@ DECLARE
 BEGIN
     <<passes>>
     FOR pass IN 1..2 LOOP
-        EXIT WHEN validated IS NOT TRUE;
         FOR p IN 3 - pass..n LOOP
             name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
             IF pass = 1 THEN
@@ -296,6 +298,9 @@ BEGIN
                 CONTINUE;
             END IF;
 
+            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
+            END IF;
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
@@ -372,7 +377,8 @@ DECLARE
     locked integer[] := '{}';          -- how many of them are
     alike  boolean[] := '{}';          -- whether they are those of so many shards
     totals double precision[] := '{}'; -- what they hold together
-    latest timestamptz[] := '{}';      -- the latest ts among them
+    latest timestamptz[] := '{}';      -- the latest ts among them, or now
+    first_ts timestamptz[] := '{}';    -- the earliest, or now
     lefts  double precision[] := '{}'; -- what they will hold
     owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
     run_at timestamptz;                -- when it may run
@@ -387,7 +393,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND (now IS NULL OR isfinite(now)) THEN
+        IF op = 'consume' THEN
             -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
             -- is read and not taken conflicts with whoever takes it.
             at := coalesce(now, clock_timestamp());
@@ -415,9 +421,8 @@ BEGIN
             -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
             -- locks included.
             --
-            -- What could grant more than it should is kept out (NaN is above everything); the rest of the validation
-            -- can wait until this has failed. (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner
-            -- thinks of the table; above READ COMMITTED it would conflict with all that it reads.)
+            -- (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner thinks of the table; above READ COMMITTED
+            -- it would conflict with all that it reads.)
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
@@ -429,8 +434,7 @@ BEGIN
                            >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE least(counts[p], rates[p], capacities[p]) >= '0' AND counts[p] + rates[p] + capacities[p] < '1e16'
-               AND floors[p] <= '0' AND periods[p] > '0' AND shards[p] BETWEEN 1 AND 100 AND (starts[p] IS NULL OR isfinite(starts[p]));
+             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
             IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
@@ -472,34 +476,14 @@ BEGIN
             END IF;
         END IF;
 
-        -- What could grant more than it should has been kept out so far.
         IF places IS NULL THEN
-            IF (op IN ('consume', 'check') AND reserve IS NOT NULL
-                AND pg_catalog.cardinality(names) > 0
-                AND isfinite(coalesce(now, 'epoch'))
-                AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(keys), pg_catalog.cardinality(rates),
-                    pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities), pg_catalog.cardinality(starts),
-                    pg_catalog.cardinality(shards), pg_catalog.cardinality(counts), pg_catalog.cardinality(floors),
-                    pg_catalog.cardinality(shard_a), pg_catalog.cardinality(shard_b)])) IS NOT TRUE THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments must be arrays of one length, the operation consume or check';
-            END IF;
-            FOR i IN 1..pg_catalog.cardinality(names) LOOP
-                IF (names[i] <> '' AND keys[i] IS NOT NULL AND rates[i] BETWEEN '1e-15' AND '1e15' AND periods[i] > '0'
-                    AND (capacities[i] = '0' OR capacities[i] BETWEEN '1e-15' AND '1e15') AND shards[i] BETWEEN 1 AND 100
-                    AND shard_a[i] >= 0 AND shard_a[i] < shards[i] AND shard_b[i] >= 0 AND shard_b[i] < shards[i]
-                    AND isfinite(coalesce(starts[i], 'epoch'))
-                    AND (counts[i] = '0' OR counts[i] BETWEEN '1e-15' AND '1e15') AND floors[i] <= '0'
-                    AND capacities[i] - counts[i] >= floors[i]) IS NOT TRUE THEN
-                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s of %s per %s, capacity %s, floor %s, shards %s is not a valid request, or can never be granted',
-                        quote_nullable(names[i]), counts[i], rates[i], periods[i], capacities[i], floors[i], shards[i]);
-                END IF;
-            END LOOP;
             SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-                   pg_catalog.count(DISTINCT (names[p], keys[p]))
+                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)
+                       AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF m <> pg_catalog.cardinality(names) THEN
-                RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a limit and key named twice in one call';
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check') AND reserve IS NOT NULL) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
@@ -536,7 +520,7 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
-                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at;
+                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
                           FROM /* TEMPLATE: schema */rate_limits AS r
@@ -548,6 +532,7 @@ BEGIN
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
+                        first_ts[i] := least(first_ts[i], greatest(rec.ts, at));
                         ord := pg_catalog.array_append(ord, i);
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
@@ -571,7 +556,7 @@ BEGIN
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, latest[i],
+                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
                                 CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
                                 rates[i], periods[i], 'Infinity', starts[i]));
                         END IF;
@@ -690,15 +675,15 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Nothing comes back for an argument that is no number: NaN is above all of them.
+                -- Nothing comes back for an argument that is no number (NaN is above all of them), nor to rows of before it was taken.
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
-                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at)) IS NOT TRUE;
+                    AND periods[i] > '0' AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
                 total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
-                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);
+                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
                     back := least(greatest(back + least(total, 0), 0), counts[i]);
                 ELSE
                     wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
@@ -777,9 +762,8 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (name <> '' AND rate BETWEEN '1e-15' AND '1e15' AND period > '0' AND capacity BETWEEN '0' AND '1e15'
-        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL OR isfinite(now))) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
+    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
 
     -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
@@ -886,25 +870,11 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF (pg_catalog.cardinality(keys) > 0 AND (now IS NULL OR isfinite(now))
-        AND pg_catalog.cardinality(names) = ALL (ARRAY[pg_catalog.cardinality(rates), pg_catalog.cardinality(periods), pg_catalog.cardinality(capacities)])
-        AND pg_catalog.cardinality(keys) = pg_catalog.cardinality(defs) AND pg_catalog.cardinality(starts) IN (0, pg_catalog.cardinality(keys))
-        AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(counts) AND pg_catalog.cardinality(repeats) = pg_catalog.cardinality(floors)
-        AND pg_catalog.cardinality(repeats) <= pg_catalog.cardinality(keys)
-        AND '' < ALL (names) AND '' <= ALL (keys) AND 1 <= ALL (defs) AND pg_catalog.cardinality(names) >= ALL (defs)
-        AND '1e-15' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' < ALL (periods)
-        AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
-        AND 1 <= ALL (repeats) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
-    END IF;
-    IF pg_catalog.cardinality(asks) <> 0 OR asks IS NULL THEN
-        IF (pg_catalog.cardinality(asks) = ALL (ARRAY[pg_catalog.cardinality(calls), pg_catalog.cardinality(ask_defs),
-                pg_catalog.cardinality(ask_starts), pg_catalog.cardinality(ask_counts), pg_catalog.cardinality(ask_floors)])
-            AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)
-            AND 1 <= ALL (ask_defs) AND pg_catalog.cardinality(names) >= ALL (ask_defs)
-            AND pg_catalog.cardinality(repeats) < ALL (asks) AND pg_catalog.cardinality(keys) >= ALL (asks)) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = 'rate limits: not a valid batch of requests';
-        END IF;
+    IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
+        AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
+        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)
+        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
@@ -1440,7 +1410,7 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
         IF run_at > at THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
-                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),
+                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
                 date_bin(period, run_at, start), rate, period, 'Infinity', start));
         END IF;
     END IF;
@@ -1514,10 +1484,10 @@ BEGIN
               ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, validated => true) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
     END IF;
     IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);

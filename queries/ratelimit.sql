@@ -2,20 +2,20 @@
 SELECT pg_catalog.record_send(_ratelimit_consume(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
-      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean, true))::bytea AS answer;
+      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean))::bytea AS answer;
 
 -- name: ConsumeSharded :one
 SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
       @shards::integer, @count::double precision, @floor::double precision,
-      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz, @or_raise::boolean, true))::bytea AS answer;
+      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
 
 -- name: ConsumeSeveral :one
 SELECT pg_catalog.record_send(_ratelimit_consume_several(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
-      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean, true))::bytea AS answer;
+      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
 
 -- name: Apply :one
 SELECT pg_catalog.record_send(_ratelimit_apply(

@@ -44,8 +44,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 
 	s := c.statement(ctx, true)
-	r := &reply{}
-	s.args[0] = r
+	r := replyTo(s.args, false)
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()

@@ -22,6 +22,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err
 	if c.demands, err = demands(v, requests); err != nil {
 		return c, err
 	}
+	if err = l.definitions.check(c.demands); err != nil {
+		return c, err
+	}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err

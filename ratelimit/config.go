@@ -25,12 +25,12 @@ type Config struct {
 
 // New makes a limit from its definition as data. It returns an error that matches [ErrInvalid] unless
 //
-//   - the name is valid UTF-8 without NUL, 1 to [MaxNameLen] bytes long,
-//   - [MinTokens] <= rate <= [MaxTokens],
+//   - the name is valid UTF-8 without NUL, 1 to 255 bytes long,
+//   - 1e-15 <= rate <= 1e15,
 //   - the period is a whole number of microseconds, at least one,
 //   - capacity and maxReserved are 0 or within the same bounds,
 //   - start is between the years 1 and 9999, and only there for a fixed window,
-//   - 0 <= shards <= [MaxShards] (0 is 1).
+//   - 0 <= shards <= 100 (0 is 1).
 func New(c Config) (Limit, error) {
 	l := Limit{
 		name:        c.Name,
@@ -50,7 +50,7 @@ func New(c Config) (Limit, error) {
 		l.hasStart, l.start = true, c.Start.UTC()
 	}
 
-	if err := checkText("name", c.Name, MaxNameLen); err != nil {
+	if err := checkText("name", c.Name, maxNameLen); err != nil {
 		l.err = fmt.Errorf("%w: %w", ErrInvalid, err)
 		return l, l.err
 	}
@@ -62,19 +62,19 @@ func New(c Config) (Limit, error) {
 	case c.Kind != KindTokenBucket && c.Kind != KindFixedWindow:
 		return wrong("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
 	case c.Rate == 0 || !countable(c.Rate):
-		return wrong("rate %v is not between %v and %v", c.Rate, MinTokens, MaxTokens)
+		return wrong("rate %v is not between %v and %v", c.Rate, algebra.MinTokens, algebra.MaxTokens)
 	case c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0:
 		return wrong("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
 	case !countable(l.numbers.Capacity):
-		return wrong("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, MinTokens, MaxTokens)
+		return wrong("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, algebra.MinTokens, algebra.MaxTokens)
 	case c.MaxReserved != nil && !countable(l.maxReserved):
-		return wrong("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, MinTokens, MaxTokens)
+		return wrong("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, algebra.MinTokens, algebra.MaxTokens)
 	case c.Start != nil && c.Kind != KindFixedWindow:
 		return wrong("a token bucket has no start")
 	case c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999):
 		return wrong("start %v is not between the years 1 and 9999", c.Start)
-	case c.Shards < 0 || c.Shards > MaxShards:
-		return wrong("%d shards are not between 1 and %d", c.Shards, MaxShards)
+	case c.Shards < 0 || c.Shards > maxShards:
+		return wrong("%d shards are not between 1 and %d", c.Shards, maxShards)
 	}
 	if l.hasStart {
 		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // demand is what a call asks of one limit and key: the sum of all its requests for them.
@@ -42,7 +44,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 			return nil, r.err
 		}
 		if !countable(r.tokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, MinTokens, MaxTokens)
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -55,7 +57,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
-			return nil, fmt.Errorf("%w: limit %q is asked for with two definitions in one call", ErrInvalid, r.limit.name)
+			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
 		// after it leave less than it did.
@@ -73,13 +75,18 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
+	for i := range ds[1:] {
+		if a, b := &ds[i].limit, &ds[i+1].limit; a.name == b.name && !sameRefill(a, b) {
+			return nil, twoDefinitions(a, b)
+		}
+	}
 	return ds, nil
 }
 
 // validate refuses a sum that can never be granted.
 func (d *demand) validate(v Verb) error {
-	if d.count > MaxTokens && v != VerbReset {
-		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, MaxTokens)
+	if d.count > algebra.MaxTokens && v != VerbReset {
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
 	if v == VerbRefund || v == VerbReset {
 		return nil

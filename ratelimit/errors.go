@@ -16,6 +16,14 @@ import (
 // verb, [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx], [Limiter.Sweep] and [Retry]. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
+// programError is an [ErrInvalid] of the program's own making, not of a key or a count that a client may have chosen.
+type programError struct{ error }
+
+func (e programError) Unwrap() error { return e.error }
+
+// ProgramError is what package httplimit looks for, to answer 500 and not 400.
+func (programError) ProgramError() {}
+
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when reserving,
 // above capacity + maxReserved. [Limiter.Consume] and [Limiter.Check] return it. Waiting does not help. Nothing was sent to
 // the server.

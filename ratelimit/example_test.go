@@ -496,7 +496,7 @@ func ExampleLimit_Key_personalData() {
 		mac.Write([]byte(strings.ToLower(personal))) // the same person, the same key
 		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 	}
-	failedLogins := ratelimit.TokenBucket("failedLogins", 5, time.Hour)
+	failedLogins := ratelimit.TokenBucket("loginsByEmail", 5, time.Hour)
 
 	result, err := limits.Consume(ctx, pool, failedLogins.Key(hashed("Ann@example.org")))
 	if err != nil {

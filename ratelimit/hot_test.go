@@ -329,7 +329,7 @@ func TestTheStripesStayTheSame(t *testing.T) {
 	}
 	seen := map[int]bool{}
 	for shard := range stripes {
-		seen[lane{"wide", "k", shard, MaxShards}.stripe()] = true
+		seen[lane{"wide", "k", shard, maxShards}.stripe()] = true
 	}
 	if len(seen) != stripes {
 		t.Errorf("%d shards share %d stripes", stripes, len(seen))

@@ -12,13 +12,11 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Bounds of what a limit or a request may hold. Tokens are doubles, exact for whole numbers far beyond MaxTokens.
+// Bounds of what a limit or a request may hold, beside those of its numbers in package algebra.
 const (
-	MinTokens  = 1e-15 // rate; and capacity, maxReserved and count where they are not 0
-	MaxTokens  = 1e15  // the same
-	MaxNameLen = 255   // bytes
-	MaxKeyLen  = 1024  // bytes, after several parts have been joined
-	MaxShards  = 100
+	maxNameLen = 255  // bytes
+	maxKeyLen  = 1024 // bytes, after several parts have been joined
+	maxShards  = 100
 )
 
 // Kind is how a limit refills.
@@ -31,7 +29,7 @@ const (
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
-// its name: give every limit of a schema its own.
+// its name: give every limit of a schema its own. Plans of one limit may share a name if kind, period and start are the same.
 //
 // Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity, and nothing
 // is added to what was left at the last use. While two versions of the numbers are in use, as during a deployment, they grant
@@ -174,7 +172,7 @@ func (l Limit) gridStart(offset algebra.Micros) algebra.Micros {
 
 // countable says whether tokens is a number of them. NaN is none.
 func countable(tokens float64) bool {
-	return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens
+	return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens
 }
 
 // checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty. It does not

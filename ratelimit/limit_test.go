@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 func TestDefinitions(t *testing.T) {
@@ -131,8 +133,8 @@ func FuzzNew(f *testing.F) {
 		}
 		n := limit.numbers
 		between := func(x, low, high float64) bool { return x >= low && x <= high }
-		if !acceptable(limit.name, MaxNameLen) || !(n.Rate > 0) || n.Rate > MaxTokens || n.Period < time.Microsecond || n.Period%time.Microsecond != 0 ||
-			!between(n.Capacity, 0, MaxTokens) || !between(limit.maxReserved, 0, MaxTokens) && hasReserved || limit.shards < 1 || limit.shards > MaxShards {
+		if !acceptable(limit.name, maxNameLen) || !(n.Rate > 0) || n.Rate > algebra.MaxTokens || n.Period < time.Microsecond || n.Period%time.Microsecond != 0 ||
+			!between(n.Capacity, 0, algebra.MaxTokens) || !between(limit.maxReserved, 0, algebra.MaxTokens) && hasReserved || limit.shards < 1 || limit.shards > maxShards {
 			t.Fatalf("accepted: %+v", limit)
 		}
 		// Postgres raises 22003 where a product or a quotient underflows to zero: a microsecond's refill of one shard.

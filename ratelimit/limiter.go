@@ -8,6 +8,10 @@ import (
 // Limiter decides requests. The zero value is ready to use: with the database's clock, and nobody observing. A Limiter is
 // safe for concurrent use; once it is used it must not be copied, nor its fields be changed.
 //
+// A Limiter remembers how each limit refills. A limit of the same name with another kind, period or [Start] is an error that matches
+// [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved and shards. To change how a limit
+// refills while the process runs, make a new Limiter. After 1,000 names, further ones are not remembered.
+//
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
 // [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial, by Consume or
@@ -31,7 +35,8 @@ type Limiter struct {
 	// attempts have failed, the last with err. It is called from several goroutines at once.
 	OnRetry func(ctx context.Context, failed int, err error)
 
-	queues queues // for hot limits
+	queues      queues // for hot limits
+	definitions definitions
 }
 
 // Decision is what an observer is told.

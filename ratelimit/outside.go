@@ -60,8 +60,8 @@ func errOutside(ctx context.Context, v Verb, db DB) error {
 	open, _ := ctx.Value(openTxKey{}).(*openTx)
 	for ; open != nil; open = open.around {
 		if open.pool == pool && !open.ended.Load() {
-			return fmt.Errorf("%w: %s on the pool inside a transaction of that pool would not be part of it: "+
-				"pass tx instead of the pool, or OutsideTx(ctx) if this is meant", ErrInvalid, v)
+			return programError{fmt.Errorf("%w: %s on the pool inside a transaction of that pool would not be part of it: "+
+				"pass tx instead of the pool, or OutsideTx(ctx) if this is meant", ErrInvalid, v)}
 		}
 	}
 	return nil

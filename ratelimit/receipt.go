@@ -52,7 +52,7 @@ func (r Result) Receipt() Receipt {
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.RetryAt}
 	for _, s := range r.Requests {
-		if s.took.rows == 0 || s.Count == 0 {
+		if s.took.rows == 0 {
 			continue
 		}
 		if t := made.find(s.Limit.name, s.Key); t != nil {
@@ -128,7 +128,7 @@ func (r *receipt) validate() error {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
 			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
-			t.Shards < 1 || t.Shards > MaxShards, t.Rows != 1 && t.Rows != t.Shards:
+			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards:
 			return fmt.Errorf("limit %q: its numbers cannot be", t.Limit)
 		}
 	}
@@ -179,6 +179,6 @@ func (r *receipt) refund(ds []demand, a *answer) *receipt {
 		t.Held += d.count // as if so much less had been taken
 		t.Refunded += d.count
 	}
-	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count-t.Refunded <= t.rounding() })
+	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })
 	return r
 }

@@ -36,7 +36,7 @@ func (l Limit) Key(parts ...string) Request {
 	}
 	r.key = joinKey(parts)
 	if r.err == nil {
-		if err := checkText("key", r.key, MaxKeyLen); err != nil {
+		if err := checkText("key", r.key, maxKeyLen); err != nil {
 			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.name, err)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // splitKey is the inverse of joinKey: that there is one proves that no two keys collide.
@@ -94,7 +96,7 @@ func FuzzRequest(f *testing.F) {
 				continue
 			}
 			d := ds[0]
-			if !acceptable(d.key, MaxKeyLen) || !(d.count >= 0 && d.count <= MaxTokens) || !(d.floor <= 0) {
+			if !acceptable(d.key, maxKeyLen) || !(d.count >= 0 && d.count <= algebra.MaxTokens) || !(d.floor <= 0) {
 				t.Fatalf("%s: accepted %+v", v, d)
 			}
 			if (v == VerbConsume || v == VerbCheck) && 10-d.count < d.floor {

@@ -73,7 +73,7 @@ func (r *Result) fill(c *call, a *answer) {
 		r.receipt = c.receipt.refund(c.demands, a)
 	}
 	w := c.waiting(a)
-	retryAt, remaining, resetAt := max(a.at, w.retryAt), math.Inf(1), algebra.Min
+	retryAt, remaining, resetAt := w.retryAt, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		s, at, reset := c.status(i, a, w)
 		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
@@ -94,10 +94,11 @@ func (r *Result) fill(c *call, a *answer) {
 type waiting struct {
 	asked   []algebra.Demand // none: there are no such reservations
 	lefts   []float64        // what each limit would have left
-	retryAt algebra.Micros   // of a denial: when all of them would be granted
+	retryAt algebra.Micros   // when all of them would be granted; otherwise now
 }
 
 func (c *call) waiting(a *answer) (w waiting) {
+	w.retryAt = a.at
 	if !forfeits(c.demands) || a.granted && c.verb != VerbCheck {
 		return w
 	}
@@ -148,6 +149,8 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 		}
 	case !s.OK:
 		at = numbers.When(rows, shards, d.count, d.floor, now)
+	case a.granted && d.count == 0: // by a check, which reads what is owed
+		at = numbers.When(rows, shards, 0, 0, now)
 	case a.granted: // by a check: when the work might run
 		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
 	default:

@@ -8,15 +8,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// BatchTxBeginner is what [Limiter.SendTx] sends a transaction to: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, but
-// not a pgx.Tx, which has begun already.
-type BatchTxBeginner interface {
-	TxBeginner
+// batchTxBeginner is what SendTx sends a transaction to.
+type batchTxBeginner interface {
+	txBeginner
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise: BEGIN, the batch and COMMIT are
-// sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
+// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise, on a *pgxpool.Pool, a *pgxpool.Conn or a
+// *pgx.Conn: BEGIN, the batch and COMMIT are sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
 // in one more.) An error of a query, a denial among them, stops the batch, rolls it back, in another round trip, and is returned; the
 // connection is left clean and goes back to its pool.
 //
@@ -31,7 +30,15 @@ type BatchTxBeginner interface {
 //
 // If the connection broke or ctx was over when it had been sent, the error matches [ErrUnknownOutcome], since COMMIT may have
 // reached the server with the rest: the batch is not sent again.
-func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Batch, options ...TxOption) error {
+func (l *Limiter) SendTx(
+	ctx context.Context,
+	db interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+		SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	},
+	batch *pgx.Batch,
+	options ...TxOption,
+) error {
 	o := newTxOptions(options)
 	if db == nil || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
@@ -55,7 +62,7 @@ func (l *Limiter) SendTx(ctx context.Context, db BatchTxBeginner, batch *pgx.Bat
 
 // sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
 // that read its results.
-func sendOnce(ctx context.Context, db BatchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
+func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
 	// BEGIN, copies of the queries, since pgx sends none twice, and COMMIT.
 	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})

@@ -10,12 +10,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// SQLQuerier is what [SQL] makes a [DB] of: a *sql.Tx, *sql.Conn or *sql.DB, and whatever of an ORM's has the same method.
-type SQLQuerier interface {
+// sqlQuerier is what SQL takes.
+type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] of a handle of database/sql, on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
+// SQL makes a [DB] of a handle of database/sql (a *sql.Tx, *sql.Conn or *sql.DB, or what has the same method), on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
 // verb works on it as on pgx: in a transaction a call is part of it, on a connection or a pool it is one of its own. Make it
 // where it is needed; it holds nothing but the handle.
 //
@@ -26,7 +26,11 @@ type SQLQuerier interface {
 //
 // A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. The DB is for the verbs; statements of your own are
 // better off with the handle: on the DB, arguments go as text, and QueryRow scans as database/sql does.
-func SQL(db SQLQuerier) DB {
+func SQL(
+	db interface {
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	},
+) DB {
 	if db = unwrapped(db); isNil(db) {
 		return nil
 	}
@@ -35,7 +39,7 @@ func SQL(db SQLQuerier) DB {
 
 // unwrapped is the *sql.Tx, *sql.Conn or *sql.DB that a handle of bun's embeds. That itself formats queries: it would look for
 // question marks to put the arguments in, and send none.
-func unwrapped(db SQLQuerier) SQLQuerier {
+func unwrapped(db sqlQuerier) sqlQuerier {
 	v := reflect.Indirect(reflect.ValueOf(db))
 	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
 		return db
@@ -43,7 +47,7 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 	for _, name := range []string{"Tx", "Conn", "DB"} {
 		if field, ok := v.Type().FieldByName(name); ok {
 			if embedded, err := v.FieldByIndexErr(field.Index); err == nil {
-				if inner, ok := reflect.TypeAssert[SQLQuerier](embedded); ok {
+				if inner, ok := reflect.TypeAssert[sqlQuerier](embedded); ok {
 					return inner
 				}
 			}
@@ -53,7 +57,7 @@ func unwrapped(db SQLQuerier) SQLQuerier {
 }
 
 // sqlDB asks on database/sql.
-type sqlDB struct{ db SQLQuerier }
+type sqlDB struct{ db sqlQuerier }
 
 // QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter in front of the arguments has its way; else they go as text.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
@@ -130,12 +134,12 @@ func (unsentError) SafeToRetry() bool { return true }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// SQLTxBeginner begins transactions: a *sql.DB or a *sql.Conn.
-type SQLTxBeginner interface {
+// sqlTxBeginner is what InSQLTx takes.
+type sqlTxBeginner interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// InSQLTx is [Limiter.InTx] for database/sql: SERIALIZABLE unless told otherwise, run again when the database could not
+// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn: SERIALIZABLE unless told otherwise, run again when the database could not
 // serialize it or ended a deadlock with it, be it at COMMIT, rolled back when fn panics, and with the same options.
 //
 //	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
@@ -149,7 +153,14 @@ type SQLTxBeginner interface {
 // then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
 // whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
 // that matches [ErrInvalid].
-func (l *Limiter) InSQLTx(ctx context.Context, db SQLTxBeginner, fn func(ctx context.Context, tx *sql.Tx) error, options ...TxOption) error {
+func (l *Limiter) InSQLTx(
+	ctx context.Context,
+	db interface {
+		BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+	},
+	fn func(ctx context.Context, tx *sql.Tx) error,
+	options ...TxOption,
+) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}

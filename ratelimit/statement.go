@@ -16,7 +16,7 @@ import (
 // how its answer is read. It is run on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
 type statement struct {
 	sql     string
-	args    []any // the first place is free: see reply
+	args    []any // the first place is free: see replyTo
 	demands int   // how many it is about
 	read    func(reply pgx.Row, demands int) (*answer, error)
 }

@@ -128,7 +128,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 		db = coalescer.Pool
 	}
 	switch db := db.(type) {
-	case TxBeginner:
+	case txBeginner:
 		if inTransaction(db) {
 			break
 		}
@@ -136,7 +136,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			return l.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx) }, level)
 		}, nil
 	case sqlDB:
-		beginner, ok := db.db.(SQLTxBeginner)
+		beginner, ok := db.db.(sqlTxBeginner)
 		if !ok {
 			break
 		}

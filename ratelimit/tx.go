@@ -13,9 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TxBeginner begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. A connection that is in one already, whose
-// COMMIT would end it, is an error that matches [ErrInvalid].
-type TxBeginner interface {
+// txBeginner is what InTx takes.
+type txBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
@@ -57,7 +56,8 @@ const (
 // rollbackTimeout bounds a rollback, which has to happen when ctx is already over.
 const rollbackTimeout = 5 * time.Second
 
-// InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. If the database could not serialize it
+// InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. db is a *pgxpool.Pool, a *pgxpool.Conn or a
+// *pgx.Conn; a connection that is in a transaction already, which COMMIT would end, is [ErrInvalid]. If the database could not serialize it
 // (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
 // so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error matches
 // [ErrAttemptsExhausted].
@@ -79,7 +79,14 @@ const rollbackTimeout = 5 * time.Second
 //
 // An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
 // committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
-func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.Context, tx pgx.Tx) error, options ...TxOption) error {
+func (l *Limiter) InTx(
+	ctx context.Context,
+	db interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	},
+	fn func(ctx context.Context, tx pgx.Tx) error,
+	options ...TxOption,
+) error {
 	if isNil(db) || fn == nil {
 		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
 	}
@@ -127,7 +134,7 @@ func (l *Limiter) InTx(ctx context.Context, db TxBeginner, fn func(ctx context.C
 }
 
 // beginAtOnce is for a handle that is no pool or connection of pgx's: BEGIN and the lock are a round trip each, before fn.
-func beginAtOnce(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
+func beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
 		return nil, err
@@ -147,7 +154,7 @@ func beginAtOnce(ctx context.Context, db TxBeginner, isolation pgx.TxIsoLevel, t
 }
 
 // acquire is connOf, or for a pool one of its connections, until it is released.
-func acquire(ctx context.Context, db TxBeginner) (conn *pgx.Conn, release func(), err error) {
+func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func(), err error) {
 	pool, ok := db.(*pgxpool.Pool)
 	if !ok {
 		return connOf(db), func() {}, nil
@@ -160,7 +167,7 @@ func acquire(ctx context.Context, db TxBeginner) (conn *pgx.Conn, release func()
 }
 
 // connOf is the connection that a handle is, or nil: for a pool, or a handle of the caller's own.
-func connOf(db TxBeginner) *pgx.Conn {
+func connOf(db txBeginner) *pgx.Conn {
 	switch db := db.(type) {
 	case *pgx.Conn:
 		return db
@@ -173,7 +180,7 @@ func connOf(db TxBeginner) *pgx.Conn {
 var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
 
 // inTransaction says whether a connection is in a transaction, which COMMIT would end too early. (BEGIN in one is only a warning.)
-func inTransaction(db TxBeginner) bool {
+func inTransaction(db txBeginner) bool {
 	conn := connOf(db)
 	if conn == nil || conn.IsClosed() {
 		return false

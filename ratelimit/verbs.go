@@ -74,7 +74,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	began := time.Now()
 	c, err := l.newCall(v, receipt, requests)
 	if noDatabase(db) {
-		err = fmt.Errorf("%w: no database", ErrInvalid)
+		err = programError{fmt.Errorf("%w: no database", ErrInvalid)}
 	}
 	if err == nil {
 		err = errOutside(ctx, v, db)

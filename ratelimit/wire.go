@@ -24,8 +24,7 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 
 // send sends a query, with the first place of its arguments free.
 func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
-	r := &reply{commits: w.commits}
-	args[0] = r
+	r := replyTo(args, w.commits)
 	if late, ok := w.db.(*lateTx); ok {
 		r.row = late.queryOwn(ctx, sql, args)
 	} else {
@@ -59,6 +58,13 @@ type reply struct {
 	portable bool
 	commits  bool
 	sent     bool // there was a connection to send it on
+}
+
+// replyTo is the reply to a query with these arguments, whose first place is free.
+func replyTo(args []any, commits bool) *reply {
+	r := &reply{commits: commits}
+	args[0] = r
+	return r
 }
 
 // RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.

@@ -48,59 +48,83 @@ var goMutations = []mutation{
 	{
 		name: "promise-forfeits-nothing", file: "internal/algebra/promise.go", what: "a reservation that waits forfeits nothing",
 		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if false &&",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestReserve",
 	}, {
 		name: "promise-above-capacity", file: "internal/algebra/promise.go", what: "a reservation of more than the capacity forfeits, though no promise holds for it",
 		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if runAt > now &&",
-		tests: "TestModel",
+		tests: "TestReserve",
 	}, {
 		name: "promise-others-wait", file: "internal/algebra/promise.go", what: "a token bucket that another limit makes wait forfeits nothing",
 		old: "(l.Window || runAt > own[i])", new: "l.Window",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestReserve",
 	}, {
 		name: "promise-latest", file: "internal/algebra/promise.go", what: "what a limit would refill counts from now, though its rows were refilled later",
-		old: "l.refill(latest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
-		tests: "TestModel",
+		old: "l.refill(earliest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
+		tests: "TestReserve",
 	}, {
 		name: "promise-floor", file: "internal/algebra/promise.go", what: "what is forfeited may be below the floor",
 		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Shards, d.Count, d.Floor, now)",
-		tests: "TestModel",
+		tests: "TestReserve",
 	}, {
 		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a reservation that is denied is told the instant at which it would do without what it forfeits",
 		old: "	return firstAfter(now, guess, enough)\n", new: "	return guess\n",
-		tests: "TestModel",
+		tests: "TestReserve",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back what was refilled since",
-		old: "- taken.Held - refilled", new: "- taken.Held",
-		tests: "TestReservationsKeepPromises|TestModel",
+		old: "- taken.Held - refilled", new: "- taken.Held - 0*refilled",
+		tests: "TestRefund",
 	}, {
 		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back what it was not short of",
 		old: "- taken.Held - refilled", new: "- refilled",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	}, {
 		name: "promise-part", file: "internal/algebra/promise.go", what: "a shard gets back what the whole limit would be short of",
 		old: "float64(l.Capacity*taken.Part)", new: "l.Capacity",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	}, {
 		name: "promise-debt", file: "internal/algebra/promise.go", what: "a refund pays a debt that waits, and lets the next one run before it",
 		old: "missing+min(total, 0)", new: "missing",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
+	}, {
+		name: "promise-time-backwards", file: "internal/algebra/promise.go", what: "rows of before a consumption get it back",
+		old: "if now < taken.At {", new: "if false {",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-latest", file: "internal/algebra/promise.go", what: "what was refilled counts to now, though the rows were refilled later",
+		old: "	now = latest(rows, now)\n", new: "",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-above-capacity", file: "internal/algebra/promise.go", what: "a job of more than the capacity, for which no promise holds, is refunded",
+		old: "case taken.Count > l.Capacity, wait", new: "case wait",
+		tests: "TestRefund",
+	}, {
+		name: "promise-saved-up-always", file: "internal/algebra/promise.go", what: "a window that saves nothing up, too, is refunded only what moves no debt",
+		old: "case wait > 0 && l.Capacity > l.Rate && ", new: "case wait > 0 && ",
+		tests: "TestRefund",
+	}, {
+		name: "promise-refund-no-slack", file: "internal/algebra/promise.go", what: "windows of shards owe what rounding has made too little",
+		old: "< -slack(len(rows))", new: "< 0",
+		tests: "TestRefund",
+	}, {
+		name: "promise-part-refilled", file: "internal/algebra/promise.go", what: "what one shard lacks is made up for at its rate alone, though what is left is spread over all",
+		old: "seconds(now-taken.At)*l.Rate)", new: "seconds(now-taken.At)*l.Rate*taken.Part)",
+		tests: "TestRefund",
 	}, {
 		name: "promise-late", file: "internal/algebra/promise.go", what: "a later window takes a refund",
 		old: "wait < 0, owes", new: "owes",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	}, {
 		name: "promise-behind-others", file: "internal/algebra/promise.go", what: "a window takes a refund that somebody waits behind",
 		old: " owes(total, wait), ", new: " ",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	}, {
 		name: "promise-not-the-last", file: "internal/algebra/promise.go", what: "a window takes a refund though its debt ends before",
 		old: ", wait > 0 && !owes(total, wait-1):", new: ":",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	}, {
 		name: "promise-saved-up", file: "internal/algebra/promise.go", what: "a refund to a window that saves up lets its debt end before",
 		old: "	case wait > 0 && l.Capacity > l.Rate && !owes(total+count, wait-1):\n		return 0\n", new: "",
-		tests: "TestReservationsKeepPromises|TestModel",
+		tests: "TestRefund",
 	},
 
 	// ratelimit: requests
@@ -115,7 +139,7 @@ var goMutations = []mutation{
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is a number of tokens",
-		old: "return tokens == 0 || tokens >= MinTokens && tokens <= MaxTokens", new: "return tokens == 0 || !(tokens < MinTokens || tokens > MaxTokens)",
+		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
@@ -125,6 +149,30 @@ var goMutations = []mutation{
 		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
+	}, {
+		name: "definitions-apart", file: "ratelimit/demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
+		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",
+	}, {
+		name: "definitions-later", file: "ratelimit/definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
+		old: "first != nil && !sameRefill(first, limit)", new: "false",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-race", file: "ratelimit/definitions.go", what: "of two definitions at once, both are granted",
+		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
+		tests: "TestADefinitionIsDecidedOnce",
+	}, {
+		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start is not another definition",
+		old: "a.numbers.Start == b.numbers.Start", new: "true",
+		tests: "TestOneNameWithTwoDefinitions",
+	}, {
+		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "names of limits fill the memory",
+		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
+		tests: "TestSoManyDefinitionsAreRemembered",
+	}, {
+		name: "definitions-http", file: "ratelimit/httplimit/httplimit.go", what: "two definitions of one name are the client's fault",
+		old: "errors.As(err, &own) || ", new: "",
+		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
@@ -198,113 +246,113 @@ var goMutations = []mutation{
 	// ratelimit: receipts and reservations
 
 	{
-		name: "receipt-of-nothing", file: "ratelimit/receipt.go", what: "a receipt has requests of which nothing was taken",
-		old: "if s.took.rows == 0 || s.Count == 0 {", new: "if s.took.rows == 0 {",
-		tests: "TestAReceiptIsUsedUp",
+		name: "receipt-of-nothing", file: "ratelimit/receipt.go", what: "a denial has a receipt",
+		old: "if s.took.rows == 0 {", new: "if false {",
+		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
 		old: "			t.Count += s.Count\n", new: "",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
 		old: "	if r.receipt != nil {\n		return r.receipt.text()\n	}\n", new: "",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt serves for another key",
 		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt serves for another limit",
 		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "what another version wrote into a receipt is passed over",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-and-more", file: "ratelimit/receipt.go", what: "what follows a receipt is passed over",
 		old: "if _, more := decoder.Token(); !errors.Is(more, io.EOF) {", new: "if _, more := decoder.Token(); false && !errors.Is(more, io.EOF) {",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-version", file: "ratelimit/receipt.go", what: "a receipt of another version is read",
 		old: "if r.Version != receiptVersion {", new: "if false {",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
 		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a limit and key may be in a receipt twice",
 		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-count", file: "ratelimit/receipt.go", what: "any count may be in a receipt",
 		old: "!countable(t.Count) || ", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-refunded-below-zero", file: "ratelimit/receipt.go", what: "less than nothing may have been refunded",
 		old: "t.Refunded >= 0 && ", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-refunded-above-count", file: "ratelimit/receipt.go", what: "more than was taken may have been refunded",
 		old: " && t.Refunded <= t.Count", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-held", file: "ratelimit/receipt.go", what: "sums with what is in a receipt may overflow",
 		old: "!(math.Abs(t.Held) <= maxHeld),", new: "!(math.Abs(t.Held) <= math.Inf(1)),",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-shards-none", file: "ratelimit/receipt.go", what: "a limit may have no shards",
 		old: "t.Shards < 1 || ", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-shards-many", file: "ratelimit/receipt.go", what: "a limit may have any number of shards",
-		old: " || t.Shards > MaxShards", new: "",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		old: " || t.Shards > maxShards", new: "",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
 		old: "t.Rows != 1 && t.Rows != t.Shards:", new: "false:",
-		tests: "TestAnAlteredReceiptMintsNothing",
+		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "more is refunded than is left in the receipt",
 		old: "if d.count > left+t.rounding() {", new: "if false {",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-rounding", file: "ratelimit/receipt.go", what: "the last part is refused if the parts add up to more than the whole by rounding",
 		old: "if d.count > left+t.rounding() {", new: "if d.count > left {",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-rounding-mints", file: "ratelimit/receipt.go", what: "what parts are more than the whole by rounding is given back",
 		old: "		d.count = min(d.count, left)\n", new: "",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-rows-part", file: "ratelimit/receipt.go", what: "one shard's part is the whole limit",
 		old: "if t.Rows < t.Shards {", new: "if t.Rows > t.Shards {",
-		tests: "TestModel",
+		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a part of a refund that paid a debt hides it from the next part",
 		old: "				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))\n", new: "",
-		tests: "TestModel",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
 		old: "		t.Held += d.count // as if so much less had been taken\n", new: "",
-		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing|TestModel",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt is never used up",
 		old: "		t.Refunded += d.count\n", new: "",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-used-up", file: "ratelimit/receipt.go", what: "what is left of a receipt that is used up is a receipt of nothing",
 		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded < 0",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-unrounded", file: "ratelimit/receipt.go", what: "what rounding leaves of a receipt is a receipt",
 		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded <= 0",
-		tests: "TestAReceiptIsUsedUp",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "refund-rows-before", file: "ratelimit/receipt.go", what: "a refund is answered with the rows as they were before",
 		old: "				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)\n", new: "",
-		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
+		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for one another are not asked for as those that forfeit",
 		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
@@ -740,7 +788,7 @@ var goMutations = []mutation{
 		tests: "TestClientIP",
 	}, {
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
-		old: "cost != 0 && !(cost >= ratelimit.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= ratelimit.MinTokens)",
+		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
 		tests: "TestCost",
 	}, {
 		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",

@@ -89,17 +89,41 @@ var sqlMutations = []mutation{
 		new:   "        at := coalesce(at, now, clock_timestamp());\n        IF one",
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
-		name: "consume-nan", file: consume, what: "NaN tokens are granted",
-		old: "AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')\n        AND floor", new: "AND (count = '0' OR count >= '1e-15')\n        AND floor",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		name: "consume-nan", file: available, what: "NaN tokens are granted",
+		old: "RETURN rate + capacity + count < '1e16'", new: "RETURN rate + capacity < '1e16'",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-negative", file: consume, what: "a negative count mints",
-		old: "AND (count = '0' OR count BETWEEN '1e-15' AND '1e15')\n        AND floor", new: "AND count <= '1e15'\n        AND floor",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		name: "consume-negative", file: available, what: "a negative count mints",
+		old: "least(rate, capacity, count) >= '0'", new: "least(rate, capacity) >= '0'",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-trusts", file: consume, what: "numbers are taken to be validated by whoever does not say so",
-		old: "    or_raise boolean DEFAULT false, validated boolean DEFAULT false\n", new: "    or_raise boolean DEFAULT false, validated boolean DEFAULT true\n",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		name: "valid-null", file: available, what: "a rate of NULL fills a bucket",
+		old: "RETURN rate + capacity + count < '1e16'", new: "RETURN greatest(rate, capacity, count) < '1e16'",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "valid-infinite", file: available, what: "NaN and Infinity are numbers like others",
+		old: "RETURN rate + capacity + count < '1e16' AND", new: "RETURN rate + capacity + count IS NOT NULL AND",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "valid-period", file: available, what: "a period of NULL fills a bucket",
+		old: " AND isfinite(period)", new: "",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "valid-now", file: available, what: "a first use at an infinite instant is stored",
+		old: " AND isfinite(coalesce(now, 'epoch'));", new: ";",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "consume-trusts", file: consume, what: "numbers are taken to be valid that are none",
+		old: "    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "    IF false THEN\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "consume-first-floor", file: consume, what: "a first use is granted that leaves less than it may",
+		old: "ELSIF (capacity - count >= floor AND isfinite(", new: "ELSIF (isfinite(",
+		tests: "TestNoGarbageIsGrantedOrStored|TestTheFunctionsRefuseWhatTheyCannotDecide",
+	}, {
+		name: "consume-first-start", file: consume, what: "a first use is granted in a window that begins at no instant",
+		old: "ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS", new: "ELSIF (capacity - count >= floor) IS",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "consume-seqscan", file: consume, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with those of all others",
 		old: "LANGUAGE plpgsql SET enable_seqscan = off\nAS", new: "LANGUAGE plpgsql\nAS",
@@ -117,9 +141,9 @@ var sqlMutations = []mutation{
 		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
-		name: "consume-expecting-exact", file: consume, what: "who expects a denial is denied the last token (< to <=)",
-		old:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count < floor;",
-		new:   "denied := /* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count <= floor;",
+		name: "consume-expecting-exact", file: consume, what: "who expects a denial is denied the last token (>= to >)",
+		old:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;",
+		new:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor) IS NOT TRUE;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: consume, what: "who expects a denial wrongly never gets to the UPDATE",
@@ -214,8 +238,28 @@ var sqlMutations = []mutation{
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "apply-named-twice", file: apply, what: "a limit and key named twice in one call counts once",
-		old: "            IF m <> pg_catalog.cardinality(names) THEN\n                RAISE invalid_parameter_value", new: "            IF false THEN\n                RAISE invalid_parameter_value",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		old: "pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER", new: "pg_catalog.count(*) FILTER",
+		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
+	}, {
+		name: "apply-trusts", file: apply, what: "numbers are taken to be valid that are none",
+		old: "FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)\n                       AND floors", new: "FILTER (WHERE floors",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "apply-no-floor", file: apply, what: "all is granted that may leave nothing in particular: a floor of NULL",
+		old: "                       AND floors[p] <= '0' AND isfinite(", new: "                       AND isfinite(",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "apply-one-row-trusts", file: apply, what: "numbers are taken to be valid that are none where one row of each limit has enough",
+		old: "             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';", new: "             ;",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "apply-one-row-no-floor", file: apply, what: "a floor of NULL is granted where one row of each limit has enough, since a shard leaves at least 0",
+		old: "counts[p], now) AND floors[p] <= '0';", new: "counts[p], now);",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "apply-perhaps-reserves", file: apply, what: "who says neither that it reserves nor that it does not is granted all",
+		old: " AND reserve IS NOT NULL) IS NOT TRUE", new: ") IS NOT TRUE",
+		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
 
 	// _ratelimit_apply and ratelimit(): reservations
@@ -246,7 +290,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
-		old: "_ratelimit_available(0, latest[i],\n", new: "_ratelimit_available(0, at,\n",
+		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
@@ -266,7 +310,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "left-latest", file: balance, what: "by hand, what a window would refill counts from now, though it was refilled later",
-		old: "                (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
+		old: "                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
@@ -298,11 +342,11 @@ var sqlMutations = []mutation{
 		tests: "TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack",
 	}, {
 		name: "refund-no-number", file: refund, what: "NaN is a number, and so is NULL",
-		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS NULL AND false;",
+		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS NULL AND false;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-null", file: refund, what: "NULL is a number",
-		old: "isfinite(at)) IS NOT TRUE;", new: "isfinite(at)) IS FALSE;",
+		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS FALSE;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-nan", file: refund, what: "NaN is a number",
@@ -318,15 +362,15 @@ var sqlMutations = []mutation{
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-at-no-instant", file: refund, what: "an instant may be infinite",
-		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at))", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL)",
+		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-refilled", file: refund, what: "a bucket gets back what was refilled since",
-		old: "back := capacities[i] * parts[i] - held[i]\n                        - greatest(date_part('epoch', latest - taken_at), 0) * (rates[i] * parts[i]) / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
+		old: "back := capacities[i] * parts[i] - held[i]\n                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "refund-time-backwards", file: refund, what: "time that runs backwards makes a refund grow",
-		old: "greatest(date_part('epoch', latest - taken_at), 0)", new: "date_part('epoch', latest - taken_at)",
+		name: "refund-time-backwards", file: refund, what: "rows of before a consumption get it back",
+		old: " AND latest >= taken_at", new: "",
 		tests: "TestModel",
 	}, {
 		name: "refund-held", file: refund, what: "a bucket gets back what it was not short of",
@@ -337,8 +381,8 @@ var sqlMutations = []mutation{
 		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] - held[i]\n",
 		tests: "TestModel",
 	}, {
-		name: "refund-part-refilled", file: refund, what: "a shard is refilled at the whole rate",
-		old: "(rates[i] * parts[i])", new: "rates[i]",
+		name: "refund-part-refilled", file: refund, what: "what one shard lacks is made up for at its rate alone, though what is left is spread over all",
+		old: "latest - taken_at) * rates[i] / ", new: "latest - taken_at) * (rates[i] * parts[i]) / ",
 		tests: "TestModel",
 	}, {
 		name: "refund-debt", file: refund, what: "a refund pays a debt that waits, and lets the next one run before it",
@@ -402,21 +446,25 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: consumeSharded, what: "a shard of another number of shards is taken from",
-		old:   "AND r.shard = pick AND r.shards = shards\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
-		new:   "AND r.shard = pick\n                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		old:   "AND r.shard = pick AND r.shards = shards\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		new:   "AND r.shard = pick\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
 		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
 		old: "IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN", new: "IF shard_a <> shard_b THEN",
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
-		name: "sharded-trusts", file: consumeSharded, what: "numbers are taken to be validated by whoever does not say so",
-		old: "    IF validated THEN\n        at :=", new: "    IF true THEN\n        at :=",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		name: "sharded-trusts", file: consumeSharded, what: "numbers are taken to be valid that are none",
+		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN\n", new: "    IF (floor <= '0') IS NOT TRUE THEN\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "sharded-no-floor", file: consumeSharded, what: "a floor of NULL is granted, since one shard leaves at least 0",
+		old: "count, now) AND floor <= '0') IS NOT TRUE", new: "count, now)) IS NOT TRUE",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "            IF new_value IS NULL THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n",
-		new:   "            IF new_value IS NOT NULL THEN\n                RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n            END IF;\n",
+		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n        END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
@@ -435,9 +483,9 @@ var sqlMutations = []mutation{
 		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "several-trusts", file: consumeSeveral, what: "numbers are taken to be validated by whoever does not say so",
-		old: "EXIT WHEN validated IS NOT TRUE;", new: "EXIT WHEN false;",
-		tests: "TestTheFunctionsRefuseHostileArguments",
+		name: "several-trusts", file: consumeSeveral, what: "numbers are taken to be valid that are none",
+		old: "            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "            IF false THEN\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "several-denial-writes", file: consumeSeveral, what: "a denial takes and gives back",
 		old: "                EXIT passes WHEN new_value - count < floor;\n", new: "",
@@ -476,7 +524,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
 		name: "keys-any-level", file: consumeKeys, what: "keys are decided on a snapshot that does not see what was committed",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (name", new: "IF (name",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (/* TEMPLATE: schema */_ratelimit_valid(", new: "IF (/* TEMPLATE: schema */_ratelimit_valid(",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "keys-last-token", file: consumeKeys, what: "the last token is not granted at once (>= to >)",
@@ -500,8 +548,12 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerShardedRows",
 	}, {
 		name: "keys-unchecked", file: consumeKeys, what: "numbers that are none are granted",
-		old: "AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND (now IS NULL", new: "AND (now IS NULL",
-		tests: "TestConsumeKeysRefusesHostileArguments",
+		old: "capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE", new: "capacity, 0, now)) IS NOT TRUE",
+		tests: "TestConsumeKeysRefusesHostileArguments|TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "keys-trusts", file: consumeKeys, what: "numbers are taken to be valid that are none",
+		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0'", new: "    IF ('0'",
+		tests: "TestNoGarbageIsGrantedOrStored",
 	},
 
 	// _ratelimit_coalesce
@@ -534,8 +586,28 @@ var sqlMutations = []mutation{
 		old: "        at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
+		name: "coalesce-rates", file: coalesce, what: "a rate that is no number fills a bucket",
+		old: "AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND", new: "AND",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "coalesce-counts", file: coalesce, what: "tokens are granted that are no number",
+		old: "        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)\n", new: "        AND '0' >= ALL (floors)\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "coalesce-floors", file: coalesce, what: "what leaves nothing in particular is granted: a floor of NULL",
+		old: "'1e15' >= ALL (counts) AND '0' >= ALL (floors)\n", new: "'1e15' >= ALL (counts)\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "coalesce-ask-counts", file: coalesce, what: "of keys that are asked for differently, tokens are granted that are no number",
+		old: "        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND", new: "        AND",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "coalesce-periods", file: coalesce, what: "a period of NULL fills a bucket",
+		old: " AND '0' < ALL (periods) AND '106752 days' > ALL (periods)\n", new: "\n",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (pg_catalog", new: "IF (pg_catalog",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (isfinite", new: "IF (isfinite",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",

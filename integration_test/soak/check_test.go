@@ -23,17 +23,22 @@ import (
 //   - The changes of a row are a chain, each from what the one before left, to what is in the table.
 //   - A call in a transaction changes its rows as internal/algebra says, and is granted only if that says so: it is computed
 //     again from the rows that the changes before have left. What is denied, or checks, changes nothing. Nothing else is
-//     changed in such a transaction. What it was told (Result.At) is what was written.
+//     changed in such a transaction. What it was told (Result.At, RetryAt, the receipt) is what was written.
 //   - A transaction whose commit was acknowledged is in the record, one that surely failed is not.
 //   - What is swept is full.
-//   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. None
-//     leaves a balance that no call may leave; and for each key and kind of handle, what was taken in all is what was
-//     acknowledged, and at most what has an unknown outcome besides. The same for what was given back, where no capacity cuts
-//     it off; where one does, there are as many changes as refunds were acknowledged.
+//   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. Each
+//     of these is explained, in the same way, by one call of the process that made it: one that was acknowledged, or may have
+//     been made. Each acknowledged call explains one, but for a refund that is to give nothing back. When a refund was made is
+//     known, since it had all rows locked by then (Result.At).
+//   - What a Coalescer has decided together is one change. Each acknowledged grant is found in one. For each key, what was taken in
+//     all is what was acknowledged, and at most what has an unknown outcome besides. No balance is left that no call may leave.
 //   - In the span from any change to any other, a limit that is only consumed grants at most capacity + span*rate/period. This
 //     is computed without the algebra.
+//   - What was granted keeps its promise, whatever was reserved and refunded: see promise_test.go.
 type checker struct {
-	*testing.T
+	testing.TB
+	promises
+	seed    uint64
 	rows    map[place][]*algebra.Row // by shard
 	pending map[string][]change      // by transaction: what no call has explained yet
 	strict  map[place]*meter
@@ -41,11 +46,17 @@ type checker struct {
 	inserted map[place]string
 	counts   map[string]int
 	errors   int
-	app      string // application_name of the coalescers
 
-	single map[account]*balance // of calls outside of transactions
-	ops    map[int64]outcome    // of transactions that have ended, for their processes
-	inLog  map[int64]bool       // of transactions that were committed
+	// Calls outside of transactions, those that were acknowledged by their instants.
+	alone    map[string][]*outsider // consume and charge, by owner of all their keys
+	doubtful map[string][]*outsider // those with an unknown outcome
+	shared   map[string][]sharer    // what a Coalescer has granted, by owner of a key
+	refunds  map[place][]sharer
+	perhaps  map[string][]sharer // refunds with an unknown outcome, by owner of a key
+	sums     map[place]*sum
+
+	ops   map[int64]outcome // of transactions that have ended, for their processes
+	inLog map[int64]bool    // of transactions that were committed
 }
 
 // place is a key of a limit.
@@ -54,18 +65,24 @@ type place struct {
 	key     string
 }
 
-// account is what is known of calls outside of transactions only in sum.
-type account struct {
-	place
-	coalesced bool
+// outsider is a call outside of a transaction.
+type outsider struct {
+	*tracked
+	id grantID
 }
 
-type balance struct {
-	taken, given     float64 // by the changes
-	refunds          int     // changes that took nothing
-	told, toldGiven  float64 // acknowledged
-	toldRefunds      int
-	maybe, maybeGive float64 // unknown
+// sharer is one of its asks.
+type sharer struct {
+	*outsider
+	ask
+	i int
+}
+
+// sum is of what Coalescers have decided.
+type sum struct {
+	taken float64 // by the changes
+	told  float64 // acknowledged
+	maybe float64 // unknown
 }
 
 // meter is a leaky one, of what a limit has granted.
@@ -80,18 +97,50 @@ type change struct {
 	at       algebra.Micros // when it was made
 }
 
+// history is what a transaction has done to a key: its changes, and the rows before each of them and after all.
+type history struct {
+	changes []change
+	states  [][]*algebra.Row
+}
+
+func (h history) before() []*algebra.Row { return h.states[0] }
+func (h history) after() []*algebra.Row  { return h.states[len(h.states)-1] }
+
+// owner is who may have changed some keys: the processes' connections by their application_name.
+func owner(app string, places []place) string {
+	names := []string{app}
+	for _, p := range places {
+		names = append(names, fmt.Sprint(p.subject, "/", p.key))
+	}
+	slices.Sort(names[1:])
+	return strings.Join(names, " ")
+}
+
+func (c call) places() (places []place) {
+	for _, a := range c.Asks {
+		places = append(places, a.place())
+	}
+	return places
+}
+
+func (a ask) place() place { return place{a.Subject, a.Key} }
+
 func (s *soak) check() {
 	c := &checker{
-		T: s.T, app: appName(s.seed, coalesced), counts: map[string]int{},
+		TB: s.T, promises: newPromises(), seed: s.seed, counts: map[string]int{},
 		rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, inserted: map[place]string{},
-		single: map[account]*balance{}, ops: map[int64]outcome{}, inLog: map[int64]bool{},
+		alone: map[string][]*outsider{}, doubtful: map[string][]*outsider{}, shared: map[string][]sharer{},
+		refunds: map[place][]sharer{}, perhaps: map[string][]sharer{}, sums: map[place]*sum{},
+		ops: map[int64]outcome{}, inLog: map[int64]bool{},
 	}
 	files, err := filepath.Glob(filepath.Join(s.dir, "*"))
 	noError(s, err)
 	for _, file := range files {
 		noError(s, c.readFile(file))
 	}
+	c.sort()
 	c.replay(s)
+	c.checkPromises()
 	c.compareWithTable(s)
 	c.compareWithFiles()
 	for _, what := range slices.Sorted(maps.Keys(c.counts)) {
@@ -108,57 +157,107 @@ func (c *checker) fail(format string, args ...any) {
 	}
 }
 
-// readFile adds up what a process was told.
+// readFile reads what a process was told.
 func (c *checker) readFile(file string) error {
+	process := filepath.Base(file)
 	open := map[int64]line{} // calls that have no outcome yet
 	err := readLines(file, func(l line) {
 		if l.Outcome != "" {
 			c.counts["operations: "+l.Handle+", "+string(l.Outcome)]++
 		}
 		switch before, single := open[l.Op]; {
-		case l.Call != nil:
+		case l.Outcome == "":
 			open[l.Op] = l
 		case single:
 			delete(open, l.Op)
-			c.told(before, l.Outcome)
+			if l.Call == nil {
+				l.Call = before.Call
+			}
+			c.told(process, l)
 		default:
 			c.ops[l.Op] = l.Outcome
 		}
 	})
 	for _, l := range open {
 		c.counts["operations: "+l.Handle+", killed"]++
-		c.told(l, unknown)
+		l.Outcome = unknown
+		c.told(process, l)
 	}
 	return err
 }
 
-func (c *checker) of(p place, coalesced bool) *balance {
-	a := account{p, coalesced}
-	if c.single[a] == nil {
-		c.single[a] = &balance{}
+// told notes a call outside of a transaction.
+func (c *checker) told(process string, l line) {
+	verb, sure := l.Call.Verb, l.Outcome == committed
+	c.counts["calls outside of transactions: "+verb]++
+	if l.Outcome == denied || l.Outcome == failed || verb == "check" || verb == "reset" {
+		return
 	}
-	return c.single[a]
-}
-
-func (c *checker) told(l line, told outcome) {
-	c.counts["calls outside of transactions: "+l.Call.Verb]++
-	for _, a := range l.Call.Asks {
-		b := c.of(place{a.Subject, a.Key}, l.Handle == coalesced && (l.Call.Verb == "consume" || l.Call.Verb == "charge"))
-		refund := l.Call.Verb == "refund"
+	pool := map[string]string{coalesced: coalesced, "sql.DB pgx": "pgx", "sql.DB postgres": "postgres"}[l.Handle]
+	if pool == "" {
+		pool = "pool"
+	}
+	app := appName(c.seed, pool+" "+process)
+	o := &outsider{newTracked(*l.Call), grantID{l.Op, 0}}
+	together := l.Handle == coalesced && verb != "refund" && !l.Call.waits() && !slices.ContainsFunc(l.Call.places(), place.sharded)
+	if !together && verb != "refund" {
+		of := c.doubtful
+		if sure {
+			of = c.alone
+		}
+		who := owner(app, l.Call.places())
+		of[who] = append(of[who], o)
+		return
+	}
+	for i, a := range l.Call.Asks {
+		s, p, who := sharer{o, a, i}, a.place(), owner(app, []place{a.place()})
 		switch {
-		case told == denied || told == failed || l.Call.Verb == "check" || l.Call.Verb == "reset":
-		case told == committed && refund:
-			b.toldGiven += a.Count
-			b.toldRefunds++
-		case told == committed:
-			b.told += a.Count
-		case refund:
-			b.maybeGive += a.Count
+		case verb == "refund" && sure:
+			c.refunds[p] = append(c.refunds[p], s)
+		case verb == "refund":
+			c.perhaps[who] = append(c.perhaps[who], s)
+			c.doubt(l.Call.Of, a)
+		case sure:
+			c.sum(p).told += a.Count
+			if verb == "consume" {
+				c.shared[who] = append(c.shared[who], s)
+			}
 		default:
-			b.maybe += a.Count
+			c.sum(p).maybe += a.Count
 		}
 	}
 }
+
+func (c *checker) sum(p place) *sum {
+	if c.sums[p] == nil {
+		c.sums[p] = &sum{}
+	}
+	return c.sums[p]
+}
+
+// sort sorts what was acknowledged by when it was decided.
+func (c *checker) sort() {
+	for _, of := range c.alone {
+		slices.SortStableFunc(of, func(a, b *outsider) int { return a.At.Compare(b.At) })
+	}
+	byInstant := func(a, b sharer) int { return a.At.Compare(b.At) }
+	for _, of := range c.shared {
+		slices.SortStableFunc(of, byInstant)
+	}
+	for _, of := range c.refunds {
+		slices.SortStableFunc(of, byInstant)
+	}
+}
+
+// waits says whether the work may have to wait in a way that forfeits tokens: a reservation of a window, or of several limits.
+func (c call) waits() bool {
+	return c.Verb == "consume" && slices.ContainsFunc(c.Asks, func(a ask) bool {
+		return a.Reserve && (len(c.Asks) > 1 || numbersOf(a.place()).Window)
+	})
+}
+
+func (p place) sharded() bool { return p.shards() > 1 }
+func (p place) shards() int   { return subjects[p.subject].Config().Shards }
 
 // replay goes through all that was committed, each row's changes in the order of its versions.
 func (c *checker) replay(s *soak) {
@@ -216,6 +315,21 @@ func (c *checker) replay(s *soak) {
 	for xid, changes := range c.pending {
 		c.fail("transaction %s changed what none of its calls did: %v", xid, changes)
 	}
+	for p := range c.refunds {
+		if s, back := c.due(p, algebra.Max); back > 0 {
+			c.fail("operation %x: lost refund: %+v\n should have given %v back to %v", s.id.Op, s.call, back, p)
+		}
+	}
+	for who, calls := range c.alone {
+		for _, o := range calls {
+			c.fail("operation %x was acknowledged, and is not in the record of %s: %+v", o.id.Op, who, o.call)
+		}
+	}
+	for who, calls := range c.shared {
+		for _, s := range calls {
+			c.fail("operation %x was acknowledged, and its ask %d is not in the record of %s: %+v", s.id.Op, s.i, who, s.call)
+		}
+	}
 }
 
 // byPlace sorts changes by their keys, in order.
@@ -227,13 +341,13 @@ func byPlace(changes []change) map[place][]change {
 	return of
 }
 
-// apply changes the rows of a key. It returns what they were before each change, and after all.
-func (c *checker) apply(p place, changes []change) (states [][]*algebra.Row) {
+// apply changes the rows of a key.
+func (c *checker) apply(p place, changes []change) history {
 	state := c.rows[p]
 	if state == nil {
-		state = make([]*algebra.Row, subjects[p.subject].Config().Shards)
+		state = make([]*algebra.Row, p.shards())
 	}
-	states = append(states, state)
+	states := [][]*algebra.Row{state}
 	for _, ch := range changes {
 		state = slices.Clone(state)
 		if was := state[ch.shard]; (was == nil) != (ch.old == nil) || was != nil && *was != *ch.old {
@@ -249,7 +363,8 @@ func (c *checker) apply(p place, changes []change) (states [][]*algebra.Row) {
 		states = append(states, state)
 	}
 	c.rows[p] = state
-	return states
+	c.measure(p, states, changes)
+	return history{changes, states}
 }
 
 // whole is the rows of a state, unless some are there and some are not.
@@ -262,13 +377,17 @@ func whole(state []*algebra.Row) (rows []algebra.Row, ok bool) {
 	return rows, len(rows) == 0 || len(rows) == len(state)
 }
 
-// decidedAt is the instant to which refills counted: if that is not known, what was written says enough, since a row whose
+// decidedAt is the instant to which refills counted: if that is not known, what was written last says enough, since a row whose
 // ts is later is not refilled.
 func decidedAt(changes []change) algebra.Micros {
-	written := map[int]algebra.Micros{}
+	type row struct {
+		place
+		shard int
+	}
+	written := map[row]algebra.Micros{}
 	for _, ch := range changes {
 		if ch.new != nil {
-			written[ch.shard] = ch.new.TS
+			written[row{ch.place, ch.shard}] = ch.new.TS
 		}
 	}
 	at := algebra.Max
@@ -280,39 +399,90 @@ func decidedAt(changes []change) algebra.Micros {
 
 // made holds a call of a transaction against the algebra.
 func (c *checker) made(op int64, made call, changes []change) {
-	of := byPlace(changes)
-	for _, a := range made.Asks {
-		p := place{a.Subject, a.Key}
-		states := c.apply(p, of[p])
-		at, explained := algebra.At(made.At), false
-		// A call for several limits that has lost a race gives back what it has taken, and begins again.
-		for i := 0; i < len(states) && !explained; i++ {
-			if made.At.IsZero() {
-				at = decidedAt(of[p][i:])
+	of, did := byPlace(changes), map[place]history{}
+	for _, p := range made.places() {
+		if len(of[p]) > 0 {
+			if s, back := c.due(p, of[p][0].at); back > 0 {
+				c.fail("operation %x: lost refund: %+v\n should have given %v back to %v", s.id.Op, s.call, back, p)
 			}
-			explained = neutral(p, states[0], states[i], at) && c.explains(p, made, a, at, states[i], states[len(states)-1], of[p][i:])
 		}
-		if !explained {
-			c.fail("operation %x: %+v\n at %v does not explain how %v went through %s", op, made, at.Time(), p, show(states))
-		}
-		c.measure(p, states, of[p])
+		did[p] = c.apply(p, of[p])
 		delete(of, p)
+	}
+	if c.explains(made, did, changes) {
+		c.follow(grantID{op, made.N}, newTracked(made), did, changes)
+	} else {
+		c.fail("operation %x: %+v does not explain %s", op, made, show(did))
 	}
 	for p, changes := range of {
 		c.fail("operation %x: %+v has changed %v: %v", op, made, p, changes)
 	}
 }
 
-func show(states [][]*algebra.Row) string {
+// at is when the call was decided.
+func (c call) at(changes []change) algebra.Micros {
+	if c.At.IsZero() {
+		return decidedAt(changes)
+	}
+	return algebra.At(c.At)
+}
+
+// explains says whether a call did what was done to its keys.
+func (c *checker) explains(made call, did map[place]history, changes []change) bool {
+	at := made.at(changes)
+	oneShard := slices.ContainsFunc(made.places(), func(p place) bool { return p.sharded() && len(did[p].changes) == 1 })
+	if made.Granted && made.waits() && !oneShard {
+		return explainsWaiting(made, did, at)
+	}
+	for _, a := range made.Asks {
+		a.Reserve = a.Reserve && !(made.waits() && oneShard) // one row of each limit had enough
+		p, explained := a.place(), false
+		h := did[p]
+		// A call for several limits that has lost a race gives back what it has taken, and begins again.
+		for i := 0; i < len(h.states) && !explained; i++ {
+			explained = neutral(p, h.before(), h.states[i], at) && c.explainsOne(made, a, at, history{h.changes[i:], h.states[i:]})
+		}
+		if !explained {
+			return false
+		}
+	}
+	return true
+}
+
+// explainsWaiting says so of a reservation of a window, or of several limits, which is decided on all rows of all of them.
+func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
+	var ds []algebra.Demand
+	for _, a := range made.Asks {
+		p := a.place()
+		before, ok := whole(did[p].before())
+		if !ok || len(did[p].changes) == 0 {
+			return false
+		}
+		ds = append(ds, algebra.Demand{
+			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Floor: subjects[p.subject].lowest(made.Verb, a.Reserve),
+		})
+	}
+	_, left, granted := algebra.Reserve(ds, at)
+	for i, a := range made.Asks {
+		after, ok := whole(did[a.place()].after())
+		granted = granted && ok && same(ds[i].Limit.Spread(ds[i].Rows, ds[i].Shards, left[i], at), after)
+	}
+	return granted
+}
+
+func show(did map[place]history) string {
 	var text strings.Builder
-	for _, state := range states {
-		text.WriteString("\n ")
-		for _, row := range state {
-			if row == nil {
-				text.WriteString(" none")
-				continue
+	for p, h := range did {
+		fmt.Fprintf(&text, "\n %v, by %d changes:", p, len(h.changes))
+		for _, state := range h.states {
+			text.WriteString("\n ")
+			for _, row := range state {
+				if row == nil {
+					text.WriteString(" none")
+					continue
+				}
+				fmt.Fprintf(&text, " %v at %v", row.Value, row.TS.Time().Format("05.000000"))
 			}
-			fmt.Fprintf(&text, " %v at %v", row.Value, row.TS.Time().Format("05.000000"))
 		}
 	}
 	return text.String()
@@ -326,14 +496,15 @@ func neutral(p place, a, b []*algebra.Row, at algebra.Micros) bool {
 	return ok && ok2 && near(numbers.Total(before, at), numbers.Total(after, at))
 }
 
-// explains says whether a call leads from one state to another.
-func (c *checker) explains(p place, made call, a ask, at algebra.Micros, from, to []*algebra.Row, changes []change) bool {
-	before, ok := whole(from)
-	after, ok2 := whole(to)
+// explainsOne says whether a call did what was done to one of its keys, and nothing before.
+func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bool {
+	p, changes := a.place(), h.changes
+	before, ok := whole(h.before())
+	after, ok2 := whole(h.after())
 	if !ok || !ok2 {
 		return false
 	}
-	numbers, shards := numbersOf(p), len(from)
+	numbers, shards := numbersOf(p), p.shards()
 	switch {
 	case made.Verb == "check" || !made.Granted:
 		return len(changes) == 0
@@ -342,21 +513,17 @@ func (c *checker) explains(p place, made call, a ask, at algebra.Micros, from, t
 	case made.Verb == "reset":
 		return len(after) == 0
 	case made.Verb == "refund":
-		latest := at
-		for _, row := range before {
-			latest = max(latest, row.TS)
+		back := newTracked(made).back(a, before, at)
+		if back == 0 || len(changes) == 0 {
+			return back == 0 && len(changes) == 0
 		}
-		count := -a.Count
-		if numbers.Window && numbers.UpTo(algebra.At(made.ConsumedAt)) < numbers.UpTo(latest) {
-			count = 0
-		}
-		return same(numbers.Take(before, shards, count, at), after)
+		return same(numbers.Take(before, len(before), -back, at), after)
 	}
 	floor := subjects[p.subject].lowest(made.Verb, a.Reserve)
 	if len(changes) == 1 && shards > 1 { // one shard took, what it had
 		i := changes[0].shard
-		left := numbers.Available(before[i], shards, at) - a.Count
-		return left >= 0 && left == after[i].Value && after[i].TS == max(before[i].TS, at)
+		left := numbers.Available(*h.before()[i], shards, at) - a.Count
+		return left >= 0 && left == h.after()[i].Value && h.after()[i].TS == max(h.before()[i].TS, at)
 	}
 	return len(changes) > 0 && numbers.Enough(before, shards, a.Count, floor, at) && same(numbers.Take(before, shards, a.Count, at), after)
 }
@@ -372,55 +539,327 @@ func visible(xid, snapshot string) bool {
 	return id < end && !slices.Contains(strings.Split(parts[2], ","), xid)
 }
 
-// same compares rows. The model has the instants to the microsecond but for a first use, for which they say nothing.
 func same(want, got []algebra.Row) bool {
-	return slices.EqualFunc(want, got, func(a, b algebra.Row) bool { return near(a.Value, b.Value) })
+	return slices.EqualFunc(want, got, func(a, b algebra.Row) bool { return near(a.Value, b.Value) && a.TS == b.TS })
 }
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
 
-// madeOutside adds up what a transaction without calls has changed.
+// madeOutside explains what a transaction without calls has changed.
 func (c *checker) madeOutside(changes []change) {
 	c.counts["transactions of calls outside of one"]++
+	did := map[place]history{}
 	for p, changes := range byPlace(changes) {
-		states := c.apply(p, changes)
-		c.measure(p, states, changes)
-		s := subjects[p.subject]
-		before, ok := whole(states[0])
-		after, ok2 := whole(states[len(states)-1])
-		if !ok || !ok2 {
-			c.fail("%v: some shards are missing:%s", p, show(states))
-			continue
-		}
-		if len(after) == 0 {
-			if at := changes[0].at; !s.reset && numbersOf(p).Total(before, at) < *s.Config().Capacity {
-				c.fail("%v: deleted at %v, though it is not full and nobody resets it:%s", p, at.Time(), show(states))
-			}
-			continue
-		}
-		numbers, at := numbersOf(p), decidedAt(changes)
-		taken, left, lowest := numbers.Total(before, at), 0.0, s.lowest("consume", s.reserved)
-		if len(changes) == 1 && len(after) > 1 {
-			i := changes[0].shard
-			taken, left, lowest = numbers.Available(before[i], len(after), at)-after[i].Value, after[i].Value, 0
+		s, back := c.due(p, changes[0].at)
+		h := c.apply(p, changes)
+		if back == 0 {
+			did[p] = h
+		} else if s.Granted = true; c.explainsOne(s.call, s.ask, algebra.At(s.At), h) {
+			c.gaveBack(s.tracked, s.ask, h.before(), back)
 		} else {
-			for _, row := range after {
-				left += row.Value
-			}
-			taken -= left
-		}
-		switch {
-		case taken > 1e-6:
-			c.of(p, changes[0].app == c.app).taken += taken
-			if left < lowest-1e-6 && !s.charged {
-				c.fail("%v: over-granted: %v taken, %v left, where at least %v must be:%s", p, taken, left, lowest, show(states))
-			}
-		default:
-			b := c.of(p, false)
-			b.given -= taken
-			b.refunds++
+			c.fail("operation %x: lost refund: %+v\n should have given %v back, does not explain %s", s.id.Op, s.call, back, show(map[place]history{p: h}))
 		}
 	}
+	if len(did) > 0 && !givenBack(did) && !c.deleted(did, changes[0].app) && !c.explained(did, changes) {
+		c.fail("no call of %s explains %s", changes[0].app, show(did))
+	}
+}
+
+// givenBack says whether nothing has changed after all: by a call for several limits that has lost a race, or a Coalescer's, and was denied.
+func givenBack(did map[place]history) bool {
+	for p, h := range did {
+		if rows, _ := whole(h.after()); len(rows) == 0 || !neutral(p, h.before(), h.after(), decidedAt(h.changes)) {
+			return false
+		}
+	}
+	return true
+}
+
+// deleted says whether rows were swept, or by one of the processes, reset.
+func (c *checker) deleted(did map[place]history, app string) bool {
+	deleted := false
+	for p, h := range did {
+		if rows, _ := whole(h.after()); len(rows) > 0 {
+			continue
+		}
+		deleted = true
+		before, _ := whole(h.before())
+		switch at := h.changes[0].at; {
+		case subjects[p.subject].reset && strings.HasPrefix(app, appName(c.seed, "")):
+			c.wasReset(p)
+		case numbersOf(p).Total(before, at) < numbersOf(p).Capacity:
+			c.fail("deleted at %v, though it is not full and nobody resets it: %s", at.Time(), show(map[place]history{p: h}))
+		}
+	}
+	return deleted
+}
+
+// explained finds the calls that took, or may have given back.
+func (c *checker) explained(did map[place]history, changes []change) bool {
+	app := changes[0].app
+	who := owner(app, slices.Collect(maps.Keys(did)))
+	for i, o := range c.alone[who] {
+		if algebra.At(o.At) > changes[len(changes)-1].at {
+			break // it was later
+		}
+		if c.explains(o.call, did, changes) && o.held(did, changes) {
+			c.alone[who] = slices.Delete(c.alone[who], i, i+1)
+			c.follow(o.id, o.tracked, did, changes)
+			return true
+		}
+	}
+	mayBeTogether := strings.HasPrefix(app, appName(c.seed, coalesced)) && !slices.ContainsFunc(slices.Collect(maps.Keys(did)), place.sharded)
+	if mayBeTogether && c.together(app, did, false) {
+		return true
+	}
+	for i, o := range c.doubtful[who] {
+		if o.Granted = true; c.explains(o.call, did, changes) {
+			c.doubtful[who] = slices.Delete(c.doubtful[who], i, i+1)
+			c.follow(o.id, o.tracked, did, changes)
+			return true
+		}
+	}
+	if c.mayHaveGivenBack(app, did) {
+		return true
+	}
+	return mayBeTogether && c.together(app, did, true)
+}
+
+// held says whether the receipt of a call, if it has one, agrees with what it did. The same tokens may have been taken twice.
+func (o *outsider) held(did map[place]history, changes []change) bool {
+	if o.Left == "" {
+		return true
+	}
+	want, _ := granting(o.call, did, changes)
+	return read(o.Left).equal(want)
+}
+
+func (c *checker) mayHaveGivenBack(app string, did map[place]history) bool {
+	which := map[place]int{}
+	for p, h := range did {
+		which[p] = slices.IndexFunc(c.perhaps[owner(app, []place{p})], func(s sharer) bool {
+			s.Granted = true
+			return c.explainsOne(s.call, s.ask, decidedAt(h.changes), h)
+		})
+		if which[p] < 0 {
+			return false
+		}
+	}
+	for p, h := range did {
+		who, i := owner(app, []place{p}), which[p]
+		s := c.perhaps[who][i]
+		c.perhaps[who] = slices.Delete(c.perhaps[who], i, i+1)
+		before, _ := whole(h.before())
+		c.gaveBack(s.tracked, s.ask, h.before(), s.back(s.ask, before, decidedAt(h.changes)))
+	}
+	return true
+}
+
+// together adds up what a Coalescer has decided for some calls. Unless unknown ones will do, it has to know one of them.
+func (c *checker) together(app string, did map[place]history, unknown bool) bool {
+	known := map[place][]sharer{}
+	for p, h := range did {
+		if of := c.sharers(app, p, h); len(of) > 0 {
+			known[p] = of
+		}
+	}
+	if len(known) == 0 && !unknown {
+		return false
+	}
+	for p, h := range did {
+		s, left, taken := subjects[p.subject], h.after()[0], h.taken(p)
+		c.sum(p).taken += taken
+		if lowest := s.lowest("consume", !s.strict); taken < -1e-6 || left.Value < lowest-1e-6 && !s.charged {
+			c.fail("over-granted: %v taken, %v left, where at least %v must be: %s", taken, left.Value, lowest, show(did))
+		}
+		who := owner(app, []place{p})
+		c.shared[who] = slices.DeleteFunc(c.shared[who], func(s sharer) bool { return slices.Contains(known[p], s) })
+		for _, s := range known[p] {
+			runAt := numbersOf(p).When([]algebra.Row{{Value: s.held(), TS: left.TS}}, 1, 0, 0, algebra.At(s.At))
+			if runAt != algebra.At(s.RunAt[s.i]) {
+				c.fail("operation %x: %+v was told that %v may run at %v; its row says %v", s.id.Op, s.call, p, s.RunAt[s.i], runAt.Time())
+			}
+			c.grants(s.id, s.ask, left.TS, runAt)
+		}
+	}
+	return true
+}
+
+// sharers are the calls for a key that a Coalescer has decided together: those of one instant, by what the row held after each.
+func (c *checker) sharers(app string, p place, h history) (most []sharer) {
+	since, row, last := algebra.Min, h.after()[0], h.changes[len(h.changes)-1].at
+	if h.before()[0] != nil {
+		since = h.before()[0].TS
+	}
+	taken, least := h.taken(p), math.Inf(1)
+	at := map[algebra.Micros][]sharer{}
+	for _, s := range c.shared[owner(app, []place{p})] {
+		decided := algebra.At(s.At)
+		if decided > last {
+			break
+		}
+		if row.TS == max(since, decided) && s.held() >= row.Value-1e-6 && s.held()+s.Count <= row.Value+taken+1e-6 {
+			at[decided] = append(at[decided], s)
+		}
+	}
+	for _, of := range at {
+		left := taken
+		for _, s := range of {
+			left -= s.Count
+		}
+		if math.Abs(left) < least { // more than one instant fits hardly ever
+			most, least = of, math.Abs(left)
+		}
+	}
+	return most
+}
+
+// held is what the rows that the ask was taken from held afterwards.
+func (s sharer) held() float64 { return read(s.Left).Taken[s.i].Held }
+
+// taken is what has been taken from the row of a key, whatever it was for.
+func (h history) taken(p place) float64 {
+	before, _ := whole(h.before())
+	return numbersOf(p).Total(before, decidedAt(h.changes)) - h.after()[0].Value
+}
+
+// follow is what is to be known of a call that has been explained: what it granted, and gave back.
+func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes []change) {
+	switch {
+	case r.Verb == "reset":
+		for p, h := range did {
+			if len(h.changes) > 0 {
+				c.wasReset(p)
+			}
+		}
+	case r.Verb == "refund":
+		for _, a := range r.Asks {
+			h, back := did[a.place()], 0.0
+			before, _ := whole(h.before())
+			if len(h.changes) > 0 {
+				back = r.back(a, before, r.at(changes))
+			}
+			c.gaveBack(r, a, h.before(), back)
+		}
+	case r.Verb == "consume" && r.Granted:
+		want, parts := granting(r.call, did, changes)
+		for i, a := range r.Asks {
+			if len(r.RunAt) > 0 && algebra.At(r.RunAt[i]) != parts[i].runAt {
+				c.fail("operation %x: %+v was told that %v may run at %v; its rows say %v: %s", id.Op, r.call, a, r.RunAt[i], parts[i].runAt.Time(), show(did))
+			}
+			c.grants(id, a, parts[i].ts, parts[i].runAt)
+		}
+		if r.Left != "" {
+			c.compareReceipt(r.call, want)
+		}
+	}
+}
+
+// timing is when an ask was granted, by the rows that it took from, and when it may run.
+type timing struct{ ts, runAt algebra.Micros }
+
+// granting is the receipt that a grant has to have.
+func granting(made call, did map[place]history, changes []change) (want receipt, parts []timing) {
+	at := made.at(changes)
+	runAt := at
+	for _, a := range made.Asks {
+		p, h := a.place(), did[a.place()]
+		rows, _ := whole(h.after())
+		if p.sharded() && len(h.changes) == 1 {
+			rows = []algebra.Row{*h.changes[0].new}
+		}
+		took, part := taken{Limit: subjects[p.subject].Name(), Key: p.key, Count: a.Count, Rows: len(rows), Shards: p.shards()}, timing{ts: at}
+		for _, row := range rows {
+			took.Held += row.Value
+			part.ts = max(part.ts, row.TS)
+		}
+		for len(rows) < p.shards() {
+			rows = append(rows, rows[0])
+		}
+		part.runAt = numbersOf(p).When(rows, p.shards(), 0, 0, at)
+		runAt = max(runAt, part.runAt)
+		want.Taken, parts = append(want.Taken, took), append(parts, part)
+	}
+	want.At, want.RunAt = at.Time(), runAt.Time()
+	return want, parts
+}
+
+func (c *checker) compareReceipt(made call, want receipt) {
+	if got := read(made.Left); !got.equal(want) {
+		c.fail("the receipt of %+v\n should say %+v", made, want)
+	}
+}
+
+func (r receipt) equal(want receipt) bool {
+	sameTaken := func(a, b taken) bool {
+		return a.Limit == b.Limit && a.Key == b.Key && a.Rows == b.Rows && a.Shards == b.Shards &&
+			near(a.Count, b.Count) && near(a.Refunded, b.Refunded) && near(a.Held, b.Held)
+	}
+	return len(want.Taken) == 0 && len(r.Taken) == 0 || r.At.Equal(want.At) && r.RunAt.Equal(want.RunAt) && slices.EqualFunc(r.Taken, want.Taken, sameTaken)
+}
+
+// tracked is a call, and if that is a refund, what its receipt has to be, as far as it has been followed.
+type tracked struct {
+	call
+	left receipt
+	open int // how many asks have not been followed
+}
+
+func newTracked(made call) *tracked { return &tracked{made, read(made.Receipt), len(made.Asks)} }
+
+func (r *tracked) taken(a ask) *taken {
+	for i := range r.left.Taken {
+		if t := &r.left.Taken[i]; t.Limit == subjects[a.Subject].Name() && t.Key == a.Key {
+			return t
+		}
+	}
+	return nil
+}
+
+// back is what a refund has to give back to some rows.
+func (r *tracked) back(a ask, before []algebra.Row, at algebra.Micros) float64 {
+	t := r.taken(a)
+	if len(before) == 0 || t == nil {
+		return 0
+	}
+	part := 1.0
+	if t.Rows < t.Shards {
+		part = 1 / float64(t.Shards)
+	}
+	return numbersOf(a.place()).Refund(before, algebra.Taken{
+		At: algebra.At(r.left.At), RunAt: algebra.At(r.left.RunAt), Count: t.Count, Held: t.Held, Part: part,
+	}, a.Count, at)
+}
+
+// due is the next refund outside of a transaction that was made before an instant and gives something back: so the next change of
+// the key has to be the refund's.
+func (c *checker) due(p place, until algebra.Micros) (s sharer, back float64) {
+	for len(c.refunds[p]) > 0 && algebra.At(c.refunds[p][0].At) <= until {
+		s, c.refunds[p] = c.refunds[p][0], c.refunds[p][1:]
+		before, _ := whole(c.rows[p])
+		if back = s.back(s.ask, before, algebra.At(s.At)); back > 0 {
+			return s, back
+		}
+		c.gaveBack(s.tracked, s.ask, c.rows[p], 0)
+	}
+	return s, 0
+}
+
+// gaveBack follows one ask of a refund.
+func (c *checker) gaveBack(r *tracked, a ask, state []*algebra.Row, back float64) {
+	p := a.place()
+	t := r.taken(a)
+	if back > 0 {
+		before, _ := whole(state)
+		t.Held += min(back, max(-numbersOf(p).Total(before, algebra.At(r.At)), 0))
+	}
+	t.Held += a.Count
+	t.Refunded += a.Count
+	if r.open--; r.open == 0 && !r.At.IsZero() {
+		r.left.Taken = slices.DeleteFunc(r.left.Taken, func(t taken) bool { return t.Count-t.Refunded <= 1e-12*t.Count })
+		c.compareReceipt(r.call, r.left)
+	}
+	c.refunded(r.Of, a, back, r.At.IsZero())
 }
 
 // measure holds what a limit has granted against its capacity and what flows off, by the clock that is in the rows.
@@ -471,7 +910,7 @@ func (c *checker) compareWithTable(s *soak) {
 		p := place{slices.IndexFunc(subjects, func(s subject) bool { return s.Name() == name }), key}
 		inTable[p]++
 		if state := c.rows[p]; state == nil || shards != len(state) || state[shard] == nil || *state[shard] != (algebra.Row{Value: value, TS: algebra.At(ts)}) {
-			c.fail("%v shard %d of %d: the table has %v at %v, the changes led to%s", p, shard, shards, value, ts, show([][]*algebra.Row{state}))
+			c.fail("%v shard %d of %d: the table has %v at %v, the changes led to %s", p, shard, shards, value, ts, show(map[place]history{p: {states: [][]*algebra.Row{state}}}))
 		}
 		return nil
 	})
@@ -503,24 +942,14 @@ func (c *checker) compareWithFiles() {
 			c.counts["transactions that were committed by a process that was killed before it knew"]++
 		}
 	}
-	for a, b := range c.single {
-		s, tolerance := subjects[a.subject], 1e-3
-		if b.taken < b.told-tolerance || b.taken > b.told+b.maybe+tolerance {
-			c.fail("%v: %v were taken; acknowledged were %v, unknown are %v", a, b.taken, b.told, b.maybe)
+	for p, sum := range c.sums {
+		if sum.taken < sum.told-1e-3 || sum.taken > sum.told+sum.maybe+1e-3 {
+			c.fail("%v: %v were taken through Coalescers; acknowledged were %v, unknown are %v", p, sum.taken, sum.told, sum.maybe)
 		}
-		if b.given > b.toldGiven+b.maybeGive+tolerance {
-			c.fail("%v: %v were given back; acknowledged were %v, unknown are %v", a, b.given, b.toldGiven, b.maybeGive)
-		}
-		if *s.Config().Capacity == plentiful && b.given < b.toldGiven-tolerance {
-			c.fail("%v: lost refunds: %v were given back; acknowledged were %v", a, b.given, b.toldGiven)
-		}
-		if !s.reset && b.refunds < b.toldRefunds {
-			c.fail("%v: lost refunds: %d were made, acknowledged were %d", a, b.refunds, b.toldRefunds)
-		}
-		if b.maybe == 0 && b.maybeGive == 0 {
-			c.counts["accounts of calls outside of transactions: equal"]++
+		if sum.maybe == 0 {
+			c.counts["keys taken from through Coalescers: equal"]++
 		} else {
-			c.counts["accounts of calls outside of transactions: within what is unknown"]++
+			c.counts["keys taken from through Coalescers: within what is unknown"]++
 		}
 	}
 }
@@ -552,7 +981,19 @@ func (c *checker) wasASoak(s *soak) {
 			c.Errorf("it never happened: %s", verb)
 		}
 	}
-	if c.counts["changes of rows"] < 1000 {
+	for _, did := range []string{"given back", "kept"} {
+		all := 0
+		for _, s := range []string{"bucket", "sharded bucket", "window", "sharded window"} {
+			n := c.counts["refunds of what had to wait: "+s+", "+did]
+			if all += n; n == 0 && *duration >= 3*time.Minute {
+				c.Errorf("it never happened: a refund of what had to wait for a %s was %s", s, did)
+			}
+		}
+		if all == 0 {
+			c.Errorf("it never happened: a refund of what had to wait was %s", did)
+		}
+	}
+	if c.counts["changes of rows"] < enough {
 		c.Errorf("%d changes are no soak", c.counts["changes of rows"])
 	}
 }

@@ -44,6 +44,7 @@ var (
 
 const (
 	processes = 4
+	enough    = 1000 // changes of rows
 	// workerArgument is how the test binary runs itself as one of the processes.
 	workerArgument = "soak-worker"
 )
@@ -127,11 +128,20 @@ func TestSoak(t *testing.T) {
 		s.workers[i] = s.spawn(i, 0)
 	}
 	s.injectFaults(time.Now().Add(*duration))
+	for begin := time.Now(); s.changes() < enough && time.Since(begin) < 5*time.Minute; { // the machine is busy with something else
+		s.injectFaults(time.Now().Add(*duration / 4))
+	}
 	s.stopWorkers()
 	if t.Failed() {
 		return // what is left behind would be a consequence
 	}
 	s.check()
+}
+
+// changes is how many changes of rows there are so far.
+func (s *soak) changes() (n int) {
+	noError(s, s.admin.QueryRow(s.Context(), "SELECT count(*) FROM soak_changes").Scan(&n))
+	return n
 }
 
 func noError(t testing.TB, err error) {
@@ -204,7 +214,7 @@ func (s *soak) injectFaults(until time.Time) {
 	every(2, 300*time.Millisecond, 1500*time.Millisecond, func(r *rand.Rand) { // so that statements time out
 		s.fault("rows locked", 1, s.lockARow(ctx, keyName(r.IntN(2)), time.Duration(r.IntN(int(600*time.Millisecond)))))
 	})
-	kill := min(*duration/5, 30*time.Second)
+	kill := min(*duration/2, 30*time.Second)
 	every(3, kill/2, kill*3/2, func(r *rand.Rand) {
 		i := r.IntN(processes)
 		old := s.workers[i]

@@ -28,20 +28,20 @@ import (
 // subject is a limit that the soak uses.
 type subject struct {
 	ratelimit.Limit
-	// What calls outside of transactions do to it beside consuming. They leave less to be known: see check_test.go.
-	charged, reserved, refunded bool
-	reset                       bool // inside and outside
-	strict                      bool // it is consumed, and nothing else
+	// What calls outside of transactions do to it beside consuming and reserving. They leave less to be known: see check_test.go.
+	charged, refunded bool
+	reset             bool // inside and outside
+	strict            bool // it is consumed, and nothing else
 }
 
 // subjects are the limits, by their numbers in the records.
 var subjects = []subject{
-	{Limit: ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(20), ratelimit.MaxReserved(10)), refunded: true},
-	{Limit: ratelimit.TokenBucket("sharded bucket", 10, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(20), ratelimit.Shards(4)), reserved: true, refunded: true},
-	{Limit: ratelimit.FixedWindow("window", 7, time.Second, ratelimit.MaxReserved(5)), refunded: true},
-	{Limit: ratelimit.FixedWindow("sharded window", 15, 2*time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(15), ratelimit.Shards(3)), reserved: true, refunded: true},
+	{Limit: ratelimit.TokenBucket("bucket", 1, time.Second, ratelimit.Capacity(4), ratelimit.MaxReserved(10)), refunded: true},
+	{Limit: ratelimit.TokenBucket("sharded bucket", 2, time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(4)), refunded: true},
+	{Limit: ratelimit.FixedWindow("window", 3, time.Second, ratelimit.MaxReserved(9)), refunded: true},
+	{Limit: ratelimit.FixedWindow("sharded window", 4, 2*time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(3)), refunded: true},
 	// Never full again, so that what is given back can be counted.
-	{Limit: ratelimit.TokenBucket("plenty", 1e-6, time.Hour, ratelimit.Capacity(plentiful)), charged: true, reserved: true, refunded: true},
+	{Limit: ratelimit.TokenBucket("plenty", 1e-6, time.Hour, ratelimit.Capacity(plentiful)), charged: true, refunded: true},
 	{Limit: ratelimit.TokenBucket("forgotten", 3, time.Second, ratelimit.Capacity(10)), reset: true},
 	{Limit: ratelimit.TokenBucket("strict", 2, time.Second, ratelimit.Capacity(6)), strict: true},
 }
@@ -62,16 +62,35 @@ func sweptSubjects() (swept []ratelimit.Limit) {
 // keys is how many each limit has; the first two are hot.
 const keys = 300
 
+// singleFile is a key whose refunds do not overlap, in most cases: each is of a grant that was made after the refund before. One
+// goroutine makes them all.
+const singleFile = 1
+
 func keyName(i int) string { return fmt.Sprint("user-", i) }
 
 // call is one call of a verb, as it is recorded.
 type call struct {
-	Verb       string
-	Asks       []ask
-	ConsumedAt time.Time // of a refund
-	At         time.Time // of the decision; zero: not known when it was recorded
-	Snapshot   string    // of a refund or reset in a transaction, which does not see rows that were inserted after it
-	Granted    bool
+	Verb     string
+	Asks     []ask
+	N        int               // its place in its transaction
+	Of       grantID           // of a refund: what granted
+	Receipt  ratelimit.Receipt // of a refund: what is left of the grant
+	Snapshot string            // of a refund or reset in a transaction, which does not see rows that were inserted after it
+	answer
+}
+
+// answer is what became of a call.
+type answer struct {
+	At      time.Time // of the decision; zero: not known when it was recorded
+	Granted bool
+	RunAt   []time.Time       // of a grant: the RetryAt of each ask
+	Left    ratelimit.Receipt // what can be given back from now on
+}
+
+// grantID names a call that granted.
+type grantID struct {
+	Op int64
+	N  int
 }
 
 type ask struct {
@@ -97,8 +116,30 @@ func (c call) requests() []ratelimit.Request {
 	return requests
 }
 
+// receipt is what is in a Receipt.
+type receipt struct {
+	At, RunAt time.Time
+	Taken     []taken
+}
+
+type taken struct {
+	Limit, Key            string
+	Count, Refunded, Held float64
+	Rows, Shards          int
+}
+
+func read(text ratelimit.Receipt) (r receipt) {
+	if text == "" {
+		return r
+	}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		panic(err)
+	}
+	return r
+}
+
 // line is what a process notes in its file: before a call outside of a transaction, with the call, and after everything,
-// with the outcome.
+// with the outcome. If the call was granted, that has the call with its answer.
 type line struct {
 	Op      int64
 	Handle  string
@@ -219,7 +260,7 @@ func (w *worker) open() (err error) {
 			return nil, err
 		}
 		config.MaxConns = conns
-		config.ConnConfig.RuntimeParams["application_name"] = appName(w.Seed, handle)
+		config.ConnConfig.RuntimeParams["application_name"] = w.appName(handle)
 		config.ConnConfig.RuntimeParams["statement_timeout"] = "400ms"
 		return pgxpool.NewWithConfig(ctx, config)
 	}
@@ -232,7 +273,7 @@ func (w *worker) open() (err error) {
 	w.coalescer = &ratelimit.Coalescer{Pool: w.shared}
 	w.db = map[string]*sql.DB{}
 	for _, driver := range []string{"pgx", "postgres"} {
-		if w.db[driver], err = sql.Open(driver, with(w.URL, "application_name", appName(w.Seed, driver), "statement_timeout", "400", "lock_timeout", "300")); err != nil {
+		if w.db[driver], err = sql.Open(driver, with(w.URL, "application_name", w.appName(driver), "statement_timeout", "400", "lock_timeout", "300")); err != nil {
 			return err
 		}
 		w.db[driver].SetMaxOpenConns(3)
@@ -322,6 +363,11 @@ func (w *worker) note(l line) {
 	}
 }
 
+// appName is the application_name of the process's connections of a handle. Its file has the same numbers.
+func (j job) appName(handle string) string {
+	return appName(j.Seed, fmt.Sprintf("%s %d.%d", handle, j.Number, j.Incarnation))
+}
+
 // handles are the ways to the limiter, by name. Those above "transactions" are outside of one.
 var handles = []string{"pool", coalesced, "sql.DB pgx", "sql.DB postgres", "by hand",
 	"InTx read committed", "InTx repeatable read", "InTx serializable", "InTx hot", "pgx.Tx", "SendTx", "InSQLTx pgx", "InSQLTx postgres"}
@@ -331,13 +377,14 @@ const outside = 5 // of handles
 // traffic is what one goroutine does.
 func (w *worker) traffic(goroutine int) {
 	r := rand.New(rand.NewPCG(w.Seed, uint64(w.Number)<<32|uint64(w.Incarnation)<<16|uint64(goroutine)+1<<48))
-	g := &source{Rand: r}
+	g := &source{Rand: r, refunds: w.Number == 0 && goroutine == 0, refunded: map[int]int64{}}
 	for i := int64(0); !w.stop.Load(); i++ {
 		op := int64(w.Number)<<60 | int64(w.Incarnation)<<44 | int64(goroutine)<<40 | i
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		if r.IntN(25) == 0 {
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(r.IntN(int(20*time.Millisecond))))
 		}
+		g.op = op
 		handle := handles[r.IntN(len(handles))]
 		begin := time.Now()
 		if slices.Index(handles, handle) < outside {
@@ -357,12 +404,24 @@ func (w *worker) traffic(goroutine int) {
 // source makes up what to do.
 type source struct {
 	*rand.Rand
-	grants []call // of late, which have not been refunded
+	op     int64
+	grants []grant // of which something is left to be refunded. Each is used by one call at a time.
+
+	refunds  bool          // those of singleFile
+	refunded map[int]int64 // by subject, in which operation it did so last
+}
+
+type grant struct {
+	grantID
+	receipt ratelimit.Receipt
 }
 
 func (g *source) key() string {
-	if g.IntN(2) == 0 {
-		return keyName(g.IntN(2))
+	switch n := g.IntN(8); {
+	case n < 2, g.refunds && n < 6:
+		return keyName(singleFile)
+	case n < 6:
+		return keyName(0)
 	}
 	return keyName(g.IntN(keys))
 }
@@ -375,12 +434,12 @@ func (g *source) call(inTx bool) call {
 		verb = "check"
 	case n < 4:
 		verb = "charge"
-	case n < 7:
+	case n < 5:
+		verb = "reset"
+	case n < 10:
 		if c, ok := g.refund(inTx); ok {
 			return c
 		}
-	case n < 8:
-		verb = "reset"
 	}
 	c := call{Verb: verb}
 	for range []int{1, 1, 1, 2, 3}[g.IntN(5)] {
@@ -392,7 +451,7 @@ func (g *source) call(inTx bool) call {
 		}
 		s = subjects[i]
 		a := ask{Subject: i, Key: g.key(), Count: float64(1 + g.IntN(3))}
-		a.Reserve = verb == "consume" && g.IntN(4) == 0 && !s.strict && (inTx || s.reserved)
+		a.Reserve = verb == "consume" && g.IntN(3) == 0 && !s.strict
 		if !slices.ContainsFunc(c.Asks, func(b ask) bool { return a.Subject == b.Subject && a.Key == b.Key }) {
 			c.Asks = append(c.Asks, a)
 		}
@@ -400,28 +459,57 @@ func (g *source) call(inTx bool) call {
 	return c
 }
 
-// refund makes up the refund of all or half of a grant, each of which is refunded once.
+// refund makes up the refund of all that is left of a grant, or of some of its limits, or of a part: soon after, or late.
 func (g *source) refund(inTx bool) (call, bool) {
-	for i, c := range g.grants {
-		if !slices.ContainsFunc(c.Asks, func(a ask) bool { s := subjects[a.Subject]; return s.strict || !inTx && !s.refunded }) {
-			g.grants = slices.Delete(g.grants, i, i+1)
-			share := float64(1+g.IntN(2)) / 2
-			back := call{Verb: "refund", ConsumedAt: c.At}
-			for _, a := range c.Asks {
-				back.Asks = append(back.Asks, ask{Subject: a.Subject, Key: a.Key, Count: a.Count * share})
-			}
-			return back, true
-		}
+	if len(g.grants) == 0 {
+		return call{}, false
 	}
-	return call{}, false
+	i := len(g.grants) - 1
+	switch g.IntN(3) {
+	case 0:
+		i = g.IntN(len(g.grants))
+	case 1:
+		i = max(0, slices.IndexFunc(g.grants, func(of grant) bool { r := read(of.receipt); return r.RunAt.After(r.At) }))
+	}
+	from := g.grants[i]
+	back := call{Verb: "refund", Of: from.grantID, Receipt: from.receipt}
+	for _, t := range read(from.receipt).Taken {
+		subject := subjectNamed(t.Limit)
+		single := t.Key == keyName(singleFile)
+		switch s := subjects[subject]; {
+		case s.strict, !inTx && !s.refunded, single && (!g.refunds || from.Op <= g.refunded[subject]), len(back.Asks) > 0 && g.IntN(3) == 0:
+			continue
+		case single:
+			g.refunded[subject] = g.op
+		}
+		back.Asks = append(back.Asks, ask{Subject: subject, Key: t.Key, Count: (t.Count - t.Refunded) / []float64{1, 1, 2, 3}[g.IntN(4)]})
+	}
+	g.grants = slices.Delete(g.grants, i, i+1)
+	return back, len(back.Asks) > 0
 }
 
-func (g *source) granted(c call) {
-	if c.Verb == "consume" && c.Granted && !c.At.IsZero() {
-		if g.grants = append(g.grants, c); len(g.grants) > 20 {
-			g.grants = slices.Delete(g.grants, 0, 10)
-		}
+// ended keeps what is left to be refunded after a call. Nobody knows that of a refund with an unknown outcome.
+func (g *source) ended(c call, op int64, told outcome) {
+	next := grant{c.Of, c.Receipt}
+	switch {
+	case told == unknown:
+		return
+	case told == committed && c.Verb == "consume":
+		next = grant{grantID{op, c.N}, c.Left}
+	case told == committed:
+		next.receipt = c.Left
 	}
+	if next.receipt == "" {
+		return
+	}
+	if g.grants = append(g.grants, next); len(g.grants) > 40 {
+		i := g.IntN(len(g.grants))
+		g.grants = slices.Delete(g.grants, i, i+1)
+	}
+}
+
+func subjectNamed(name string) int {
+	return slices.IndexFunc(subjects, func(s subject) bool { return s.Name() == name })
 }
 
 // do makes a call. A denial is no error.
@@ -437,16 +525,26 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 	case "charge":
 		result, err = w.limiter.Charge(ctx, db, requests...)
 	case "refund":
-		result, err = w.limiter.Refund(ctx, db, c.ConsumedAt, requests...)
+		result, err = w.limiter.Refund(ctx, db, c.Receipt, requests...)
 	case "reset":
 		err = w.limiter.Reset(ctx, db, requests...)
 		result.OK = err == nil
 	}
-	c.At, c.Granted = result.At, result.OK
+	c.answer = answerOf(result)
 	if errors.As(err, new(*ratelimit.DeniedError)) {
 		return nil
 	}
 	return err
+}
+
+func answerOf(r ratelimit.Result) answer {
+	a := answer{At: r.At, Granted: r.OK, Left: r.Receipt()}
+	if a.Left != "" {
+		for _, status := range r.Requests {
+			a.RunAt = append(a.RunAt, status.RetryAt)
+		}
+	}
+	return a
 }
 
 // resetByHand resets as the README says.
@@ -464,9 +562,14 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	if !a.Reserve {
 		maxReserved = nil
 	}
-	return db.QueryRow(ctx, `SELECT ok, at FROM ratelimit($1, $2, rate => $3, period => $4, count => $5, kind => $6, capacity => $7, reserve => $8,
+	var retryAt time.Time
+	err := db.QueryRow(ctx, `SELECT ok, at, retry_at FROM ratelimit($1, $2, rate => $3, period => $4, count => $5, kind => $6, capacity => $7, reserve => $8,
 		max_reserved => $9, shards => $10)`, config.Name, a.Key, config.Rate, time.Duration(config.Period), a.Count, string(config.Kind),
-		*config.Capacity, a.Reserve, maxReserved, config.Shards).Scan(&c.Granted, &c.At)
+		*config.Capacity, a.Reserve, maxReserved, config.Shards).Scan(&c.Granted, &c.At, &retryAt)
+	if c.RunAt = nil; c.Granted {
+		c.RunAt = []time.Time{retryAt}
+	}
+	return err
 }
 
 // single makes a call that is its own transaction.
@@ -503,10 +606,13 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 		told = unknown
 	case !c.Granted:
 		told = denied
-	default:
-		g.granted(c)
 	}
-	w.note(line{Op: op, Handle: handle, Outcome: told})
+	g.ended(c, op, told)
+	after := line{Op: op, Handle: handle, Outcome: told}
+	if told == committed {
+		after.Call = &c
+	}
+	w.note(after)
 }
 
 var errAbandoned = errors.New("changed my mind")
@@ -519,6 +625,9 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	}
 	if g.IntN(10) > 0 { // otherwise they may deadlock
 		slices.SortFunc(calls, func(a, b call) int { return a.Asks[0].Subject - b.Asks[0].Subject })
+	}
+	for i := range calls {
+		calls[i].N = i
 	}
 	abandon, undo, hand, hold := g.IntN(10) == 0, g.IntN(8) == 0, g.IntN(4) == 0, time.Duration(g.IntN(4))*time.Millisecond
 	level := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[g.IntN(3)]
@@ -542,7 +651,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 			if err != nil {
 				return err
 			}
-			calls[i].At, calls[i].Granted = c.At, c.Granted
+			calls[i].answer = c.answer
 			if err := exec(ctx, "INSERT INTO soak_calls (op, call) VALUES ($1, $2)", op, text(c)); err != nil {
 				return err
 			}
@@ -594,7 +703,12 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 			return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return onPgx(ctx, tx) })
 		})
 	case "SendTx":
-		calls = slices.DeleteFunc(calls, func(c call) bool { return c.Verb != "consume" })
+		calls = slices.DeleteFunc(calls, func(c call) bool {
+			if c.Verb != "consume" {
+				g.ended(c, op, abandoned)
+			}
+			return c.Verb != "consume"
+		})
 		if len(calls) == 0 {
 			return
 		}
@@ -609,9 +723,6 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	switch {
 	case err == nil:
 		told = committed
-		for _, c := range calls {
-			g.granted(c)
-		}
 	case errors.As(err, new(*ratelimit.DeniedError)):
 		told = denied
 	case errors.Is(err, errAbandoned):
@@ -619,20 +730,29 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	case done && sqlState(err) != "40001" && sqlState(err) != "40P01":
 		told = unknown
 	}
+	for _, c := range calls {
+		g.ended(c, op, told)
+	}
 	w.note(line{Op: op, Handle: handle, Outcome: told})
 }
 
 // send makes the calls in one round trip, in which they are noted before their answers are known.
 func (w *worker) send(ctx context.Context, op int64, calls []call, level pgx.TxIsoLevel) error {
 	batch := &pgx.Batch{}
-	for _, c := range calls {
-		if _, err := w.limiter.QueueConsume(ctx, batch, c.requests()...); err != nil {
+	results := make([]*ratelimit.Result, len(calls))
+	for i, c := range calls {
+		var err error
+		if results[i], err = w.limiter.QueueConsume(ctx, batch, c.requests()...); err != nil {
 			return err
 		}
 		c.Granted = true
 		batch.Queue("INSERT INTO soak_calls (op, call) VALUES ($1, $2)", op, text(c))
 	}
-	return w.limiter.SendTx(ctx, w.pool, batch, ratelimit.Isolation(level))
+	err := w.limiter.SendTx(ctx, w.pool, batch, ratelimit.Isolation(level))
+	for i, result := range results {
+		calls[i].answer = answerOf(*result)
+	}
+	return err
 }
 
 func text(c call) string {

@@ -13,6 +13,13 @@ import (
 // Slack is how many tokens a sum over shards may lack through rounding. A single row is exact.
 const Slack = 1e-9
 
+// Bounds of rates; and of capacities, counts and what may be reserved where they are not 0. Tokens are doubles, exact for whole
+// numbers far beyond MaxTokens.
+const (
+	MinTokens = 1e-15
+	MaxTokens = 1e15
+)
+
 // Micros is an instant in microseconds since the Unix epoch: the database's resolution.
 type Micros int64
 

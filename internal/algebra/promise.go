@@ -33,11 +33,20 @@ func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted boo
 		left[i] = min(l.Total(d.Rows, now)-d.Count, l.Capacity)
 		if runAt > now && d.Count <= l.Capacity && (l.Window || runAt > own[i]) {
 			// In this order the sum of what is left and the refill is never below zero, by rounding, when the job runs.
-			left[i] = min(left[i], l.Capacity-d.Count-l.refill(latest(d.Rows, now), runAt, 1))
+			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
 		granted = granted && d.Enough(left[i])
 	}
 	return runAt, left, granted
+}
+
+// earliest is the earliest last use of the rows, if it is not before now: from when all of them are refilled at the latest.
+func earliest(rows []Row, now Micros) Micros {
+	first := latest(rows, now)
+	for _, row := range rows {
+		first = min(first, max(row.TS, now))
+	}
+	return first
 }
 
 // Enough says whether so much may be left, but for the rounding of a sum over shards.
@@ -73,17 +82,21 @@ type Taken struct {
 
 // Refund is how many of count tokens a limit gets back. It gives back what harms no promise:
 //
-//   - a token bucket, what would still be missing by now if nobody else had taken anything since, less what waits;
+//   - a token bucket, what would still be missing by now if nobody else had taken anything since, less what waits. (What one shard
+//     lacks is made up for at the rate of all of them, since what is left may be spread over all at any time.)
 //   - a fixed window, all, if the window in which the job was to run is not over and is the last that anything was promised in. If the
 //     job waits and the capacity is above the rate, that has to remain so. A job of more than the capacity gets nothing back.
 //
-// Several refunds at once of a token bucket can exceed the promise together, by less than one capacity. docs/refunds.md has the proof
-// for fixed windows.
+// Several refunds of a token bucket that overlap can exceed the promise together. What holds then: since the first use, never more than
+// the capacity and what was refilled in all that time. docs/refunds.md has the proof for fixed windows.
 func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float64 {
 	total := l.Total(rows, now)
 	now = latest(rows, now)
+	if now < taken.At {
+		return 0 // the rows are not those that it was taken from, and the clock has stepped back
+	}
 	if !l.Window {
-		refilled := float64(max(seconds(now-taken.At), 0)*float64(l.Rate*taken.Part)) / (float64(l.Period.Microseconds()) / 1e6)
+		refilled := float64(seconds(now-taken.At)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
 		missing := float64(l.Capacity*taken.Part) - taken.Held - refilled
 		return min(max(missing+min(total, 0), 0), count)
 	}

@@ -66,7 +66,7 @@ const Consume = `-- name: Consume :one
 SELECT pg_catalog.record_send(_ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean, true))::bytea AS answer
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean))::bytea AS answer
 `
 
 type ConsumeParams struct {
@@ -106,7 +106,7 @@ const ConsumeSeveral = `-- name: ConsumeSeveral :one
 SELECT pg_catalog.record_send(_ratelimit_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean, true))::bytea AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean))::bytea AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -145,7 +145,7 @@ SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
-      $10::integer, $11::integer, $12::timestamptz, $13::boolean, true))::bytea AS answer
+      $10::integer, $11::integer, $12::timestamptz, $13::boolean))::bytea AS answer
 `
 
 type ConsumeShardedParams struct {

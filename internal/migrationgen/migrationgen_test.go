@@ -52,13 +52,13 @@ func (r repo) read(name string) string {
 }
 
 // edit replaces text that is in a file of the engine once.
-func (r repo) edit(file, old, new string) {
+func (r repo) edit(file, old, with string) {
 	r.Helper()
 	file = engineDir + "/" + file
 	if n := strings.Count(r.read(file), old); n != 1 {
 		r.Fatalf("%q is %d times in %s", old, n, file)
 	}
-	r.write(file, strings.Replace(r.read(file), old, new, 1))
+	r.write(file, strings.Replace(r.read(file), old, with, 1))
 }
 
 func (r repo) generate() {

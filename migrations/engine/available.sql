@@ -14,3 +14,13 @@ RETURN least(capacity, value + CASE
     ELSE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END);
+
+-- Whether a decision can be made by these numbers. The functions that decide trust their callers to have validated their arguments. But in
+-- Postgres NaN is above all numbers, and LEAST and GREATEST ignore NULL: such an argument would be granted, or fill a bucket.
+--
+-- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so that it has no more than it takes.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
+    rate double precision, period interval, capacity double precision, count double precision, now timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));

@@ -1,5 +1,5 @@
 -- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
--- over places that are validated and in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
+-- over places that are in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
 --
 -- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
 -- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
@@ -9,8 +9,7 @@
 -- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    validated boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -34,7 +33,6 @@ DECLARE
 BEGIN
     <<passes>>
     FOR pass IN 1..2 LOOP
-        EXIT WHEN validated IS NOT TRUE;
         FOR p IN 3 - pass..n LOOP
             name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
             IF pass = 1 THEN
@@ -59,6 +57,9 @@ BEGIN
                 CONTINUE;
             END IF;
 
+            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
+            END IF;
             IF start IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,

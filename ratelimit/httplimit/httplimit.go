@@ -31,6 +31,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -175,15 +176,10 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	} else {
 		ctx, cancel := context.WithTimeout(r.Context(), m.timeout())
 		defer cancel()
-		consume := func(ctx context.Context) (err error) {
+		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is no failure of the database
 			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
 			return err
-		}
-		if _, coalesced := m.DB.(*ratelimit.Coalescer); coalesced {
-			d.Err = consume(ctx)
-		} else {
-			d.Err = ratelimit.Retry(ctx, consume) // a conflict is no failure of the database; a Coalescer runs it again by itself
-		}
+		})
 		d.Status = statusOfConsume(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
@@ -212,7 +208,7 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 		return 0
 	case errors.Is(err, ratelimit.ErrDenied):
 		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrInvalid) && misdefined(result):
+	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
 		return http.StatusInternalServerError
 	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity), unstorable(err):
 		return http.StatusBadRequest
@@ -232,20 +228,11 @@ func unstorable(err error) bool {
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
 }
 
-// misdefined says whether requests that are invalid are so by the server's own doing: a limit that is none, or one name
-// with two definitions for one key. If not, it is their keys or counts, which clients choose.
-func misdefined(result ratelimit.Result) bool {
-	for i, s := range result.Requests {
-		if s.Limit.Validate() != nil {
-			return true
-		}
-		for _, other := range result.Requests[:i] {
-			if s.Limit.Name() == other.Limit.Name() && s.Key == other.Key && s.Limit != other.Limit {
-				return true
-			}
-		}
-	}
-	return false
+// misprogrammed says whether requests that are invalid are so by the server's own doing: a limit that is none, one name with two
+// definitions, or a DB that must not be used there. If not, it is their keys or counts, which clients choose.
+func misprogrammed(result ratelimit.Result, err error) bool {
+	var own interface{ ProgramError() }
+	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
 }
 
 // countFailure calls the handler, and gives back what was consumed unless the answer is a failure. A panic goes by, and has

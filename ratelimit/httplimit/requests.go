@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // ClientIP tells clients apart by their address. The zero value is for a server that clients connect to themselves.
@@ -158,11 +158,11 @@ func APIKey(r *http.Request, header string) (string, error) {
 //	Cost(r.URL.Query().Get("n"), 1)
 //
 // What is missing or no number of tokens (negative, infinite, not a number, too small to count) is the default. 0 is one: where
-// a client must not name its own price, use max(1, Cost(…)). A number above [ratelimit.MaxTokens] is returned as it is,
+// a client must not name its own price, use max(1, Cost(…)). A number above 1e15 is returned as it is,
 // and its request refused with 400, not granted for the default.
 func Cost(text string, defaultCost float64) float64 {
 	cost, err := strconv.ParseFloat(text, 64)
-	if err != nil || strings.ContainsAny(text, "_xX") || cost != 0 && !(cost >= ratelimit.MinTokens) || math.IsInf(cost, 1) {
+	if err != nil || strings.ContainsAny(text, "_xX") || cost != 0 && !(cost >= algebra.MinTokens) || math.IsInf(cost, 1) {
 		return defaultCost
 	}
 	return cost

@@ -1,0 +1,146 @@
+package integration_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// deciders are the functions of the engine that decide. They trust their callers, but not with numbers that are none: NaN is above all
+// numbers in Postgres, LEAST and GREATEST ignore NULL, and nothing times infinity is NaN.
+//
+// Each is a statement with its arguments as {name}, in arrays beside those of another limit, where it takes arrays. Its answer says
+// whether anything was granted, or changed.
+var deciders = map[string]string{
+	"consume":                     `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now})`,
+	"consume, expecting a denial": `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now}, true)`,
+	"consume sharded":             `SELECT granted FROM _ratelimit_consume_sharded('sharded', {key}, {rate}, {period}, {capacity}, {start}, 2, {count}, {floor}, 0, 1, {now})`,
+	"consume several, first": `SELECT granted FROM _ratelimit_consume_several('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+		ARRAY[{capacity},10], ARRAY[{start},NULL], ARRAY[{count},1], ARRAY[{floor},0], {now})`,
+	"consume several, second": `SELECT granted FROM _ratelimit_consume_several('{before,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
+		ARRAY[10,{capacity}], ARRAY[NULL,{start}], ARRAY[1,{count}], ARRAY[0,{floor}], {now})`,
+	"apply": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', false, {now})`,
+	"apply, sharded": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
+		ARRAY[10,{capacity}], ARRAY[NULL,{start}], '{1,2}', ARRAY[1,{count}], ARRAY[0,{floor}], '{0,0}', '{0,1}', false, {now})`,
+	"apply, reserving": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', true, {now})`,
+	"check": `SELECT granted FROM _ratelimit_apply('check', '{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}],
+		ARRAY[{capacity}], ARRAY[{start}], '{1}', ARRAY[{count}], ARRAY[{floor}], '{0}', '{0}', false, {now})`,
+	"consume keys": `SELECT early > 0 FROM _ratelimit_consume_keys('limit', ARRAY[{key}], {rate}, {period}, {capacity}, ARRAY[{count}], {now})`,
+	"coalesce": `SELECT EXISTS (SELECT FROM unnest(value, after) AS u (value, after) WHERE value IS DISTINCT FROM after)
+		FROM _ratelimit_coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
+			ARRAY[{key}], '{1}', ARRAY[{start}], '{1}', ARRAY[{count}], ARRAY[{floor}], '{}', '{}', '{}', '{}', '{}', '{}', {now})`,
+	"coalesce, asking": `SELECT EXISTS (SELECT FROM unnest(value, after) AS u (value, after) WHERE value IS DISTINCT FROM after)
+		FROM _ratelimit_coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
+			ARRAY[{key}], '{1}', ARRAY[{start}], '{}', '{}', '{}', '{0,0}', '{1,1}', '{1,1}', ARRAY[{start},{start}], ARRAY[{count},{count}], ARRAY[{floor},{floor}], {now})`,
+	"refund": `SELECT false FROM _ratelimit_refund('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], ARRAY[{start}],
+		ARRAY[{count}], ARRAY[{taken}], ARRAY[{held}], ARRAY[{parts}], {taken_at}, {run_at}, {now})`,
+}
+
+// decider fills in the arguments of one of them.
+func decider(name string, arguments map[string]string) string {
+	sql := deciders[name]
+	for argument, value := range arguments {
+		sql = strings.ReplaceAll(sql, "{"+argument+"}", value)
+	}
+	return sql
+}
+
+func TestNoGarbageIsGrantedOrStored(t *testing.T) {
+	t.Parallel()
+	const noon = "timestamptz '2026-07-01 12:00Z'"
+	valid := map[string]string{
+		"rate": "10::float8", "period": "interval '1 min'", "capacity": "10::float8", "start": "NULL::timestamptz", "count": "1::float8", "floor": "0::float8", "now": noon,
+		"taken": "5::float8", "held": "5::float8", "parts": "1::float8", "taken_at": noon, "run_at": noon,
+	}
+	number := []string{"NULL::float8", "'NaN'::float8", "'Infinity'::float8", "'-Infinity'::float8", "-1::float8"}
+	instant := []string{"timestamptz 'infinity'", "timestamptz '-infinity'"}
+	garbage := map[string][]string{
+		"rate": number, "capacity": number, "count": number, "taken": number, "parts": number, "held": number[:4],
+		"period": {"NULL::interval"}, "floor": number[:3], // -Infinity is the floor of a charge
+		"start": instant, "now": instant, "taken_at": append(instant, "NULL::timestamptz"), "run_at": append(instant, "NULL::timestamptz"),
+	}
+	var infiniteIntervals bool
+	if err := newPool(t, 1).QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int >= 170000").Scan(&infiniteIntervals); err != nil {
+		t.Fatal(err)
+	} else if infiniteIntervals {
+		garbage["period"] = append(garbage["period"], "interval 'infinity'")
+	}
+	// A row that has enough, one that lacks tokens, one that is owed tokens, and none.
+	keys := map[string]string{"enough": "5", "empty": "0", "owes": "-5", "fresh": ""}
+	kinds := map[string]string{"bucket": "NULL::timestamptz", "window": "timestamptz '2026-07-01 00:00Z'"}
+
+	for name := range deciders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 1)
+			for key, value := range keys {
+				if value != "" {
+					_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT l, $1, s, shards, $2::float8 / shards, '2026-07-01 12:00Z'
+						FROM (VALUES ('before', 1), ('limit', 1), ('other', 1), ('sharded', 2)) AS v (l, shards), generate_series(0, shards - 1) AS s`, key, value)
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			before := tableOf(t, pool)
+			unchanged := func(sql string) {
+				t.Helper()
+				if after := tableOf(t, pool); after != before {
+					t.Errorf("%s\nmade of\n%s\nthis\n%s", sql, before, after)
+					before = after
+				}
+			}
+			with := map[string]string{}
+			for argument, values := range garbage {
+				if !strings.Contains(deciders[name], "{"+argument+"}") {
+					continue
+				}
+				for _, value := range values {
+					for kind, start := range kinds {
+						if argument == "start" && kind == "bucket" || kind == "window" && !strings.Contains(deciders[name], "{start}") {
+							continue
+						}
+						for _, floor := range []string{"0::float8", "'-Infinity'::float8"} {
+							for _, key := range slices.Sorted(maps.Keys(keys)) {
+								maps.Copy(with, valid)
+								with["start"], with["floor"], with["key"] = start, floor, "'"+key+"'"
+								with[argument] = value
+								sql := decider(name, with)
+								var granted bool
+								if err := pool.QueryRow(t.Context(), sql).Scan(&granted); err == nil && granted {
+									t.Errorf("%s is granted", sql)
+								} else if state := sqlState(err); err != nil && (state == "" || nonsense(state)) {
+									t.Errorf("%s: %v", sql, err)
+								}
+								unchanged(sql)
+							}
+						}
+					}
+				}
+			}
+			// It is no wonder that nothing is granted where nothing ever is.
+			for kind, start := range kinds {
+				if kind == "window" && !strings.Contains(deciders[name], "{start}") {
+					continue
+				}
+				maps.Copy(with, valid)
+				with["start"], with["key"] = start, "'enough'"
+				var granted bool
+				if err := pool.QueryRow(t.Context(), decider(name, with)).Scan(&granted); err != nil || granted != (name != "refund") {
+					t.Errorf("%s of valid arguments: %v, %v", kind, granted, err)
+				}
+				after := tableOf(t, pool)
+				if (after == before) != (name == "check") {
+					t.Errorf("%s: what is valid made of\n%s\nthis\n%s", kind, before, after)
+				}
+				before = after
+			}
+		})
+	}
+}
+
+// nonsense says that a statement cannot be run, whatever its values: the test is wrong.
+func nonsense(state string) bool { return strings.HasPrefix(state, "42") || state == "22P02" }

@@ -1,0 +1,99 @@
+package algebra
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestReserve(t *testing.T) {
+	bucket := Limit{Rate: 6, Period: time.Minute, Capacity: 6}
+	window := Limit{Rate: 100, Period: time.Minute, Capacity: 100, Window: true, Start: noon}
+	small := Limit{Rate: 10, Period: time.Minute, Capacity: 10, Window: true, Start: noon}
+	inf := math.Inf(1)
+	demand := func(l Limit, value float64, ts Micros, count, owed float64) Demand {
+		return Demand{Limit: l, Rows: []Row{{value, ts}}, Shards: 1, Count: count, Floor: -owed}
+	}
+	for _, row := range []struct {
+		name    string
+		demands []Demand
+		runAt   Micros
+		left    []float64
+		granted bool
+	}{
+		{"a window that has enough", []Demand{demand(window, 100, noon, 60, inf)}, noon, []float64{40}, true},
+		{"a window that has not", []Demand{demand(window, 40, noon, 60, inf)}, noon + minute, []float64{-60}, true},
+		{"a window in debt", []Demand{demand(window, -60, noon, 60, inf)}, noon + 2*minute, []float64{-160}, true},
+		{"a window in debt that has room", []Demand{demand(window, -60, noon, 30, inf)}, noon + minute, []float64{-90}, true},
+		{"what is forfeited counts as owed", []Demand{demand(window, 40, noon, 60, 59)}, noon + minute, []float64{-60}, false},
+		{"just as much as may be owed", []Demand{demand(window, 40, noon, 60, 60)}, noon + minute, []float64{-60}, true},
+		{"more than the capacity", []Demand{demand(window, 40, noon, 150, inf)}, noon + 2*minute, []float64{-110}, true},
+		{"a window whose row lies ahead", []Demand{demand(window, 40, noon+minute, 60, inf)}, noon + 2*minute, []float64{-60}, true},
+		{"a bucket alone", []Demand{demand(bucket, 1, noon, 3, inf)}, noon + 20*second, []float64{-2}, true},
+		{"a bucket that waits for a window", []Demand{demand(bucket, 6, noon, 2, inf), demand(small, 0, noon, 2, inf)}, noon + minute, []float64{-2, -2}, true},
+		{"and must not owe", []Demand{demand(bucket, 6, noon, 2, 0), demand(small, 0, noon, 2, inf)}, noon + minute, []float64{-2, -2}, false},
+		{"a bucket that does not", []Demand{demand(bucket, 6, noon, 2, 0), demand(small, 10, noon, 2, inf)}, noon, []float64{4, 8}, true},
+		{"a window that waits for a bucket", []Demand{demand(window, 100, noon, 70, inf), demand(bucket, -4, noon, 3, inf)}, noon + 70*second, []float64{-70, -7}, true},
+		{"two buckets", []Demand{demand(bucket, 6, noon, 1, inf), demand(bucket, 2, noon, 5, inf)}, noon + 30*second, []float64{2, -3}, true},
+	} {
+		runAt, left, granted := Reserve(row.demands, noon)
+		if runAt != row.runAt || !slices.Equal(left, row.left) || granted != row.granted {
+			t.Errorf("%s: runs at %v, %v are left, granted %v; want %v, %v, %v", row.name, runAt.Time(), left, granted, row.runAt.Time(), row.left, row.granted)
+		}
+		for i := range row.demands { // alone and together, to the microsecond
+			for _, ds := range [][]Demand{row.demands, row.demands[i : i+1]} {
+				at := WhenReserved(ds, noon)
+				_, _, granted := Reserve(ds, at)
+				_, _, early := Reserve(ds, at-1)
+				if !granted || at > noon && early {
+					t.Errorf("%s: when %v, granted %v, a microsecond earlier %v", row.name, at.Time(), granted, early)
+				}
+			}
+		}
+	}
+}
+
+func TestRefund(t *testing.T) {
+	bucket := Limit{Rate: 1, Period: time.Second, Capacity: 10}
+	window := Limit{Rate: 2, Period: time.Minute, Capacity: 2, Window: true, Start: noon}
+	saves := Limit{Rate: 2, Period: time.Minute, Capacity: 3, Window: true, Start: noon}
+	one := func(value float64, ts Micros) []Row { return []Row{{value, ts}} }
+	took := func(at, runAt Micros, count, held, part float64) Taken { return Taken{at, runAt, count, held, part} }
+	for _, row := range []struct {
+		name  string
+		limit Limit
+		rows  []Row
+		taken Taken
+		count float64
+		now   Micros
+		want  float64
+	}{
+		{"all is missing", bucket, one(4, noon), took(noon, noon, 6, 4, 1), 6, noon, 6},
+		{"a part of it", bucket, one(4, noon), took(noon, noon, 6, 4, 1), 2, noon, 2},
+		{"some was refilled", bucket, one(4, noon), took(noon, noon, 6, 4, 1), 6, noon + 2*second, 4},
+		{"all was refilled", bucket, one(0, noon+6*second), took(noon, noon, 6, 4, 1), 6, noon + 8*second, 0},
+		{"the clock stepped back", bucket, one(4, noon-3*second), took(noon, noon, 6, 6, 1), 6, noon - 3*second, 0},
+		{"behind the rows", bucket, one(4, noon+2*second), took(noon, noon, 6, 4, 1), 6, noon, 4},
+		{"some of it is owed", bucket, one(-3, noon), took(noon, noon, 6, 4, 1), 6, noon, 3},
+		{"all of it is owed", bucket, one(-9, noon), took(noon, noon, 6, 4, 1), 6, noon, 0},
+		{"a shard's part", bucket, []Row{{2, noon}, {5, noon}}, took(noon, noon, 3, 2, 0.5), 3, noon + 2*second, 1},
+
+		{"the same window", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute - 1, 1},
+		{"the next", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute, 0},
+		{"the next, by the rows", window, one(0, noon+minute), took(noon, noon, 1, 1, 1), 1, noon, 0},
+		{"somebody waits", window, one(-1, noon), took(noon, noon, 1, 1, 1), 1, noon, 0},
+		{"the last that waits", window, one(-4, noon), took(noon, noon+2*minute, 2, -4, 1), 2, noon, 2},
+		{"the last but one", window, one(-4, noon), took(noon, noon+minute, 2, -2, 1), 2, noon, 0},
+		{"the debt ends earlier", window, one(-2, noon), took(noon, noon+2*minute, 2, -4, 1), 2, noon, 0},
+		{"it would end earlier", saves, one(-3, noon), took(noon, noon+2*minute, 1, -3, 1), 1, noon, 0},
+		{"it would not", saves, one(-3, noon), took(noon, noon+2*minute, 1, -3, 1), 0.5, noon, 0.5},
+		{"of what does not wait, it may", saves, one(0, noon), took(noon, noon, 3, 0, 1), 3, noon, 3},
+		{"more than the capacity", window, one(-1, noon), took(noon, noon+minute, 3, -1, 1), 1, noon, 0},
+		{"shards that owe by rounding", window, []Row{{-1e-10, noon}, {-1e-10, noon}}, took(noon, noon, 2, 0, 1), 2, noon, 2},
+	} {
+		if got := row.limit.Refund(row.rows, row.taken, row.count, row.now); got != row.want {
+			t.Errorf("%s: %v come back, want %v", row.name, got, row.want)
+		}
+	}
+}

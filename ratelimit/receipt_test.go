@@ -1,0 +1,130 @@
+package ratelimit
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+var (
+	receiptNoon  = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	receiptLimit = TokenBucket("bucket", 10, time.Hour, Shards(2))
+)
+
+// receiptText is a receipt of 8 of 10 tokens of ann's, which one of two shards held.
+const receiptText = `{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:05:00Z","taken":[{"limit":"bucket","key":"ann","count":8,"refunded":3,"held":2,"rows":1,"shards":2}]}`
+
+func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
+	r, err := Receipt(receiptText).read()
+	if err != nil || r.text() != receiptText {
+		t.Fatalf("%v, and %v became %v", err, receiptText, r)
+	}
+	for _, change := range [][2]string{
+		{receiptText, ""}, {receiptText, "{}"}, {receiptText, "null"}, {receiptText, "[]"}, {"}]}", "}]"}, {"}]}", "}]}{}"}, {"}]}", "}]} 1"},
+		{`"v":1`, `"v":2`}, {`"v":1`, `"v":1,"more":1`}, {`"at":"2026`, `"at":"0026`}, {`"runAt":"2026`, `"runAt":"0999`},
+		{`{"limit"`, `{"limit":"bucket","key":"ann","count":1,"held":2,"rows":1,"shards":2},{"limit"`},
+		{`"count":8`, `"count":-8`}, {`"count":8`, `"count":1e16`}, {`"count":8`, `"count":1e-16`}, {`"count":8`, `"count":1e999`},
+		{`"refunded":3`, `"refunded":-1`}, {`"refunded":3`, `"refunded":8.1`}, {`"held":2`, `"held":1e301`}, {`"held":2`, `"held":-1e301`},
+		{`"rows":1`, `"rows":0`}, {`"rows":1`, `"rows":3`}, {`"rows":1,"shards":2`, `"rows":1,"shards":0`}, {`"rows":1,"shards":2`, `"rows":0,"shards":0`},
+		{`"shards":2`, `"shards":101`},
+	} {
+		if !strings.Contains(receiptText, change[0]) {
+			t.Fatalf("there is no %s", change[0])
+		}
+		altered := Receipt(strings.Replace(receiptText, change[0], change[1], 1))
+		if _, err := altered.read(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", altered, err)
+		}
+	}
+}
+
+func TestAReceiptIsForWhatItNames(t *testing.T) {
+	for _, row := range []struct {
+		name     string
+		requests []Request
+		refused  bool
+	}{
+		{"what is left", []Request{receiptLimit.Key("ann").Count(5)}, false},
+		{"in two parts", []Request{receiptLimit.Key("ann").Count(2), receiptLimit.Key("ann").Count(3)}, false},
+		{"more than is left", []Request{receiptLimit.Key("ann").Count(5.01)}, true},
+		{"more in two parts", []Request{receiptLimit.Key("ann").Count(3), receiptLimit.Key("ann").Count(3)}, true},
+		{"but for rounding", []Request{receiptLimit.Key("ann").Count(5 + 4e-12)}, false},
+		{"another key", []Request{receiptLimit.Key("bob")}, true},
+		{"another limit", []Request{TokenBucket("other", 10, time.Hour).Key("ann")}, true},
+		{"one of two", []Request{receiptLimit.Key("ann"), receiptLimit.Key("bob")}, true},
+	} {
+		c, err := new(Limiter).newCall(VerbRefund, receiptText, row.requests)
+		if refused := errors.Is(err, ErrInvalid); refused != row.refused {
+			t.Errorf("%s: %v", row.name, err)
+		} else if !refused && c.demands[0].count > 5 {
+			t.Errorf("%s: %v are given back", row.name, c.demands[0].count)
+		}
+	}
+}
+
+// What is left says what the next refund has to know.
+func TestAReceiptSaysWhatIsLeft(t *testing.T) {
+	at := algebra.At(receiptNoon)
+	for _, row := range []struct {
+		name      string
+		count     float64
+		rows      []algebra.Row
+		left      taken // of limit and key
+		remaining float64
+	}{
+		{"a part", 2, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 4},
+		{"no rows", 2, nil, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 10},
+		{"a debt is paid", 2, []algebra.Row{{Value: -0.25, TS: at}, {Value: -0.25, TS: at}}, taken{Count: 8, Refunded: 5, Held: 4.5, Rows: 1, Shards: 2}, 1.5},
+		{"all", 5, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
+		{"all but for rounding", 5 - 4e-12, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
+	} {
+		c, err := new(Limiter).newCall(VerbRefund, receiptText, []Request{receiptLimit.Key("ann").Count(row.count)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, a := unanswered(c.requests), &answer{granted: true, at: at, rows: [][]algebra.Row{row.rows}}
+		c.fill(&result, a)
+		if remaining := result.Requests[0].Remaining; math.Abs(remaining-row.remaining) > 1e-9 {
+			t.Errorf("%s: %v remain, want %v", row.name, remaining, row.remaining)
+		}
+		if row.left == (taken{}) {
+			if left := result.Receipt(); left != "" {
+				t.Errorf("%s: nothing is left, but the receipt is %s", row.name, left)
+			}
+			continue
+		}
+		row.left.Limit, row.left.Key = "bucket", "ann"
+		left, err := result.Receipt().read()
+		if err != nil || !left.At.Equal(receiptNoon) || !left.RunAt.Equal(receiptNoon.Add(5*time.Minute)) || len(left.Taken) != 1 || left.Taken[0] != row.left {
+			t.Errorf("%s: left is %+v, %v, want %+v", row.name, left, err, row.left)
+		}
+	}
+}
+
+func TestAReceiptSaysWhatWasTaken(t *testing.T) {
+	bob := FixedWindow("window", 10, time.Hour).Key("bob")
+	result := Result{OK: true, At: receiptNoon, RetryAt: receiptNoon.Add(time.Minute), Requests: []Status{
+		{Limit: receiptLimit, Key: "ann", Count: 2, took: took{held: 1, rows: 1}},
+		{Limit: bob.limit, Key: "bob", Count: 4, took: took{held: -3, rows: 1}},
+		{Limit: receiptLimit, Key: "ann", Count: 0.5, took: took{held: 1, rows: 1}},
+		{Limit: bob.limit, Key: "cid", Count: 0, took: took{held: 10, rows: 1}},
+		{Limit: bob.limit, Key: "dan", Count: 3},
+	}}
+	want := Receipt(`{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:01:00Z","taken":[` +
+		`{"limit":"bucket","key":"ann","count":2.5,"held":1,"rows":1,"shards":2},{"limit":"window","key":"bob","count":4,"held":-3,"rows":1,"shards":1}]}`)
+	if got := result.Receipt(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	result.Requests = result.Requests[3:]
+	if got := result.Receipt(); got != "" {
+		t.Errorf("nothing was taken, but the receipt is %s", got)
+	}
+	one, all := (&receipt{}).algebra(&taken{Rows: 1, Shards: 4}), (&receipt{}).algebra(&taken{Rows: 4, Shards: 4})
+	if one.Part != 0.25 || all.Part != 1 {
+		t.Errorf("one of four shards is %v, all of them %v", one.Part, all.Part)
+	}
+}
