@@ -284,14 +284,6 @@ func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Mic
 	return g
 }
 
-// latest is now, or the latest ts of the rows if that is later.
-func (m model) latest(id rowsOf, now algebra.Micros) algebra.Micros {
-	for _, row := range m[id] {
-		now = max(now, row.TS)
-	}
-	return now
-}
-
 // retryAt is what the call should say after it was carried out.
 func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsOf]int, now algebra.Micros) algebra.Micros {
 	at := now

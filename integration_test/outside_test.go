@@ -35,7 +35,7 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 
 // refusesToWrite wants every verb that writes refused before it is sent: the pool's only connection is the transaction's, so that
 // nothing could be.
-func refusesToWrite(t *testing.T, ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
+func refusesToWrite(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -48,7 +48,7 @@ func refusesToWrite(t *testing.T, ctx context.Context, limiter *ratelimit.Limite
 }
 
 // writes wants every verb that writes to be granted.
-func writes(t *testing.T, ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
+func writes(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -70,15 +70,15 @@ func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
 		var kept context.Context
 		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			kept = ctx
-			refusesToWrite(t, ctx, &limiter, request, pool)
-			refusesToWrite(t, ctx, &another, request, &ratelimit.Coalescer{Pool: pool})
-			writes(t, ctx, &limiter, request, tx)
+			refusesToWrite(ctx, t, &limiter, request, pool)
+			refusesToWrite(ctx, t, &another, request, &ratelimit.Coalescer{Pool: pool})
+			writes(ctx, t, &limiter, request, tx)
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		writes(t, kept, &limiter, request, pool) // the transaction has ended
+		writes(kept, t, &limiter, request, pool) // the transaction has ended
 	})
 	t.Run("database/sql", func(t *testing.T) {
 		t.Parallel()
@@ -87,14 +87,14 @@ func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
 			errAbandoned := errors.New("abandoned")
 			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
 				kept = ctx
-				refusesToWrite(t, ctx, &another, request, ratelimit.SQL(db))
-				writes(t, ctx, &limiter, request, ratelimit.SQL(tx))
+				refusesToWrite(ctx, t, &another, request, ratelimit.SQL(db))
+				writes(ctx, t, &limiter, request, ratelimit.SQL(tx))
 				return errAbandoned
 			})
 			if !errors.Is(err, errAbandoned) {
 				t.Fatal(err)
 			}
-			writes(t, kept, &limiter, request, ratelimit.SQL(db))
+			writes(kept, t, &limiter, request, ratelimit.SQL(db))
 		})
 	})
 }
@@ -108,15 +108,15 @@ func TestAllEnclosingPoolsCount(t *testing.T) {
 	err := limiter.InTx(t.Context(), outer, func(ctx context.Context, outerTx pgx.Tx) error {
 		outerCtx := ctx
 		err := limiter.InSQLTx(ctx, inner, func(ctx context.Context, innerTx *sql.Tx) error {
-			refusesToWrite(t, ctx, &limiter, request, outer)
-			refusesToWrite(t, ctx, &limiter, request, ratelimit.SQL(inner))
-			writes(t, ctx, &limiter, request, elsewhere)
-			writes(t, ctx, &limiter, request, outerTx)
-			writes(t, ctx, &limiter, request, ratelimit.SQL(innerTx))
+			refusesToWrite(ctx, t, &limiter, request, outer)
+			refusesToWrite(ctx, t, &limiter, request, ratelimit.SQL(inner))
+			writes(ctx, t, &limiter, request, elsewhere)
+			writes(ctx, t, &limiter, request, outerTx)
+			writes(ctx, t, &limiter, request, ratelimit.SQL(innerTx))
 			return nil
 		})
-		refusesToWrite(t, outerCtx, &limiter, request, outer)
-		writes(t, outerCtx, &limiter, request, ratelimit.SQL(inner))
+		refusesToWrite(outerCtx, t, &limiter, request, outer)
+		writes(outerCtx, t, &limiter, request, ratelimit.SQL(inner))
 		return err
 	})
 	if err != nil {
@@ -207,17 +207,17 @@ func TestPoolsThatAreNotRecognized(t *testing.T) {
 	defer conn.Release()
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
 		for _, db := range []ratelimit.DB{wrappedPool{pool}, &wrappedPool{pool}, other, conn, conn.Conn()} {
-			writes(t, ctx, &limiter, request, db)
+			writes(ctx, t, &limiter, request, db)
 		}
-		writes(t, t.Context(), &limiter, request, pool)
+		writes(t.Context(), t, &limiter, request, pool)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = limiter.InTx(t.Context(), conn, func(ctx context.Context, _ pgx.Tx) error {
-		writes(t, ctx, &limiter, request, conn) // it is in the transaction
-		writes(t, ctx, &limiter, ratelimit.TokenBucket("messages", 1000, time.Hour).Key("bob"), pool)
+		writes(ctx, t, &limiter, request, conn) // it is in the transaction
+		writes(ctx, t, &limiter, ratelimit.TokenBucket("messages", 1000, time.Hour).Key("bob"), pool)
 		return nil
 	})
 	if err != nil {

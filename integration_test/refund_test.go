@@ -350,11 +350,11 @@ func TestAnAlteredReceiptMintsNothing(t *testing.T) {
 		bucket, window := ratelimit.TokenBucket("bucket", 10, time.Hour).Global(), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon)).Global()
 		taken := w.grant(bucket.Count(8), window.Count(8))
 		receipt := string(taken.Receipt())
-		alter := func(old, new string) ratelimit.Receipt {
+		alter := func(old, with string) ratelimit.Receipt {
 			if !strings.Contains(receipt, old) {
 				w.Fatalf("%s has no %s", receipt, old)
 			}
-			return ratelimit.Receipt(strings.ReplaceAll(receipt, old, new))
+			return ratelimit.Receipt(strings.ReplaceAll(receipt, old, with))
 		}
 		for _, altered := range []ratelimit.Receipt{
 			"{}", "null", "0", "[]", "\x00", ratelimit.Receipt(receipt + "{}"), ratelimit.Receipt(receipt[:len(receipt)-1]),
