@@ -93,7 +93,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 				}
 				fresh()
 				clock.now = now
-				want, err := limiter.Consume(t.Context(), tx, a.request())
+				want, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), tx, a.request())
 				if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 					savepoint := w.begin()
 					_, err := askSQL(t.Context(), savepoint, a, now)

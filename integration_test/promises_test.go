@@ -174,7 +174,7 @@ func (w smallWorld) charge(s smallState) smallState {
 	return s
 }
 
-// take is what ratelimit_apply and its short forms do.
+// take is what _ratelimit_apply and its short forms do.
 func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 	job := smallJob{began: len(s.done), runAt: s.now}
 	rows := slices.Clone(s.rows)
