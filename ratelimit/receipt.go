@@ -45,7 +45,7 @@ const (
 )
 
 // Receipt is what to store for a later [Limiter.Refund]. That of a refund says what is left to be given back. It is empty if nothing
-// was taken: by a denial, a check or a charge, which cannot be refunded.
+// was taken: by a denial, a check or a charge, which cannot be refunded. A Consume of 0 tokens has one, of which 0 can be refunded.
 func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()

@@ -115,11 +115,12 @@ func TestAReceiptSaysWhatWasTaken(t *testing.T) {
 		{Limit: bob.limit, Key: "dan", Count: 3},
 	}}
 	want := Receipt(`{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:01:00Z","taken":[` +
-		`{"limit":"bucket","key":"ann","count":2.5,"held":1,"rows":1,"shards":2},{"limit":"window","key":"bob","count":4,"held":-3,"rows":1,"shards":1}]}`)
+		`{"limit":"bucket","key":"ann","count":2.5,"held":1,"rows":1,"shards":2},{"limit":"window","key":"bob","count":4,"held":-3,"rows":1,"shards":1},` +
+		`{"limit":"window","key":"cid","count":0,"held":10,"rows":1,"shards":1}]}`) // of 0 tokens, so that 0 can be refunded
 	if got := result.Receipt(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	result.Requests = result.Requests[3:]
+	result.Requests = result.Requests[4:]
 	if got := result.Receipt(); got != "" {
 		t.Errorf("nothing was taken, but the receipt is %s", got)
 	}

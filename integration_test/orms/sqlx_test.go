@@ -56,11 +56,11 @@ func TestSqlx(t *testing.T) {
 				}
 				return finish(ratelimit.SQL(tx), insert)
 			}, ratelimit.Attempts(1))
-			var conflict interface {
+			type sqlError interface {
 				error
 				SQLState() string
 			}
-			if errors.As(err, &conflict) { // for Retry, which would not run again what has run out of attempts
+			if conflict, ok := errors.AsType[sqlError](err); ok { // for Retry, which would not run again what has run out of attempts
 				return conflict
 			}
 			return err
