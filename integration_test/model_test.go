@@ -586,7 +586,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20), reserve: r.IntN(4) == 0}
 					asks, requests = append(asks, a), append(requests, a.request())
 				}
-				refund := r.IntN(5) == 0
+				refund := r.IntN(10) == 0 // of what had to wait, it gives nothing back
 				var result ratelimit.Result
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
 					if result, err = limiter.Consume(ctx, tx, requests...); err == nil && r.IntN(10) == 0 {
