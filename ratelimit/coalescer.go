@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,9 +32,12 @@ var ErrClosed = errors.New("coalescer closed")
 // purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in
 // use.
 //
-// So a row that another transaction has locked holds up more than the calls for it: all that share its statement, and, when
-// both connections wait, every other. Do not coalesce a limit that transactions consume and then stay open, and give each
-// call a context with a deadline.
+// A row that another transaction has locked holds up all calls that share its statement. If the server's lock_timeout or
+// statement_timeout ends that, they are decided again, each key apart: only the calls for the locked key return the error. (After
+// eight errors in a row, all do.) Until a statement for that key succeeds, its calls go on one connection, and the
+// others on the second. Without a timeout, the first
+// calls wait until the row is free or their contexts are over. So set a lock_timeout on the pool's sessions, 200 ms for
+// example, give each call a context with a deadline, and do not coalesce a limit that transactions consume and then stay open.
 //
 // [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
 // [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
@@ -43,7 +47,7 @@ var ErrClosed = errors.New("coalescer closed")
 // sent, the call returns at once as well, but it may have been granted, as with any answer that is lost on its way. The
 // statement does not run under the context of any of the callers: it is given up when the contexts of all of them are over.
 //
-// If the database fails, all calls of the statement return its error and none of them is granted; as with a single call, a
+// After any other error, all calls of the statement return it and none of them is granted; as with a single call, a
 // connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
 // victim of a deadlock, is run again, at most 30 times: after that, the error matches [ErrAttemptsExhausted].
 type Coalescer struct {
@@ -73,13 +77,20 @@ type Coalescer struct {
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
 
-	mu       sync.Mutex
-	queue    []*waiter     // in order of arrival; empty if flying is 0
-	flying   int           // calls or batches at the database, or about to be
-	due      time.Time     // with a pace: when the next of them may begin
-	sameKeys bool          // the last batch asked several times of most keys, and more calls have been waiting since
-	closed   bool          // nothing is let in any more
-	drained  chan struct{} // made by Close, which waits for it; closed when flying is 0
+	mu      sync.Mutex
+	queue   []*waiter            // in order of arrival, those that are decided again first; empty if flying is 0
+	flying  int                  // calls or batches at the database, or about to be
+	busy    map[groupID]int      // the calls of these for each key
+	held    map[groupID]struct{} // while the queue is looked through: keys of calls that cannot go yet, which none may overtake
+	due     time.Time            // with a pace: when the next statement may begin
+	closed  bool                 // nothing is let in any more
+	drained chan struct{}        // made by Close, which waits for it; closed when flying is 0
+
+	// Keys that may be locked, and how often their statements have failed since. A call for one of them is apart: it shares no
+	// statement with calls for other keys.
+	suspects    map[groupID]int
+	apartFlying bool // calls that are apart have a place, of which they get one at a time
+	failures    int  // of their statements, since the last that was decided
 }
 
 // coalescer is how it is found in a DB, by coalescerOf.
@@ -108,11 +119,17 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 const (
-	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. If
-	// they ask for the same keys it is one, since the next would only wait for the row.
+	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. No key is
+	// in both, since the second would only wait for the row.
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
+	// maxSuspects bounds the keys that are remembered.
+	maxSuspects = 8 * maxBatch
+	// maxFailures is how many statements of calls that are apart may fail one after another. Then the table is locked, say, and all
+	// calls that have waited for a first statement fail. After maxKeyFailures those do that ask for the same key.
+	maxFailures    = 8
+	maxKeyFailures = 3
 )
 
 // The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
@@ -131,10 +148,11 @@ type waiter struct {
 	// Guarded by Coalescer.mu.
 	lone   bool    // cannot share a statement
 	direct bool    // has been given a place to go by itself
+	apart  bool    // that is the place of the calls that are apart
 	left   bool    // does not wait any more
 	flight *flight // of its statement; nil: none yet
 
-	// The answer.
+	// The answer. err is that of the statement before, while the call waits to be decided again.
 	err    error
 	answer answer
 }
@@ -143,8 +161,9 @@ type waiter struct {
 type flight struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
-	waiting int  // how many wait for it; guarded by Coalescer.mu
-	decided bool // the same
+	waiting int            // how many wait for it; guarded by Coalescer.mu
+	decided bool           // the same
+	told    sync.WaitGroup // those of them who do not know their answer yet, once it is decided
 }
 
 // newFlight puts waiters on a flight, those who have left too. Coalescer.mu is held.
@@ -173,12 +192,14 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		return ErrClosed
 	}
 	lone := asked.goesAlone()
-	if len(c.queue) == 0 && c.flying < c.places() {
+	if c.flying < maxInFlight && !c.waits(asked.demands) {
 		c.flying++
-		if lone || c.takeTurn() == 0 {
+		if len(c.queue) == 0 && !c.apart(asked.demands) && (lone || c.takeTurn() == 0) {
+			for i := range asked.demands {
+				c.occupy(asked.demands[i].id())
+			}
 			c.mu.Unlock()
-			defer c.landed()
-			return c.direct(ctx, asked, result)
+			return c.direct(ctx, asked, result, false)
 		}
 		go c.flush()
 	}
@@ -199,15 +220,17 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		}
 		<-w.done
 	}
-	err, direct := w.err, w.direct
+	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight
 	if err == nil && !direct {
 		result.fill(asked, &w.answer)
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
 	if direct {
-		defer c.landed()
-		return c.direct(ctx, asked, result)
+		return c.direct(ctx, asked, result, apart)
+	}
+	if flight != nil {
+		flight.told.Done()
 	}
 	return err
 }
@@ -245,118 +268,199 @@ func (c *Coalescer) takeTurn() time.Duration {
 	return 0
 }
 
-// landed gives the place of a call that is decided to those that wait.
-func (c *Coalescer) landed() {
+// landed gives the place of a call that went by itself to those that wait.
+func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.queue) > 0 && c.flying <= c.places() {
+	for i := range ds {
+		c.vacate(ds[i].id())
+	}
+	c.apartFlying = c.apartFlying && !apart
+	switch ended := timedOut(err) || ctx.Err() != nil; {
+	case apart:
+		c.tried(ds, err, ended)
+	case ended:
+		c.suspect(ds)
+	}
+	if len(c.queue) > 0 {
 		go c.flush()
 		return
 	}
 	c.release()
 }
 
-// places is how many calls or batches may be at the database at once. c.mu is held.
-func (c *Coalescer) places() int {
-	if c.sameKeys {
-		return 1
+// occupy notes that a call for a key goes to the database. c.mu is held.
+func (c *Coalescer) occupy(id groupID) {
+	if c.busy == nil {
+		c.busy = map[groupID]int{}
 	}
-	return maxInFlight
+	c.busy[id]++
+}
+
+// vacate notes that a call for a key has come back from it. c.mu is held.
+func (c *Coalescer) vacate(id groupID) {
+	if c.busy[id]--; c.busy[id] == 0 {
+		delete(c.busy, id)
+	}
+}
+
+// waits says whether a call has to wait for others that are at the database, though there is a place. c.mu is held.
+func (c *Coalescer) waits(ds []demand) bool {
+	for i := range ds {
+		if c.busy[ds[i].id()] > 0 {
+			return true
+		}
+	}
+	return c.apartFlying && c.apart(ds)
 }
 
 // release gives up a place. c.mu is held.
 func (c *Coalescer) release() {
 	c.flying--
-	if c.flying == 0 {
-		c.sameKeys = false
-		if c.drained != nil {
-			close(c.drained)
-		}
+	if c.flying == 0 && c.drained != nil {
+		close(c.drained)
 	}
 }
 
-// flush decides what waits, until nothing does.
+// flush decides what waits, until nothing does that may go.
 func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
-		b.sameKeys = 2*len(b.groups) <= len(b.waiters)
 		err := c.coalesce(b)
-		if state := sqlState(err); state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23") {
+		switch state := sqlState(err); {
+		case state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
 			// Rows to be combined first, or text that the server cannot store: it concerns only some.
-			c.separate(b)
-		} else {
-			<-c.decided(b, err)
+			c.separate(b, err, true)
+		case timedOut(err) && len(b.groups) > 1 && b.flight.ctx.Err() == nil:
+			c.separate(b, err, false)
+		default:
+			c.decided(b, err)
+			b.flight.told.Wait() // so that those who have more to ask at once share the next statement
 		}
 		b.clear()
 	}
 	batches.Put(b)
 }
 
-// next moves calls that can share a statement from the queue to the batch. If there are none, it gives the place to the call
-// that goes alone, or up.
+// next lands the batch, and moves calls that can share a statement from the queue to it. If there are none, it gives the place to a
+// call that goes alone, or up.
 func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.queue) > 0 && !c.queue[0].lone && c.flying <= c.places() {
-		wait := c.takeTurn()
-		if wait == 0 {
-			break
+	for _, id := range b.asked {
+		c.vacate(id)
+	}
+	c.apartFlying = c.apartFlying && !b.apart
+	b.asked, b.apart = b.asked[:0], false
+	for {
+		clear(c.held)
+		first := slices.IndexFunc(c.queue, c.ready)
+		if first < 0 {
+			c.release()
+			return false
 		}
-		c.mu.Unlock()
-		time.Sleep(wait)
-		c.mu.Lock()
-	}
-	if len(c.queue) == 0 || c.flying > c.places() {
-		c.release()
-		return false
-	}
-	n := 0
-	for n < min(len(c.queue), maxBatch) && !c.queue[n].lone && c.queue[n].now == c.queue[0].now {
-		n++
-	}
-	if n == 0 {
-		w := c.queue[0]
-		c.queue = slices.Delete(c.queue, 0, 1)
-		w.direct = true
-		w.done <- struct{}{}
+		w := c.queue[first]
+		apart := c.apart(w.ds)
+		if w.lone || apart && len(w.ds) > 1 {
+			c.queue = slices.Delete(c.queue, first, first+1)
+			for i := range w.ds {
+				c.occupy(w.ds[i].id())
+			}
+			c.apartFlying = c.apartFlying || apart
+			w.direct, w.apart = true, apart
+			w.done <- struct{}{}
+			c.fill()
+			return false
+		}
+		if apart {
+			c.apartFlying, b.apart = true, true
+		} else if wait := c.takeTurn(); wait > 0 {
+			c.mu.Unlock()
+			time.Sleep(wait)
+			c.mu.Lock()
+			continue
+		}
+		c.take(b, first)
 		c.fill()
-		return false
+		return true
 	}
-	b.waiters = append(b.waiters, c.queue[:n]...)
-	c.queue = slices.Delete(c.queue, 0, n)
-	b.flight = newFlight(b.waiters)
-	c.fill()
-	return true
 }
 
-// fill gives a second place to those who still wait: with a pace, all may have come while there was one. c.mu is held.
+// ready says whether a call in the queue may go. If it may not, none behind it may go first with one of its keys. c.mu is held.
+func (c *Coalescer) ready(w *waiter) bool {
+	waits := c.waits(w.ds)
+	for i := 0; i < len(w.ds) && !waits && len(c.held) > 0; i++ {
+		_, waits = c.held[w.ds[i].id()]
+	}
+	if waits && len(w.ds) > 1 { // a single key is busy
+		if c.held == nil {
+			c.held = map[groupID]struct{}{}
+		}
+		for i := range w.ds {
+			c.held[w.ds[i].id()] = struct{}{}
+		}
+	}
+	return !waits
+}
+
+// take moves the first call that is ready and those that can share its statement from the queue to the batch. c.mu is held.
+func (c *Coalescer) take(b *batch, first int) {
+	leader, rest := c.queue[first], c.queue[:first]
+	for i, w := range c.queue[first:] {
+		together := c.ready(w) && !c.apart(w.ds)
+		if b.apart {
+			together = len(w.ds) == 1 && w.ds[0].id() == leader.ds[0].id()
+		}
+		if together && (w.lone || w.now != leader.now) || len(b.waiters) == maxBatch {
+			rest = append(rest, c.queue[first+i:]...)
+			break
+		}
+		if together {
+			b.waiters = append(b.waiters, w)
+			for i := range w.ds {
+				b.asked = append(b.asked, w.ds[i].id())
+			}
+		} else {
+			rest = append(rest, w)
+		}
+	}
+	clear(c.queue[len(rest):])
+	c.queue = rest
+	for _, id := range b.asked {
+		c.occupy(id)
+	}
+	b.flight = newFlight(b.waiters)
+}
+
+// fill gives a second place to those who still wait. c.mu is held.
 func (c *Coalescer) fill() {
-	if c.Pace > 0 && len(c.queue) > 0 && c.flying < c.places() {
+	if len(c.queue) > 0 && c.flying < maxInFlight {
 		c.flying++
 		go c.flush()
 	}
 }
 
-// decided tells the waiters of a batch. Those that have left do not look. The channel is closed when most of the others, if they
-// have more to ask at once, have asked it. Go's scheduler runs first what was made ready last, and what that replaces goes to
-// the end of the queue: so the goroutine that closes it, replaced by one that does nothing, comes behind those who were told.
-// Nothing depends on it but how many share a statement. (After runtime.Gosched an idle processor would have us back too soon.)
-func (c *Coalescer) decided(b *batch, err error) (asked <-chan struct{}) {
+// decided tells the waiters of a batch. Those that have left do not look.
+func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	c.sameKeys = b.sameKeys
+	switch ended := timedOut(err) || b.flight.ctx.Err() != nil; {
+	case b.apart:
+		c.tried(b.waiters[0].ds, err, ended)
+	case ended:
+		for _, w := range b.waiters {
+			c.suspect(w.ds)
+		}
+	}
 	b.flight.decided = true
+	b.flight.told.Add(b.flight.waiting)
 	c.mu.Unlock()
 	b.flight.cancel()
 	for _, w := range b.waiters {
 		w.err = err
 		w.done <- struct{}{}
 	}
-	all := make(chan struct{})
-	go close(all)
-	go func() {}()
-	return all
 }
 
 // split tells the waiters of a batch, and makes a batch of the others, who were not decided with them. These change flights
@@ -371,21 +475,82 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	b.group()
 }
 
-// separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone.
-func (c *Coalescer) separate(b *batch) {
+// separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone or apart.
+func (c *Coalescer) separate(b *batch, err error, alone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
+	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // which are soon decided
 	for _, w := range b.waiters {
-		w.lone, w.flight = true, nil
+		w.lone, w.flight, w.err = alone, nil, err
+		if !alone {
+			c.suspect(w.ds)
+		}
 	}
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
 }
 
-// direct decides one call the ordinary way.
-func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result) error {
-	err := c.retry(ctx, func(db wire) error {
+// timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
+func timedOut(err error) bool {
+	state := sqlState(err)
+	return state == "55P03" || state == "57014" // lock_not_available, query_canceled
+}
+
+// apart says whether a call is to share no statement with calls for other keys. c.mu is held.
+func (c *Coalescer) apart(ds []demand) bool {
+	if len(c.suspects) == 0 {
+		return false
+	}
+	for i := range ds {
+		if _, found := c.suspects[ds[i].id()]; found {
+			return true
+		}
+	}
+	return false
+}
+
+// suspect notes that one of the keys may be locked, since a statement for them and others was ended. c.mu is held.
+func (c *Coalescer) suspect(ds []demand) {
+	if c.suspects == nil || len(c.suspects) > maxSuspects { // nobody may ask for them again
+		c.suspects = map[groupID]int{}
+	}
+	for i := range ds {
+		c.suspects[ds[i].id()] += 0
+	}
+}
+
+// tried notes how the statement of calls that are apart has ended. c.mu is held.
+func (c *Coalescer) tried(ds []demand, err error, ended bool) {
+	switch {
+	case err == nil:
+		c.failures = 0
+		for i := range ds {
+			delete(c.suspects, ds[i].id())
+		}
+	case ended:
+		c.failures++
+		c.suspect(ds)
+		for i := range ds {
+			c.suspects[ds[i].id()]++
+		}
+		c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool {
+			hopeless := w.err != nil && !w.lone && (c.failures == maxFailures || slices.ContainsFunc(w.ds, func(d demand) bool {
+				return c.suspects[d.id()] >= maxKeyFailures
+			}))
+			if hopeless {
+				w.done <- struct{}{}
+			}
+			return hopeless
+		})
+		c.failures %= maxFailures
+	}
+}
+
+// direct decides one call the ordinary way, in the place that it has.
+func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
+	defer func() { c.landed(ctx, asked.demands, apart, err) }()
+	err = c.retry(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)

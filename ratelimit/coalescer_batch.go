@@ -17,17 +17,18 @@ import (
 
 // batch is what one statement decides.
 type batch struct {
-	waiters  []*waiter
-	flight   *flight
-	of       []int // the groups of the waiters' demands, one after another
-	groups   []group
-	order    []int32 // the places of the groups, sorted
-	index    map[groupID]int
-	args     dbsqlc.CoalesceParams
-	byOrd    []int32   // the group of each of args.Keys
-	limits   []Limit   // the definitions, by args' defs - 1
-	counts   []float64 // the sums
-	sameKeys bool      // most keys are asked several times
+	waiters []*waiter
+	asked   []groupID // all that went to the database with it
+	apart   bool      // its calls are apart
+	flight  *flight
+	of      []int // the groups of the waiters' demands, one after another
+	groups  []group
+	order   []int32 // the places of the groups, sorted
+	index   map[groupID]int
+	args    dbsqlc.CoalesceParams
+	byOrd   []int32   // the group of each of args.Keys
+	limits  []Limit   // the definitions, by args' defs - 1
+	counts  []float64 // the sums
 }
 
 var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}

@@ -21,6 +21,8 @@ type demand struct {
 	requests []int
 }
 
+func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
+
 // demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
 // locks.
 func demands(v Verb, requests []Request) ([]demand, error) {

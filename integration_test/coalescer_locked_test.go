@@ -1,0 +1,295 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// lock has a transaction consume requests, and hold their rows until it is rolled back.
+func lock(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unlock(t, tx) })
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), tx, requests...); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// unlock rolls a transaction back, if that was not done yet.
+func unlock(t *testing.T, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
+		t.Error(err)
+	}
+}
+
+// cancelWaiting has the server cancel the statement that waits for a transaction (57014), as a timeout would.
+func cancelWaiting(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
+	t.Helper()
+	waitingFor(t, pool, tx)
+	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", serverPID(t, tx)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// together makes calls on a Coalescer at the same time, and returns their errors.
+func together(ctx context.Context, coalescer *ratelimit.Coalescer, calls [][]ratelimit.Request) []error {
+	var limiter ratelimit.Limiter
+	errs := make([]error, len(calls))
+	var wg sync.WaitGroup
+	for i, requests := range calls {
+		wg.Go(func() { _, errs[i] = limiter.Consume(ctx, coalescer, requests...) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// expectGone compares what is gone from rows that held 1000 with what the callers were told, when nothing is locked any more.
+func expectGone(t *testing.T, pool *pgxpool.Pool, calls [][]ratelimit.Request, errs []error) {
+	t.Helper()
+	told := map[ratelimit.Request]float64{}
+	for i, requests := range calls {
+		for _, request := range requests {
+			if told[request] += 0; errs[i] == nil {
+				told[request]++
+			}
+		}
+	}
+	for request, want := range told {
+		if gone := 1000 - remaining(t, pool, request); gone < want-0.01 || gone > want+0.01 {
+			t.Errorf("%v: %v tokens are gone, and %v granted", request, gone, want)
+		}
+	}
+}
+
+// A key that a transaction has locked for longer than statements may wait fails those that asked for it, and nobody else.
+func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
+	t.Parallel()
+	limit, team := slow("limit", 1000), slow("a team", 1000) // whose rows are locked first
+	key := func(i int) ratelimit.Request { return limit.Key(fmt.Sprint(i)) }
+	calls := func(keys int, of func(i int) []ratelimit.Request) (calls [][]ratelimit.Request) {
+		for i := range 200 {
+			calls = append(calls, of(i%keys))
+		}
+		return calls
+	}
+	one := func(i int) []ratelimit.Request { return []ratelimit.Request{key(i)} }
+	for _, c := range []struct {
+		name    string
+		setting string
+		state   string
+		calls   [][]ratelimit.Request
+		locked  []ratelimit.Request
+		new     bool // the keys have no rows yet
+		db      *ratelimit.Coalescer
+	}{
+		{name: "lock_timeout", setting: "lock_timeout", state: "55P03", calls: calls(10, one), locked: one(4)},
+		{name: "statement_timeout", setting: "statement_timeout", state: "57014", calls: calls(10, one), locked: one(4)},
+		{name: "several", setting: "lock_timeout", state: "55P03", calls: calls(10, one), locked: []ratelimit.Request{key(0), key(1), key(7)}},
+		{name: "of many", setting: "lock_timeout", state: "55P03", calls: calls(100, one), locked: []ratelimit.Request{key(0), key(50)}},
+		{name: "all but one", setting: "lock_timeout", state: "55P03", calls: calls(4, one), locked: []ratelimit.Request{key(0), key(1), key(2)}},
+		{name: "one key alone", setting: "lock_timeout", state: "55P03", calls: calls(1, one), locked: one(0)},
+		{name: "new keys", setting: "lock_timeout", state: "55P03", calls: calls(10, one), locked: one(4), new: true},
+		{name: "with Pace", setting: "lock_timeout", state: "55P03", calls: calls(10, one), locked: one(4), db: &ratelimit.Coalescer{Pace: 5 * time.Millisecond}},
+		{name: "with AsyncCommit", setting: "lock_timeout", state: "55P03", calls: calls(10, one), locked: one(4), db: &ratelimit.Coalescer{AsyncCommit: true}},
+		{
+			name: "several limits", setting: "lock_timeout", state: "55P03", locked: []ratelimit.Request{key(0), key(4)},
+			calls: calls(10, func(i int) []ratelimit.Request { return []ratelimit.Request{team.Global(), key(i)} }),
+		},
+		{
+			name: "a limit of all", setting: "lock_timeout", state: "55P03", locked: []ratelimit.Request{team.Global()},
+			calls: slices.Concat(calls(10, one), calls(10, func(i int) []ratelimit.Request { return []ratelimit.Request{team.Global(), key(i)} })),
+		},
+		{
+			name: "a limit of some", setting: "statement_timeout", state: "57014", locked: []ratelimit.Request{team.Key("1")},
+			calls: calls(50, func(i int) []ratelimit.Request { return []ratelimit.Request{team.Key(fmt.Sprint(i % 5)), key(i)} }),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			admin := newPool(t, 4)
+			// Only a lock makes statements wait for the one; for the other, a busy machine is enough.
+			pool, _ := traced(t, admin, 4, map[string]string{c.setting: map[string]string{"lock_timeout": "200ms", "statement_timeout": "2s"}[c.setting]})
+			coalescer := cmp.Or(c.db, &ratelimit.Coalescer{})
+			coalescer.Pool = pool
+			defer coalescer.Close()
+			var limiter ratelimit.Limiter
+			for _, requests := range c.calls {
+				for _, request := range requests {
+					if c.new {
+						break
+					}
+					if _, err := limiter.Consume(t.Context(), admin, request.Count(0)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			tx := lock(t, admin, c.locked...)
+			errs := together(t.Context(), coalescer, c.calls)
+			for i, err := range errs {
+				asked := slices.ContainsFunc(c.calls[i], func(r ratelimit.Request) bool { return slices.Contains(c.locked, r) })
+				if asked && sqlState(err) != c.state || !asked && err != nil {
+					t.Errorf("call %d, for %v: %v", i, c.calls[i], err)
+				}
+			}
+			unlock(t, tx)
+			expectGone(t, admin, c.calls, errs)
+			// What is remembered of them holds nobody up.
+			if err := errors.Join(together(t.Context(), coalescer, c.calls)...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// While rows are locked, calls for others go on. Those for the locked ones take one place of the two.
+func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 4)
+	pool, _ := traced(t, admin, 4, map[string]string{"lock_timeout": "1s"})
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1e6)
+	locked := []ratelimit.Request{limit.Key("locked", "1"), limit.Key("locked", "2"), limit.Key("locked", "3")}
+	tx := lock(t, admin, locked...)
+	var limiter ratelimit.Limiter
+	var failures, decided atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(i))); err != nil {
+					t.Errorf("a key that nobody has locked: %v", err)
+					return
+				}
+				decided.Add(1)
+			}
+		})
+	}
+	for _, request := range locked {
+		wg.Go(func() {
+			for range 3 {
+				if _, err := limiter.Consume(t.Context(), coalescer, request); sqlState(err) != "55P03" {
+					t.Errorf("a locked key: %v", err)
+				}
+				failures.Add(1)
+			}
+		})
+	}
+	eventually(t, "the locked keys have failed", func() bool { return failures.Load() == 9 })
+	stop()
+	wg.Wait()
+	unlock(t, tx)
+	// If one of them had kept both places for a second, there would be 16 calls or so in that time.
+	if decided.Load() < 100*failures.Load() {
+		t.Errorf("%d calls were decided while %d failed", decided.Load(), failures.Load())
+	}
+	t.Logf("%d calls were decided while %d failed", decided.Load(), failures.Load())
+}
+
+// Where nothing limits how long a statement waits, calls for a locked key wait for it in one place, and others have the second.
+func TestALockedKeyTakesOnePlace(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	locked := limit.Key("locked")
+	tx := lock(t, pool, locked)
+	first := enqueue(t, coalescer, nil, locked) // which does not ask for Done, but goes straight to the pool
+	waitingFor(t, pool, tx)
+	others := enqueue(t, coalescer, nil, slices.Repeat([]ratelimit.Request{locked}, 50)...)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var calls [][]ratelimit.Request
+	for i := range 200 {
+		calls = append(calls, []ratelimit.Request{limit.Key(fmt.Sprint(i % 10))})
+	}
+	errs := together(ctx, coalescer, calls)
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("keys that nobody has locked: %v", err)
+	}
+	unlock(t, tx)
+	first.wg.Wait()
+	others.wg.Wait()
+	if err := errors.Join(append(first.errs, others.errs...)...); err != nil {
+		t.Error(err)
+	}
+	if left := remaining(t, pool, locked); left < 949 || left > 949.01 {
+		t.Errorf("%v tokens are left, want 949", left)
+	}
+	expectGone(t, pool, calls, errs)
+}
+
+// A table that is locked concerns all keys, though the error does not say so.
+func TestALockedTableIsFewStatements(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 6)
+	pool, s := traced(t, admin, 4, map[string]string{"lock_timeout": "100ms"})
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	tx := lock(t, admin, limit.Key("0"))
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	var calls [][]ratelimit.Request
+	for i := range 500 {
+		calls = append(calls, []ratelimit.Request{limit.Key(fmt.Sprint(i))})
+	}
+	errs := together(t.Context(), coalescer, calls)
+	for i, err := range errs {
+		if sqlState(err) != "55P03" {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if n := s.count("ratelimit"); n > 100 {
+		t.Errorf("%d statements", n)
+	} else {
+		t.Logf("%d statements", n)
+	}
+	unlock(t, tx)
+	expectGone(t, admin, calls, errs)
+}
+
+// A key that is locked no more shares statements with others again.
+func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 6)
+	pool, s := traced(t, admin, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c").Count(0.5)} // a fraction: no sums
+	var limiter ratelimit.Limiter
+	tx := lock(t, admin, requests[0])
+	f := enqueue(t, coalescer, nil, requests[0])
+	cancelWaiting(t, admin, tx)
+	f.wg.Wait()
+	if err := f.err(0); sqlState(err) != "57014" {
+		t.Errorf("%v", err)
+	}
+	unlock(t, tx)
+	if _, err := limiter.Consume(t.Context(), coalescer, requests[0]); err != nil {
+		t.Error(err)
+	}
+	expectStatements(t, 0, coalescer, admin, s, requests, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
+}
