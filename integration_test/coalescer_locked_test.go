@@ -142,7 +142,9 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 				}
 			}
 			tx := lock(t, admin, c.locked...)
-			errs := together(t.Context(), coalescer, c.calls)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not one statement_timeout for each call
+			defer cancel()
+			errs := together(ctx, coalescer, c.calls)
 			for i, err := range errs {
 				asked := slices.ContainsFunc(c.calls[i], func(r ratelimit.Request) bool { return slices.Contains(c.locked, r) })
 				if asked && sqlState(err) != c.state || !asked && err != nil {

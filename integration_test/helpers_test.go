@@ -58,22 +58,22 @@ func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
-		test(t, connect(t, reusedSchema(t), 2))
+		test(t, reusedPool(t, 2, 0))
 	})
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run("pool in mode "+mode.String(), func(t *testing.T) {
 			t.Parallel()
-			test(t, reconfigured(t, connect(t, reusedSchema(t), 2), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			test(t, reusedPool(t, 2, mode))
 		})
 	}
 	t.Run("conn", func(t *testing.T) {
 		t.Parallel()
-		test(t, acquire(t, connect(t, reusedSchema(t), 1)))
+		test(t, acquire(t, reusedPool(t, 1, 0)))
 	})
 	for _, level := range levels {
 		t.Run("tx "+string(level), func(t *testing.T) {
 			t.Parallel()
-			tx, err := acquire(t, connect(t, reusedSchema(t), 1)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			tx, err := acquire(t, reusedPool(t, 1, 0)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -95,48 +95,66 @@ func migrationsDir() string { return cmp.Or(os.Getenv(mutated), "../migrations")
 // mutated is where the migrations of command mutate are.
 const mutated = "TXLIMIT_TEST_MIGRATIONS"
 
-var reusable struct {
+var reusable = struct {
 	sync.Mutex
-	urls []string
-}
+	handles map[string][]any // by kind
+}{handles: map[string][]any{}}
 
-// reusedSchema is a migrated schema for a test that leaves nothing in it but limits: perhaps one that another such test has
-// had before, since to make one takes longer than most of them. It is dropped with the server, or when that is closed.
-func reusedSchema(t testing.TB) (url string) {
+// reused is a handle of a kind for a test that leaves nothing in its migrated schema but limits: perhaps one that another such test has
+// had before, since a schema and connections take longer than most of them. The schema is dropped with the server, or when that is closed.
+func reused[T any](t testing.TB, kind string, open func(url string) (T, error), truncate func(ctx context.Context, handle T, sql string) error, closeIt func(T)) T {
 	t.Helper()
 	reusable.Lock()
-	if n := len(reusable.urls); n > 0 {
-		url, reusable.urls = reusable.urls[n-1], reusable.urls[:n-1]
+	var handle T
+	free := reusable.handles[kind]
+	if n := len(free); n > 0 {
+		handle, reusable.handles[kind] = free[n-1].(T), free[:n-1]
 	}
 	reusable.Unlock()
-	if url == "" {
-		var err error
-		if url, _, err = server.NewSchema(t.Context()); err != nil {
+	if len(free) == 0 {
+		url, _, err := server.NewSchema(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
 		migrate(t, url)
+		if handle, err = open(url); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
+			closeIt(handle)
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 		defer cancel()
-		conn, err := pgx.Connect(ctx, url)
-		if err != nil {
+		if err := truncate(ctx, handle, "TRUNCATE rate_limits"); err != nil {
 			t.Error(err)
-			return
-		}
-		defer conn.Close(ctx)
-		if _, err := conn.Exec(ctx, "TRUNCATE rate_limits"); err != nil {
-			t.Error(err)
+			closeIt(handle)
 			return
 		}
 		reusable.Lock()
 		defer reusable.Unlock()
-		reusable.urls = append(reusable.urls, url)
+		reusable.handles[kind] = append(reusable.handles[kind], handle)
 	})
-	return url
+	return handle
+}
+
+// reusedPool is a pool that others have had before.
+func reusedPool(t testing.TB, conns int, mode pgx.QueryExecMode) *pgxpool.Pool {
+	t.Helper()
+	return reused(t, fmt.Sprint("pool ", conns, mode), func(url string) (*pgxpool.Pool, error) {
+		return openPool(context.Background(), url, conns, mode)
+	}, func(ctx context.Context, pool *pgxpool.Pool, sql string) error {
+		_, err := pool.Exec(ctx, sql)
+		for _, conn := range pool.AcquireAllIdle(ctx) {
+			if _, resetErr := conn.Exec(ctx, "RESET ALL"); err == nil {
+				err = resetErr
+			}
+			conn.Release()
+		}
+		return err
+	}, (*pgxpool.Pool).Close)
 }
 
 // newPool makes a migrated schema of the test's own and a pool for it.
@@ -148,20 +166,28 @@ func newPool(t testing.TB, conns int) *pgxpool.Pool {
 // connect makes a pool for a URL.
 func connect(t testing.TB, url string, conns int) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = int32(conns)
-	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without any, PgBouncer would leave that of another client
-		config.ConnConfig.RuntimeParams["application_name"] = "txlimit_test"
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	pool, err := openPool(t.Context(), url, conns, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// openPool opens a pool in a query mode; 0 is the mode of the URL.
+func openPool(ctx context.Context, url string, conns int, mode pgx.QueryExecMode) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = int32(conns)
+	if mode != 0 {
+		config.ConnConfig.DefaultQueryExecMode = mode
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without any, PgBouncer would leave that of another client
+		config.ConnConfig.RuntimeParams["application_name"] = "txlimit_test"
+	}
+	return pgxpool.NewWithConfig(ctx, config)
 }
 
 func newGoose(t testing.TB, db *sql.DB, files fs.FS, table string) *goose.Provider {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,6 +19,31 @@ var drivers = []string{"pgx", "postgres"}
 // openSQL makes a pool of database/sql for a URL.
 func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 	t.Helper()
+	db, err := newSQL(t, driver, url, conns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		allGivenBack(t, db)
+		db.Close()
+	})
+	return db
+}
+
+// reusedSQL is one that others have had before.
+func reusedSQL(t testing.TB, driver string, conns int) *sql.DB {
+	t.Helper()
+	return reused(t, fmt.Sprint(driver, " ", conns), func(url string) (*sql.DB, error) {
+		return newSQL(t, driver, url, conns)
+	}, func(ctx context.Context, db *sql.DB, sql string) error {
+		allGivenBack(t, db)
+		_, err := db.ExecContext(ctx, sql)
+		return err
+	}, func(db *sql.DB) { db.Close() })
+}
+
+func newSQL(t testing.TB, driver, url string, conns int) (*sql.DB, error) {
+	t.Helper()
 	if driver == "postgres" {
 		if url = forAll(t, url); server.Pooled() {
 			url += "&binary_parameters=yes" // otherwise it parses and executes in two round trips
@@ -25,15 +51,16 @@ func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 	}
 	db, err := sql.Open(driver, url)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(func() {
-		eventually(t, "every connection is given back", func() bool { return db.Stats().InUse == 0 }) // a broken one a little later
-		db.Close()
-	})
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
-	return db
+	return db, nil
+}
+
+func allGivenBack(t testing.TB, db *sql.DB) {
+	t.Helper()
+	eventually(t, "every connection is given back", func() bool { return db.Stats().InUse == 0 }) // a broken one a little later
 }
 
 // pgError is an error of the server, whatever the driver.
@@ -85,12 +112,12 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ha
 	}
 	t.Run(driver+" sql.DB", func(t *testing.T) {
 		t.Parallel()
-		db := openSQL(t, driver, reusedSchema(t), 2)
+		db := reusedSQL(t, driver, 2)
 		test(t, sqlHandle{onSQL(db), beginOn(db)})
 	})
 	t.Run(driver+" sql.Conn", func(t *testing.T) {
 		t.Parallel()
-		conn, err := openSQL(t, driver, reusedSchema(t), 1).Conn(t.Context())
+		conn, err := reusedSQL(t, driver, 1).Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +131,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ha
 	for _, level := range isolations {
 		t.Run(driver+" sql.Tx "+level.String(), func(t *testing.T) {
 			t.Parallel()
-			begun, err := openSQL(t, driver, reusedSchema(t), 1).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+			begun, err := reusedSQL(t, driver, 1).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
 			if err != nil {
 				t.Fatal(err)
 			}

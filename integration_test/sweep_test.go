@@ -39,7 +39,7 @@ func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 	window := ratelimit.FixedWindow("l", 10, time.Hour, ratelimit.Capacity(20), ratelimit.Start(noon.Add(30*time.Minute)))
 	long := ratelimit.FixedWindow("l", 10, 30*24*time.Hour, ratelimit.Start(noon.Add(-2*time.Hour)))
 	none := ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(0))
-	pool := connect(t, reusedSchema(t), 1)
+	pool := reusedPool(t, 1, 0)
 	for _, test := range []struct {
 		what  string
 		limit ratelimit.Limit
@@ -115,7 +115,7 @@ func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 	t.Parallel()
 	limiter, clock := newLimiter()
-	w := world{t, connect(t, reusedSchema(t), 1), limiter, clock}
+	w := world{t, reusedPool(t, 1, 0), limiter, clock}
 	limit := ratelimit.FixedWindow("sign-ups ü", 10, 24*time.Hour)
 	requests := []ratelimit.Request{limit.Global()}
 	for i := range 40 {

@@ -9,7 +9,7 @@ var equivalents = []equivalent{
 	{coalesce, "without `floor(b.available / b.count) * b.count > b.available`", "more than one of a key are whole counts (a contract of the arguments), whose multiples up to 1e15 are exact: no quotient of less is then rounded up to a whole number (2 million tried)"},
 	{coalesce, "`r.ctid = s.tid` alone, without `r.value = s.value` or `r.ts = s.ts`", "on servers since November 2025, which look at it again after waiting; on 15.14 TestCoalescerDecidesAnewOnWhatItWaitedFor and TestCoalescerOverGrant notice"},
 	{coalesce, "without the `SET enable_...` but seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "plans, which bench measures"},
-	{"ratelimit/coalescer.go", "`maxInFlight`, `maxBatch` and `sameKeys`", "how many calls share a statement decides nothing: bench measures it"},
+	{"ratelimit/coalescer.go", "`maxBatch`, and `flush` without `told.Wait`", "how many calls share a statement decides nothing: bench measures it"},
 	{"ratelimit/coalescer_batch.go", "`consumeSum` remembers no denial", "a guess that makes the next one quicker: bench measures it"},
 	{"ratelimit/coalescer.go", "`tooMany` is otherwise, for several keys", "which statement decides them: bench measures it (for one key, TestCoalescerAsksForTheSum counts)"},
 	{"ratelimit/coalescer_batch.go", "`settle` returns no `errDisagree`", "the engine's check of itself: it takes a second defect to see it"},

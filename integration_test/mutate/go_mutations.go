@@ -591,7 +591,7 @@ var goMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
-		old: "	err, direct := w.err, w.direct\n", new: "	err, direct := w.err, w.direct\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
+		old: "	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight\n", new: "	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
@@ -603,11 +603,11 @@ var goMutations = []mutation{
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
-		old: "	if direct {\n		defer c.landed()\n", new: "	if direct {\n",
+		old: "	if len(c.queue) > 0 {\n		go c.flush()\n		return\n	}\n	c.release()\n", new: "	c.release()\n",
 		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer.go", what: "calls whose clocks differ are decided at one of their instants",
-		old: "!c.queue[n].lone && c.queue[n].now == c.queue[0].now {", new: "!c.queue[n].lone {",
+		old: "(w.lone || w.now != leader.now)", new: "w.lone",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
@@ -678,9 +678,37 @@ var goMutations = []mutation{
 		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-pace-one-place", file: "ratelimit/coalescer.go", what: "with a pace, those who came together wait for the first of them",
-		old: "	if c.Pace > 0 && len(c.queue) > 0", new: "	if c.Pace < 0 && len(c.queue) > 0",
+		name: "coalescer-one-place", file: "ratelimit/coalescer.go", what: "what could go in the second place waits for the first",
+		old: "	if len(c.queue) > 0 && c.flying < maxInFlight {\n", new: "	if len(c.queue) > 0 && c.flying < 0 {\n",
 		tests: "TestCoalescerPaceKeepsBothPlaces",
+	}, {
+		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one key that is locked fails all that share the statement",
+		old: "		case timedOut(err) && len(b.groups) > 1 && ", new: "		case timedOut(err) && len(b.groups) < 0 && ",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+	}, {
+		name: "coalescer-key-twice", file: "ratelimit/coalescer.go", what: "calls for a key that is at the database go there as well, and wait for the row in the second place",
+		old: "		if c.busy[ds[i].id()] > 0 {\n", new: "		if c.busy[ds[i].id()] < 0 {\n",
+		tests: "TestALockedKeyTakesOnePlace",
+	}, {
+		name: "coalescer-apart-twice", file: "ratelimit/coalescer.go", what: "calls for keys that may be locked take both places",
+		old: "	return c.apartFlying && c.apart(ds)\n", new: "	return false\n",
+		tests: "TestLockedKeysLeaveOthersTheirThroughput",
+	}, {
+		name: "coalescer-suspects-forgotten", file: "ratelimit/coalescer.go", what: "that a key is locked is found out again with each statement",
+		old: "		c.suspects[ds[i].id()] += 0\n", new: "",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestLockedKeysLeaveOthersTheirThroughput",
+	}, {
+		name: "coalescer-suspects-for-ever", file: "ratelimit/coalescer.go", what: "a key that was locked once shares no statement any more",
+		old: "			delete(c.suspects, ds[i].id())\n", new: "",
+		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
+	}, {
+		name: "coalescer-apart-endless", file: "ratelimit/coalescer.go", what: "where every key fails, each is tried",
+		old: "(c.failures == maxFailures || ", new: "(c.failures < 0 || ",
+		tests: "TestALockedTableIsFewStatements",
+	}, {
+		name: "coalescer-same-key-endless", file: "ratelimit/coalescer.go", what: "calls for several limits, one of which is locked, fail one after another",
+		old: "				return c.suspects[d.id()] >= maxKeyFailures\n", new: "				return c.suspects[d.id()] < 0\n",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
