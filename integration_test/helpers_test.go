@@ -53,13 +53,19 @@ type (
 
 // onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
 // connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
-// on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level.
+// on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level. What handles do depends on
+// PgBouncer, but not on the version of PostgreSQL: with -short, three of them stand for the others.
 func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
 		test(t, reusedPool(t, 2, 0))
 	})
+	if testing.Short() && !server.Pooled() {
+		onTx(t, pgx.Serializable, test)
+		onSQLPool(t, "postgres", test)
+		return
+	}
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run("pool in mode "+mode.String(), func(t *testing.T) {
 			t.Parallel()
@@ -71,21 +77,27 @@ func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 		test(t, acquire(t, reusedPool(t, 1, 0)))
 	})
 	for _, level := range levels {
-		t.Run("tx "+string(level), func(t *testing.T) {
-			t.Parallel()
-			tx, err := acquire(t, reusedPool(t, 1, 0)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-			if err != nil {
-				t.Fatal(err)
-			}
-			test(t, tx)
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Errorf("the transaction was not usable at the end: %v", err)
-			}
-		})
+		onTx(t, level, test)
 	}
 	for _, driver := range drivers {
 		onEverySQLHandle(t, driver, test)
 	}
+}
+
+// onTx runs a behaviour test in a transaction of pgx.
+func onTx(t *testing.T, level pgx.TxIsoLevel, test func(t *testing.T, db handle)) {
+	t.Helper()
+	t.Run("tx "+string(level), func(t *testing.T) {
+		t.Parallel()
+		tx, err := acquire(t, reusedPool(t, 1, 0)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+		if err != nil {
+			t.Fatal(err)
+		}
+		test(t, tx)
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Errorf("the transaction was not usable at the end: %v", err)
+		}
+	})
 }
 
 func acquire(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {

@@ -104,17 +104,7 @@ type sqlHandle struct {
 // onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, transactions come at each level.
 func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db handle)) {
 	t.Helper()
-	beginOn := func(db sqlTxBeginner) func(ctx context.Context) (tx, error) {
-		return func(ctx context.Context) (tx, error) {
-			begun, err := db.BeginTx(ctx, nil)
-			return sqlTx{onSQL(begun), begun}, err
-		}
-	}
-	t.Run(driver+" sql.DB", func(t *testing.T) {
-		t.Parallel()
-		db := reusedSQL(t, driver, 2)
-		test(t, sqlHandle{onSQL(db), beginOn(db)})
-	})
+	onSQLPool(t, driver, test)
 	t.Run(driver+" sql.Conn", func(t *testing.T) {
 		t.Parallel()
 		conn, err := reusedSQL(t, driver, 1).Conn(t.Context())
@@ -140,6 +130,23 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ha
 				t.Errorf("the transaction was not usable at the end: %v", err)
 			}
 		})
+	}
+}
+
+// onSQLPool runs a behaviour test on a pool of database/sql.
+func onSQLPool(t *testing.T, driver string, test func(t *testing.T, db handle)) {
+	t.Helper()
+	t.Run(driver+" sql.DB", func(t *testing.T) {
+		t.Parallel()
+		db := reusedSQL(t, driver, 2)
+		test(t, sqlHandle{onSQL(db), beginOn(db)})
+	})
+}
+
+func beginOn(db sqlTxBeginner) func(ctx context.Context) (tx, error) {
+	return func(ctx context.Context) (tx, error) {
+		begun, err := db.BeginTx(ctx, nil)
+		return sqlTx{onSQL(begun), begun}, err
 	}
 }
 
