@@ -695,7 +695,7 @@ BEGIN
                         WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
                         ELSE counts[i] END;
                 END IF;
-                IF back > '0' THEN
+                IF back > '0' AND total < capacities[i] THEN -- a full row keeps its ts, which a clock that steps back would see
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
                      WHERE r.name = names[i] AND r.key = keys[i];

@@ -92,8 +92,8 @@ type Taken struct {
 func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float64 {
 	total := l.Total(rows, now)
 	now = latest(rows, now)
-	if now < taken.At {
-		return 0 // the rows are not those that it was taken from, and the clock has stepped back
+	if now < taken.At || total >= l.Capacity {
+		return 0 // the rows are not those that it was taken from, and the clock has stepped back; or they are full
 	}
 	if !l.Window {
 		refilled := float64(seconds(now-taken.At)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
