@@ -295,3 +295,168 @@ func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
 	}
 	expectStatements(t, 0, coalescer, admin, s, requests, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
 }
+
+// cancelUntil has the server cancel each statement that waits for a transaction, until all calls have returned.
+func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f.wg.Wait() }()
+	for pid := serverPID(t, tx); ; {
+		select {
+		case <-done:
+			return
+		case <-time.After(30 * time.Millisecond):
+			if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A limit that many calls share, beside another that is locked for some, is not to blame.
+func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	team, user := slow("a team", 1000).Global(), slow("user", 1000) // whose row is locked first
+	tx := lock(t, pool, user.Key("0"))
+	release := holdFlights(t, coalescer, pool)
+	var calls [][]ratelimit.Request
+	for i := range 24 {
+		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(0, i-3)))}) // four for the locked one first
+	}
+	f := enqueueSeveral(t, t.Context(), coalescer, calls...)
+	release()
+	f.cancelUntil(t, pool, tx)
+	for i, err := range f.errs {
+		if locked := i < 4; locked && sqlState(err) != "57014" || !locked && err != nil {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	unlock(t, tx)
+	expectGone(t, pool, calls, f.errs)
+}
+
+// A key that has failed by itself for long does not have others given up.
+func TestFailuresOfBeforeFailNobody(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	old := lock(t, pool, limit.Key("old"))
+	for range 8 {
+		enqueue(t, coalescer, nil, limit.Key("old")).cancelUntil(t, pool, old)
+	}
+	tx := lock(t, pool, limit.Key("0"))
+	release := holdFlights(t, coalescer, pool)
+	var requests []ratelimit.Request
+	for i := range 20 {
+		requests = append(requests, limit.Key(fmt.Sprint(i)))
+	}
+	f := enqueue(t, coalescer, nil, requests...)
+	release()
+	f.cancelUntil(t, pool, tx)
+	for i, err := range f.errs {
+		if i == 0 && sqlState(err) != "57014" || i > 0 && err != nil {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+}
+
+// A call for two keys, of which one is at the database, is not overtaken by calls for the other. If it leaves, they go on.
+func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	a, b := limit.Key("a"), limit.Key("b")
+	tx := lock(t, pool, a)
+	first := enqueue(t, coalescer, nil, a)
+	waitingFor(t, pool, tx)
+	ctx, cancel := context.WithCancel(t.Context())
+	both := enqueueSeveral(t, ctx, coalescer, []ratelimit.Request{a, b})
+	behind := enqueue(t, coalescer, nil, b, b)
+	cancel()
+	both.wg.Wait()
+	if err := both.err(0); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("who has left: %v", err)
+	}
+	eventually(t, "those behind are decided, while a is locked", func() bool {
+		return remaining(t, pool, b) < 998.5
+	})
+	unlock(t, tx)
+	first.wg.Wait()
+	behind.wg.Wait()
+	if err := errors.Join(append(first.errs, behind.errs...)...); err != nil {
+		t.Error(err)
+	}
+}
+
+// Keys whose calls are decided may be asked for again, while others of their statement wait for a second one.
+func TestKeysThatAreDecidedDoNotWaitForTheOthers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	var limiter ratelimit.Limiter
+	var requests []ratelimit.Request
+	for i := range 20 {
+		requests = append(requests, limit.Key(fmt.Sprint(i)))
+		if _, err := limiter.Consume(t.Context(), pool, requests[i].Count(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx := lock(t, pool, limit.Key("new")) // which has no row that others see
+	release := holdFlights(t, coalescer, pool)
+	decided := enqueue(t, coalescer, nil, requests...)
+	waits := enqueue(t, coalescer, nil, limit.Key("new"))
+	release()
+	decided.wg.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := limiter.Consume(ctx, coalescer, requests[5]); err != nil {
+		t.Error(err)
+	}
+	unlock(t, tx)
+	waits.wg.Wait()
+	if err := errors.Join(append(decided.errs, waits.errs...)...); err != nil {
+		t.Error(err)
+	}
+}
+
+// When a stall is over, calls share statements as before.
+func TestAStallIsForgotten(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 6)
+	pool, s := traced(t, admin, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	var calls [][]ratelimit.Request
+	for i := range 300 {
+		calls = append(calls, []ratelimit.Request{limit.Key(fmt.Sprint(i))})
+	}
+	tx := lock(t, admin, limit.Key("0"))
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	for i, err := range together(ctx, coalescer, calls) {
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	unlock(t, tx)
+	before := s.count("ratelimit")
+	if err := errors.Join(together(t.Context(), coalescer, calls)...); err != nil {
+		t.Error(err)
+	}
+	if n := s.count("ratelimit") - before; n > 100 {
+		t.Errorf("%d statements for %d keys", n, len(calls))
+	}
+}

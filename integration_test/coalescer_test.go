@@ -267,23 +267,38 @@ func (f *flight) err(i int) error {
 
 func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...ratelimit.Request) *flight {
 	t.Helper()
-	var limiter ratelimit.Limiter
 	f := &flight{errs: make([]error, len(requests))}
 	for i, request := range requests {
 		ctx := t.Context()
 		if i < len(ctxs) {
 			ctx = ctxs[i]
 		}
-		a := newArrival(ctx)
-		f.wg.Go(func() {
-			_, err := limiter.Consume(a, db, request)
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.errs[i] = err
-		})
-		<-a.arrived
+		f.join(ctx, db, i, request)
 	}
 	return f
+}
+
+// enqueueSeveral enqueues calls for several limits.
+func enqueueSeveral(t *testing.T, ctx context.Context, db ratelimit.DB, calls ...[]ratelimit.Request) *flight {
+	t.Helper()
+	f := &flight{errs: make([]error, len(calls))}
+	for i, requests := range calls {
+		f.join(ctx, db, i, requests...)
+	}
+	return f
+}
+
+// join has a call join the queue.
+func (f *flight) join(ctx context.Context, db ratelimit.DB, i int, requests ...ratelimit.Request) {
+	a := newArrival(ctx)
+	f.wg.Go(func() {
+		var limiter ratelimit.Limiter
+		_, err := limiter.Consume(a, db, requests...)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.errs[i] = err
+	})
+	<-a.arrived
 }
 
 func remaining(t *testing.T, db ratelimit.DB, request ratelimit.Request) float64 {

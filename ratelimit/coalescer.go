@@ -33,11 +33,14 @@ var ErrClosed = errors.New("coalescer closed")
 // use.
 //
 // A row that another transaction has locked holds up all calls that share its statement. If the server's lock_timeout or
-// statement_timeout ends that, they are decided again, each key apart: only the calls for the locked key return the error. (After
-// eight errors in a row, all do.) Until a statement for that key succeeds, its calls go on one connection, and the
-// others on the second. Without a timeout, the first
-// calls wait until the row is free or their contexts are over. So set a lock_timeout on the pool's sessions, 200 ms for
-// example, give each call a context with a deadline, and do not coalesce a limit that transactions consume and then stay open.
+// statement_timeout ends that, they are decided again: each key by itself, and a call for several limits by itself. Only those for
+// the locked row return the error. Until a statement for that key succeeds, its calls have one connection, and the others the
+// second. (After eight keys in a row all calls of the first statement return its error: the table is locked, say.)
+//
+// Without a timeout, the calls of the first statement, and later ones for its keys, wait until the row is free or their contexts are
+// over. So set a lock_timeout on the sessions of a pool for the Coalescer alone (RuntimeParams["lock_timeout"] = "200ms", for
+// example: transactions on it would fail with that, too), give each call a context with a deadline, and do not coalesce a limit
+// that transactions consume and then stay open.
 //
 // [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
 // [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
@@ -78,19 +81,19 @@ type Coalescer struct {
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
 
 	mu      sync.Mutex
-	queue   []*waiter            // in order of arrival, those that are decided again first; empty if flying is 0
-	flying  int                  // calls or batches at the database, or about to be
-	busy    map[groupID]int      // the calls of these for each key
-	held    map[groupID]struct{} // while the queue is looked through: keys of calls that cannot go yet, which none may overtake
-	due     time.Time            // with a pace: when the next statement may begin
-	closed  bool                 // nothing is let in any more
-	drained chan struct{}        // made by Close, which waits for it; closed when flying is 0
+	queue   []*waiter     // in order of arrival, those that are decided again first; empty if flying is 0
+	flying  int           // calls or batches at the database, or about to be
+	due     time.Time     // with a Pace: when the next of them may begin
+	closed  bool          // nothing is let in any more
+	drained chan struct{} // made by Close, which waits for it; closed when flying is 0
 
-	// Keys that may be locked, and how often their statements have failed since. A call for one of them is apart: it shares no
-	// statement with calls for other keys.
-	suspects    map[groupID]int
-	apartFlying bool // calls that are apart have a place, of which they get one at a time
-	failures    int  // of their statements, since the last that was decided
+	busy keySet // at the database. Each key is in one statement there: a second would only wait for the row
+	held keySet // of calls for several keys that wait in the queue, and are not to be overtaken. It is as of the last look at it
+
+	// A call is apart if it is decided again, or asks for a blamed key.
+	blamed      keySet // the server has ended the last statement for this key alone: its row may be locked
+	apartFlying bool   // a statement of calls that are apart is at the database; there is one at a time
+	failures    int    // of these, each for a key that was not blamed yet, one after another
 }
 
 // coalescer is how it is found in a DB, by coalescerOf.
@@ -119,17 +122,10 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 const (
-	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way. No key is
-	// in both, since the second would only wait for the row.
+	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way.
 	maxInFlight = 2
 	// maxBatch bounds the calls of a statement.
 	maxBatch = 1024
-	// maxSuspects bounds the keys that are remembered.
-	maxSuspects = 8 * maxBatch
-	// maxFailures is how many statements of calls that are apart may fail one after another. Then the table is locked, say, and all
-	// calls that have waited for a first statement fail. After maxKeyFailures those do that ask for the same key.
-	maxFailures    = 8
-	maxKeyFailures = 3
 )
 
 // The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
@@ -147,12 +143,14 @@ type waiter struct {
 
 	// Guarded by Coalescer.mu.
 	lone   bool    // cannot share a statement
+	again  bool    // the server has ended its statement: it is decided apart, or returns err
+	alone  bool    // and has done so again, of calls for one blamed key: it is decided by itself
 	direct bool    // has been given a place to go by itself
 	apart  bool    // that is the place of the calls that are apart
 	left   bool    // does not wait any more
 	flight *flight // of its statement; nil: none yet
 
-	// The answer. err is that of the statement before, while the call waits to be decided again.
+	// The answer.
 	err    error
 	answer answer
 }
@@ -191,13 +189,14 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone := asked.goesAlone()
-	if c.flying < maxInFlight && !c.waits(asked.demands) {
+	lone, blamed := asked.goesAlone(), c.blamed.has(asked.demands)
+	if len(c.queue) == 0 {
+		clear(c.held)
+	}
+	if c.flying < maxInFlight && !c.waits(asked.demands, blamed) && !c.held.has(asked.demands) {
 		c.flying++
-		if len(c.queue) == 0 && !c.apart(asked.demands) && (lone || c.takeTurn() == 0) {
-			for i := range asked.demands {
-				c.occupy(asked.demands[i].id())
-			}
+		if len(c.queue) == 0 && !blamed && (lone || c.takeTurn() == 0) {
+			c.busy.add(asked.demands)
 			c.mu.Unlock()
 			return c.direct(ctx, asked, result, false)
 		}
@@ -245,6 +244,9 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 		return false, false
 	case f == nil:
 		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
+		if len(w.ds) > 1 { // others may have been held up by it alone
+			c.fill()
+		}
 	default:
 		w.left = true
 		if f.waiting--; f.waiting == 0 {
@@ -255,63 +257,18 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	return true, false
 }
 
-// takeTurn is how long a statement still has to wait, by the pace. 0: it may begin, and the next is due a pace later. c.mu is held.
-func (c *Coalescer) takeTurn() time.Duration {
-	if c.Pace <= 0 {
-		return 0
-	}
-	now := time.Now()
-	if wait := c.due.Sub(now); wait > 0 {
-		return wait
-	}
-	c.due = now.Add(c.Pace)
-	return 0
-}
-
 // landed gives the place of a call that went by itself to those that wait.
-func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err error) {
+func (c *Coalescer) landed(ds []demand, apart bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range ds {
-		c.vacate(ds[i].id())
-	}
+	c.busy.remove(ds)
 	c.apartFlying = c.apartFlying && !apart
-	switch ended := timedOut(err) || ctx.Err() != nil; {
-	case apart:
-		c.tried(ds, err, ended)
-	case ended:
-		c.suspect(ds)
-	}
+	c.judge(ds, apart, err)
 	if len(c.queue) > 0 {
 		go c.flush()
 		return
 	}
 	c.release()
-}
-
-// occupy notes that a call for a key goes to the database. c.mu is held.
-func (c *Coalescer) occupy(id groupID) {
-	if c.busy == nil {
-		c.busy = map[groupID]int{}
-	}
-	c.busy[id]++
-}
-
-// vacate notes that a call for a key has come back from it. c.mu is held.
-func (c *Coalescer) vacate(id groupID) {
-	if c.busy[id]--; c.busy[id] == 0 {
-		delete(c.busy, id)
-	}
-}
-
-// waits says whether a call has to wait for others that are at the database, though there is a place. c.mu is held.
-func (c *Coalescer) waits(ds []demand) bool {
-	for i := range ds {
-		if c.busy[ds[i].id()] > 0 {
-			return true
-		}
-	}
-	return c.apartFlying && c.apart(ds)
 }
 
 // release gives up a place. c.mu is held.
@@ -331,9 +288,9 @@ func (c *Coalescer) flush() {
 		switch state := sqlState(err); {
 		case state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
 			// Rows to be combined first, or text that the server cannot store: it concerns only some.
-			c.separate(b, err, true)
-		case timedOut(err) && len(b.groups) > 1 && b.flight.ctx.Err() == nil:
-			c.separate(b, err, false)
+			c.separate(b, nil)
+		case timedOut(err) && b.shared() && b.flight.ctx.Err() == nil:
+			c.separate(b, err)
 		default:
 			c.decided(b, err)
 			b.flight.told.Wait() // so that those who have more to ask at once share the next statement
@@ -343,114 +300,13 @@ func (c *Coalescer) flush() {
 	batches.Put(b)
 }
 
-// next lands the batch, and moves calls that can share a statement from the queue to it. If there are none, it gives the place to a
-// call that goes alone, or up.
-func (c *Coalescer) next(b *batch) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, id := range b.asked {
-		c.vacate(id)
-	}
-	c.apartFlying = c.apartFlying && !b.apart
-	b.asked, b.apart = b.asked[:0], false
-	for {
-		clear(c.held)
-		first := slices.IndexFunc(c.queue, c.ready)
-		if first < 0 {
-			c.release()
-			return false
-		}
-		w := c.queue[first]
-		apart := c.apart(w.ds)
-		if w.lone || apart && len(w.ds) > 1 {
-			c.queue = slices.Delete(c.queue, first, first+1)
-			for i := range w.ds {
-				c.occupy(w.ds[i].id())
-			}
-			c.apartFlying = c.apartFlying || apart
-			w.direct, w.apart = true, apart
-			w.done <- struct{}{}
-			c.fill()
-			return false
-		}
-		if apart {
-			c.apartFlying, b.apart = true, true
-		} else if wait := c.takeTurn(); wait > 0 {
-			c.mu.Unlock()
-			time.Sleep(wait)
-			c.mu.Lock()
-			continue
-		}
-		c.take(b, first)
-		c.fill()
-		return true
-	}
-}
-
-// ready says whether a call in the queue may go. If it may not, none behind it may go first with one of its keys. c.mu is held.
-func (c *Coalescer) ready(w *waiter) bool {
-	waits := c.waits(w.ds)
-	for i := 0; i < len(w.ds) && !waits && len(c.held) > 0; i++ {
-		_, waits = c.held[w.ds[i].id()]
-	}
-	if waits && len(w.ds) > 1 { // a single key is busy
-		if c.held == nil {
-			c.held = map[groupID]struct{}{}
-		}
-		for i := range w.ds {
-			c.held[w.ds[i].id()] = struct{}{}
-		}
-	}
-	return !waits
-}
-
-// take moves the first call that is ready and those that can share its statement from the queue to the batch. c.mu is held.
-func (c *Coalescer) take(b *batch, first int) {
-	leader, rest := c.queue[first], c.queue[:first]
-	for i, w := range c.queue[first:] {
-		together := c.ready(w) && !c.apart(w.ds)
-		if b.apart {
-			together = len(w.ds) == 1 && w.ds[0].id() == leader.ds[0].id()
-		}
-		if together && (w.lone || w.now != leader.now) || len(b.waiters) == maxBatch {
-			rest = append(rest, c.queue[first+i:]...)
-			break
-		}
-		if together {
-			b.waiters = append(b.waiters, w)
-			for i := range w.ds {
-				b.asked = append(b.asked, w.ds[i].id())
-			}
-		} else {
-			rest = append(rest, w)
-		}
-	}
-	clear(c.queue[len(rest):])
-	c.queue = rest
-	for _, id := range b.asked {
-		c.occupy(id)
-	}
-	b.flight = newFlight(b.waiters)
-}
-
-// fill gives a second place to those who still wait. c.mu is held.
-func (c *Coalescer) fill() {
-	if len(c.queue) > 0 && c.flying < maxInFlight {
-		c.flying++
-		go c.flush()
-	}
-}
-
 // decided tells the waiters of a batch. Those that have left do not look.
 func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	switch ended := timedOut(err) || b.flight.ctx.Err() != nil; {
-	case b.apart:
-		c.tried(b.waiters[0].ds, err, ended)
-	case ended:
+	if err == nil || !b.shared() {
 		for _, w := range b.waiters {
-			c.suspect(w.ds)
+			c.judge(w.ds, b.apart, err)
 		}
 	}
 	b.flight.decided = true
@@ -473,22 +329,25 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	b.clear()
 	b.waiters, b.flight = append(b.waiters, others...), flight
 	b.group()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.vacate(b)
+	c.occupy(b)
+	c.fill()
 }
 
-// separate puts the calls of a batch of which nothing was decided back in front of the queue, to go alone or apart.
-func (c *Coalescer) separate(b *batch, err error, alone bool) {
+// separate puts the calls of a batch of which nothing was decided back in front of the queue: to go alone, or, after a timeout, apart.
+func (c *Coalescer) separate(b *batch, timeout error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // which are soon decided
+	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are soon decided
 	for _, w := range b.waiters {
-		w.lone, w.flight, w.err = alone, nil, err
-		if !alone {
-			c.suspect(w.ds)
-		}
+		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, b.apart, timeout
 	}
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
+	c.failures = 0
 }
 
 // timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
@@ -497,59 +356,9 @@ func timedOut(err error) bool {
 	return state == "55P03" || state == "57014" // lock_not_available, query_canceled
 }
 
-// apart says whether a call is to share no statement with calls for other keys. c.mu is held.
-func (c *Coalescer) apart(ds []demand) bool {
-	if len(c.suspects) == 0 {
-		return false
-	}
-	for i := range ds {
-		if _, found := c.suspects[ds[i].id()]; found {
-			return true
-		}
-	}
-	return false
-}
-
-// suspect notes that one of the keys may be locked, since a statement for them and others was ended. c.mu is held.
-func (c *Coalescer) suspect(ds []demand) {
-	if c.suspects == nil || len(c.suspects) > maxSuspects { // nobody may ask for them again
-		c.suspects = map[groupID]int{}
-	}
-	for i := range ds {
-		c.suspects[ds[i].id()] += 0
-	}
-}
-
-// tried notes how the statement of calls that are apart has ended. c.mu is held.
-func (c *Coalescer) tried(ds []demand, err error, ended bool) {
-	switch {
-	case err == nil:
-		c.failures = 0
-		for i := range ds {
-			delete(c.suspects, ds[i].id())
-		}
-	case ended:
-		c.failures++
-		c.suspect(ds)
-		for i := range ds {
-			c.suspects[ds[i].id()]++
-		}
-		c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool {
-			hopeless := w.err != nil && !w.lone && (c.failures == maxFailures || slices.ContainsFunc(w.ds, func(d demand) bool {
-				return c.suspects[d.id()] >= maxKeyFailures
-			}))
-			if hopeless {
-				w.done <- struct{}{}
-			}
-			return hopeless
-		})
-		c.failures %= maxFailures
-	}
-}
-
 // direct decides one call the ordinary way, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
-	defer func() { c.landed(ctx, asked.demands, apart, err) }()
+	defer func() { c.landed(asked.demands, apart, err) }()
 	err = c.retry(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})

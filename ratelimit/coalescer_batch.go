@@ -18,7 +18,7 @@ import (
 // batch is what one statement decides.
 type batch struct {
 	waiters []*waiter
-	asked   []groupID // all that went to the database with it
+	busy    []groupID // its keys in Coalescer.busy
 	apart   bool      // its calls are apart
 	flight  *flight
 	of      []int // the groups of the waiters' demands, one after another
@@ -51,6 +51,11 @@ type group struct {
 	granted  int  // of the calls
 	rows     []algebra.Row
 	row      [1]algebra.Row
+}
+
+// shared says whether its calls do not all ask for the same keys.
+func (b *batch) shared() bool {
+	return slices.ContainsFunc(b.waiters, func(w *waiter) bool { return len(w.ds) < len(b.groups) })
 }
 
 // clear forgets what the batch held, but not the memory.

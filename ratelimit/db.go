@@ -42,5 +42,5 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 // noDatabase says whether there is nothing to ask: no handle, or a Coalescer without a pool.
 func noDatabase(db DB) bool {
 	c, ok := coalescerOf(db)
-	return db == nil || ok && (c == nil || c.Pool == nil)
+	return isNil(db) || ok && (c == nil || c.Pool == nil)
 }

@@ -14,7 +14,7 @@ import (
 //
 // The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
 // request or several, and is one statement and, where the driver needs no more, one round trip. Their errors match [ErrInvalid],
-// [ErrExceedsCapacity], [ErrClosed] or [ErrUnknownOutcome], or are the database's or the context's; a denial, by Consume or
+// [ErrExceedsCapacity], [ErrClosed], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or are the database's or the context's; a denial, by Consume or
 // Check, is an [*DeniedError]. But for ErrUnknownOutcome, and Reset, an error means that nothing was consumed or given back.
 type Limiter struct {
 	// Clock tells the time, for tests and replays; it may be called from several goroutines at once. nil is the database's

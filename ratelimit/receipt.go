@@ -92,7 +92,7 @@ func (r *receipt) find(limit, key string) *taken {
 // read reads a receipt that may have been altered.
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
-		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken that could be refunded", ErrInvalid)
+		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken, or all is refunded already", ErrInvalid)
 	}
 	r := &receipt{}
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
@@ -129,19 +129,19 @@ func (r *receipt) validate() error {
 			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
 			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards:
-			return fmt.Errorf("limit %q: its numbers cannot be", t.Limit)
+			return fmt.Errorf("limit %q: it was altered, its numbers contradict each other", t.Limit)
 		}
 	}
 	return nil
 }
 
-// covers says whether the receipt has what the demands ask for.
+// covers checks that the receipt has what the demands ask for, and trims what rounding has added.
 func (r *receipt) covers(ds []demand) error {
 	for i := range ds {
 		d := &ds[i]
 		t := r.find(d.limit.name, d.key)
 		if t == nil {
-			return fmt.Errorf("%w: limit %q: the receipt has nothing of it for this key", ErrInvalid, d.limit.name)
+			return fmt.Errorf("%w: limit %q: the receipt has nothing of it for this key, or no more", ErrInvalid, d.limit.name)
 		}
 		left := t.Count - t.Refunded
 		if d.count > left+t.rounding() {

@@ -40,7 +40,7 @@ func (l *Limiter) SendTx(
 	options ...TxOption,
 ) error {
 	o := newTxOptions(options)
-	if db == nil || batch == nil {
+	if isNil(db) || batch == nil {
 		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
 	}
 	if inTransaction(db) {

@@ -120,7 +120,7 @@ type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx D
 
 // readCommitted is how transactions are run on a DB, if it is not in one already.
 func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
-	if isNil(db) || noDatabase(db) {
+	if noDatabase(db) {
 		return nil, fmt.Errorf("%w: no database", ErrInvalid)
 	}
 	level := Isolation(pgx.ReadCommitted)

@@ -87,7 +87,7 @@ var goMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-time-backwards", file: "internal/algebra/promise.go", what: "rows of before a consumption get it back",
-		old: "if now < taken.At {", new: "if false {",
+		old: "if now < taken.At || total", new: "if total",
 		tests: "TestRefund",
 	}, {
 		name: "promise-refund-latest", file: "internal/algebra/promise.go", what: "what was refilled counts to now, though the rows were refilled later",
@@ -606,7 +606,7 @@ var goMutations = []mutation{
 		old: "	if len(c.queue) > 0 {\n		go c.flush()\n		return\n	}\n	c.release()\n", new: "	c.release()\n",
 		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer.go", what: "calls whose clocks differ are decided at one of their instants",
+		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_queue.go", what: "calls whose clocks differ are decided at one of their instants",
 		old: "(w.lone || w.now != leader.now)", new: "w.lone",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
@@ -670,7 +670,7 @@ var goMutations = []mutation{
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "coalescer-no-pace", file: "ratelimit/coalescer.go", what: "statements after the first are held to no pace",
+		name: "coalescer-no-pace", file: "ratelimit/coalescer_queue.go", what: "statements after the first are held to no pace",
 		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
@@ -678,37 +678,53 @@ var goMutations = []mutation{
 		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-one-place", file: "ratelimit/coalescer.go", what: "what could go in the second place waits for the first",
+		name: "coalescer-one-place", file: "ratelimit/coalescer_queue.go", what: "what could go in the second place waits for the first",
 		old: "	if len(c.queue) > 0 && c.flying < maxInFlight {\n", new: "	if len(c.queue) > 0 && c.flying < 0 {\n",
-		tests: "TestCoalescerPaceKeepsBothPlaces",
+		tests: "TestCoalescerPaceKeepsBothPlaces|TestACallThatLeavesHoldsNobodyUp",
 	}, {
 		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one key that is locked fails all that share the statement",
-		old: "		case timedOut(err) && len(b.groups) > 1 && ", new: "		case timedOut(err) && len(b.groups) < 0 && ",
+		old: "		case timedOut(err) && b.shared() && ", new: "		case timedOut(err) && b.apart && ",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-key-twice", file: "ratelimit/coalescer.go", what: "calls for a key that is at the database go there as well, and wait for the row in the second place",
-		old: "		if c.busy[ds[i].id()] > 0 {\n", new: "		if c.busy[ds[i].id()] < 0 {\n",
+		name: "coalescer-key-twice", file: "ratelimit/coalescer_queue.go", what: "calls for a key that is at the database go there as well, and wait for the row in the second place",
+		old: "	return c.busy.has(ds) || apart", new: "	return apart",
 		tests: "TestALockedKeyTakesOnePlace",
 	}, {
-		name: "coalescer-apart-twice", file: "ratelimit/coalescer.go", what: "calls for keys that may be locked take both places",
-		old: "	return c.apartFlying && c.apart(ds)\n", new: "	return false\n",
+		name: "coalescer-apart-twice", file: "ratelimit/coalescer_queue.go", what: "calls for keys that may be locked take both places",
+		old: "	return c.busy.has(ds) || apart && c.apartFlying\n", new: "	return c.busy.has(ds)\n",
 		tests: "TestLockedKeysLeaveOthersTheirThroughput",
 	}, {
-		name: "coalescer-suspects-forgotten", file: "ratelimit/coalescer.go", what: "that a key is locked is found out again with each statement",
-		old: "		c.suspects[ds[i].id()] += 0\n", new: "",
-		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestLockedKeysLeaveOthersTheirThroughput",
+		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_queue.go", what: "that a key is locked is found out again with each statement",
+		old: "		c.blamed.add(ds)\n", new: "",
+		tests: "TestLockedKeysLeaveOthersTheirThroughput|TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-suspects-for-ever", file: "ratelimit/coalescer.go", what: "a key that was locked once shares no statement any more",
-		old: "			delete(c.suspects, ds[i].id())\n", new: "",
+		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_queue.go", what: "a key that was locked once shares no statement any more",
+		old: "		c.blamed.remove(ds)\n", new: "",
 		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
 	}, {
-		name: "coalescer-apart-endless", file: "ratelimit/coalescer.go", what: "where every key fails, each is tried",
-		old: "(c.failures == maxFailures || ", new: "(c.failures < 0 || ",
+		name: "coalescer-apart-endless", file: "ratelimit/coalescer_queue.go", what: "where every key fails, each is tried",
+		old: "			c.failures++\n", new: "",
 		tests: "TestALockedTableIsFewStatements",
 	}, {
-		name: "coalescer-same-key-endless", file: "ratelimit/coalescer.go", what: "calls for several limits, one of which is locked, fail one after another",
-		old: "				return c.suspects[d.id()] >= maxKeyFailures\n", new: "				return c.suspects[d.id()] < 0\n",
+		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_queue.go", what: "calls for several limits, one of which is locked, fail one after another",
+		old: "				return w.alone && slices.ContainsFunc", new: "				return false && slices.ContainsFunc",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+	}, {
+		name: "coalescer-team-blamed", file: "ratelimit/coalescer_queue.go", what: "calls that share a limit with one that fails are decided with it again",
+		old: "	case leader.alone || w.alone:\n", new: "	case leader == nil:\n",
+		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestALockedUserFailsNobodyElseOfHisTeam",
+	}, {
+		name: "coalescer-old-failures", file: "ratelimit/coalescer_queue.go", what: "a key that fails by itself again and again has others given up",
+		old: "		if len(guilty) == 0 {\n			c.failures++\n		} else if", new: "		c.failures++\n		if",
+		tests: "TestFailuresOfBeforeFailNobody",
+	}, {
+		name: "coalescer-left-holds", file: "ratelimit/coalescer.go", what: "whom a call has held up that left waits on",
+		old: "		if len(w.ds) > 1 { // others", new: "		if len(w.ds) < 0 { // others",
+		tests: "TestACallThatLeavesHoldsNobodyUp",
+	}, {
+		name: "coalescer-decided-busy", file: "ratelimit/coalescer.go", what: "keys that are decided wait for the second statement of the others",
+		old: "	c.vacate(b)\n	c.occupy(b)\n", new: "",
+		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
