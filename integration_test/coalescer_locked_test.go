@@ -326,7 +326,7 @@ func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 	for i := range 24 {
 		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(0, i-3)))}) // four for the locked one first
 	}
-	f := enqueueSeveral(t, t.Context(), coalescer, calls...)
+	f := enqueueSeveral(t.Context(), t, coalescer, calls...)
 	release()
 	f.cancelUntil(t, pool, tx)
 	for i, err := range f.errs {
@@ -377,7 +377,7 @@ func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 	first := enqueue(t, coalescer, nil, a)
 	waitingFor(t, pool, tx)
 	ctx, cancel := context.WithCancel(t.Context())
-	both := enqueueSeveral(t, ctx, coalescer, []ratelimit.Request{a, b})
+	both := enqueueSeveral(ctx, t, coalescer, []ratelimit.Request{a, b})
 	behind := enqueue(t, coalescer, nil, b, b)
 	cancel()
 	both.wg.Wait()

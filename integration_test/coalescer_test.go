@@ -279,7 +279,7 @@ func enqueue(t *testing.T, db ratelimit.DB, ctxs []context.Context, requests ...
 }
 
 // enqueueSeveral enqueues calls for several limits.
-func enqueueSeveral(t *testing.T, ctx context.Context, db ratelimit.DB, calls ...[]ratelimit.Request) *flight {
+func enqueueSeveral(ctx context.Context, t *testing.T, db ratelimit.DB, calls ...[]ratelimit.Request) *flight {
 	t.Helper()
 	f := &flight{errs: make([]error, len(calls))}
 	for i, requests := range calls {
