@@ -320,17 +320,17 @@ func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	team, user := slow("a team", 1000).Global(), slow("user", 1000) // whose row is locked first
-	tx := lock(t, pool, user.Key("0"))
+	tx := lock(t, pool, user.Key("0"), user.Key("1"))
 	release := holdFlights(t, coalescer, pool)
 	var calls [][]ratelimit.Request
 	for i := range 24 {
-		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(0, i-3)))}) // four for the locked one first
+		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(i/3, i-4)))}) // three for each that is locked, first
 	}
 	f := enqueueSeveral(t.Context(), t, coalescer, calls...)
 	release()
 	f.cancelUntil(t, pool, tx)
 	for i, err := range f.errs {
-		if locked := i < 4; locked && sqlState(err) != "57014" || !locked && err != nil {
+		if locked := i < 6; locked && sqlState(err) != "57014" || !locked && err != nil {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
@@ -458,5 +458,42 @@ func TestAStallIsForgotten(t *testing.T) {
 	}
 	if n := s.count("ratelimit") - before; n > 100 {
 		t.Errorf("%d statements for %d keys", n, len(calls))
+	}
+}
+
+// Callers who give up while their locked key is tried apart say nothing of the other keys.
+func TestWhoGivesUpALockedKeyFailsNobodyElse(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	tx := lock(t, pool, limit.Key("0"))
+	release := holdFlights(t, coalescer, pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	var requests []ratelimit.Request
+	for i := range 10 {
+		requests = append(requests, limit.Key(fmt.Sprint(i)))
+	}
+	f := enqueue(t, coalescer, []context.Context{ctx}, requests...)
+	release()
+	waitingFor(t, pool, tx)
+	var before time.Time
+	if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before); err != nil {
+		t.Fatal(err)
+	}
+	cancelWaiting(t, pool, tx)
+	eventually(t, "the locked key is tried apart", func() bool {
+		var n int
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)) AND query_start > $2",
+			serverPID(t, tx), before).Scan(&n)
+		return err == nil && n > 0
+	})
+	cancel()
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if i == 0 && !errors.Is(err, context.Canceled) || i > 0 && err != nil {
+			t.Errorf("call %d: %v", i, err)
+		}
 	}
 }

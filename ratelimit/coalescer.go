@@ -244,7 +244,7 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 		return false, false
 	case f == nil:
 		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
-		if len(w.ds) > 1 { // others may have been held up by it alone
+		if len(w.ds) > 1 || w.again { // others may have been held up by it alone
 			c.fill()
 		}
 	default:
@@ -258,12 +258,15 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 }
 
 // landed gives the place of a call that went by itself to those that wait.
-func (c *Coalescer) landed(ds []demand, apart bool, err error) {
+func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err error) {
+	over := ctx.Err() != nil // then an error says nothing of the keys
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy.remove(ds)
 	c.apartFlying = c.apartFlying && !apart
-	c.judge(ds, apart, err)
+	if err == nil || !over {
+		c.judge(ds, apart, err)
+	}
 	if len(c.queue) > 0 {
 		go c.flush()
 		return
@@ -304,7 +307,7 @@ func (c *Coalescer) flush() {
 func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	if err == nil || !b.shared() {
+	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was given up, and nothing is known
 		for _, w := range b.waiters {
 			c.judge(w.ds, b.apart, err)
 		}
@@ -324,6 +327,7 @@ func (c *Coalescer) decided(b *batch, err error) {
 func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.mu.Lock()
 	flight := newFlight(others)
+	b.flight.waiting -= flight.waiting
 	c.mu.Unlock()
 	c.decided(b, err)
 	b.clear()
@@ -343,11 +347,13 @@ func (c *Coalescer) separate(b *batch, timeout error) {
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
 	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are soon decided
+	if !c.apartFlying && !slices.ContainsFunc(c.queue, func(w *waiter) bool { return w.again }) {
+		c.failures = 0 // all of before is decided
+	}
 	for _, w := range b.waiters {
-		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, b.apart, timeout
+		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, timeout != nil && b.apart, timeout
 	}
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
-	c.failures = 0
 }
 
 // timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
@@ -358,7 +364,7 @@ func timedOut(err error) bool {
 
 // direct decides one call the ordinary way, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
-	defer func() { c.landed(asked.demands, apart, err) }()
+	defer func() { c.landed(ctx, asked.demands, apart, err) }()
 	err = c.retry(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})

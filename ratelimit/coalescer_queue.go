@@ -10,6 +10,8 @@ const (
 	maxBlamed = 1 << 13
 	// maxFailures is after how many failures no more calls are decided again.
 	maxFailures = 8
+	// maxSharedFailures is the same for calls that share a key with all those that failed.
+	maxSharedFailures = 4
 )
 
 // next frees the keys of the batch, and moves calls that can share a statement from the queue to it. If none may go, it gives up the
@@ -62,13 +64,13 @@ func (c *Coalescer) waits(ds []demand, apart bool) bool {
 	return c.busy.has(ds) || apart && c.apartFlying
 }
 
-// ready says whether a call in the queue may go. If it asks for several keys and may not, nobody behind it goes first with one of
-// them. (A single key needs no note: what holds it up holds up those behind it, too.) c.mu is held.
+// ready says whether a call in the queue may go. If it may not, nobody behind it goes first with one of its keys. (If it asks for one
+// key and is not decided again, what holds it up holds up those behind it, too.) c.mu is held.
 func (c *Coalescer) ready(w *waiter) bool {
 	if !c.waits(w.ds, c.apart(w)) && !c.held.has(w.ds) {
 		return true
 	}
-	if len(w.ds) > 1 {
+	if len(w.ds) > 1 || w.again {
 		c.held.add(w.ds)
 	}
 	return false
@@ -167,7 +169,7 @@ func (c *Coalescer) judge(ds []demand, apart bool, err error) {
 		c.failures = 0
 		c.blamed.remove(ds)
 	case timedOut(err):
-		guilty := c.blamedOf(ds) // twice in a row, beside different keys
+		guilty := c.blamedOf(ds) // again and again, beside others
 		if len(c.blamed) > maxBlamed {
 			clear(c.blamed)
 		}
@@ -175,9 +177,10 @@ func (c *Coalescer) judge(ds []demand, apart bool, err error) {
 		if !apart {
 			return
 		}
-		if len(guilty) == 0 {
+		if len(guilty) < len(ds) {
 			c.failures++
-		} else if len(guilty) < len(ds) {
+		}
+		if len(guilty) > 0 && len(guilty) < len(ds) && c.failures >= maxSharedFailures {
 			c.giveUp(func(w *waiter) bool {
 				return w.alone && slices.ContainsFunc(w.ds, func(d demand) bool { return slices.Contains(guilty, d.id()) })
 			})

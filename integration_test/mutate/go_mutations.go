@@ -715,11 +715,11 @@ var goMutations = []mutation{
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestALockedUserFailsNobodyElseOfHisTeam",
 	}, {
 		name: "coalescer-old-failures", file: "ratelimit/coalescer_queue.go", what: "a key that fails by itself again and again has others given up",
-		old: "		if len(guilty) == 0 {\n			c.failures++\n		} else if", new: "		c.failures++\n		if",
+		old: "		if len(guilty) < len(ds) {\n			c.failures++\n", new: "		if len(ds) > 0 {\n			c.failures++\n",
 		tests: "TestFailuresOfBeforeFailNobody",
 	}, {
 		name: "coalescer-left-holds", file: "ratelimit/coalescer.go", what: "whom a call has held up that left waits on",
-		old: "		if len(w.ds) > 1 { // others", new: "		if len(w.ds) < 0 { // others",
+		old: "		if len(w.ds) > 1 || w.again { // others", new: "		if len(w.ds) < 0 { // others",
 		tests: "TestACallThatLeavesHoldsNobodyUp",
 	}, {
 		name: "coalescer-decided-busy", file: "ratelimit/coalescer.go", what: "keys that are decided wait for the second statement of the others",
