@@ -189,7 +189,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-unlocked-rows", file: apply, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
 		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF NOT granted THEN",
-		tests: "TestARefundWritesNoRowThatItHasNotLocked",
+		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
 		name: "apply-decides-once", file: apply, what: "what a plain read granted is granted although the locked rows lack it",
 		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF locked OPERATOR(pg_catalog.<>) rows THEN",
