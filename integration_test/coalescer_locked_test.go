@@ -40,13 +40,28 @@ func unlock(t *testing.T, tx pgx.Tx) {
 	}
 }
 
+// newCoalescer makes one on a pool of so many connections, of which the test may use all but two.
+func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer) {
+	t.Helper()
+	pool := newPool(t, conns)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	t.Cleanup(coalescer.Close)
+	return pool, coalescer
+}
+
+// cancelBlocked has the server cancel what waits for a transaction of this process at the moment.
+func cancelBlocked(t *testing.T, pool *pgxpool.Pool, pid int) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // cancelWaiting has the server cancel the statement that waits for a transaction (57014), as a timeout would.
 func cancelWaiting(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	t.Helper()
 	waitingFor(t, pool, tx)
-	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", serverPID(t, tx)); err != nil {
-		t.Fatal(err)
-	}
+	cancelBlocked(t, pool, serverPID(t, tx))
 }
 
 // together makes calls on a Coalescer at the same time, and returns their errors.
@@ -210,9 +225,7 @@ func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
 // Where nothing limits how long a statement waits, calls for a locked key wait for it in one place, and others have the second.
 func TestALockedKeyTakesOnePlace(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 6)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 6)
 	limit := slow("limit", 1000)
 	locked := limit.Key("locked")
 	tx := lock(t, pool, locked)
@@ -306,9 +319,7 @@ func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 		case <-done:
 			return
 		case <-time.After(30 * time.Millisecond):
-			if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid); err != nil {
-				t.Fatal(err)
-			}
+			cancelBlocked(t, pool, pid)
 		}
 	}
 }
@@ -316,9 +327,7 @@ func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 // A limit that many calls share, beside another that is locked for some, is not to blame.
 func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 8)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 8)
 	team, user := slow("a team", 1000).Global(), slow("user", 1000) // whose row is locked first
 	tx := lock(t, pool, user.Key("0"), user.Key("1"))
 	release := holdFlights(t, coalescer, pool)
@@ -341,9 +350,7 @@ func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 // A key that has failed by itself for long does not have others given up.
 func TestFailuresOfBeforeFailNobody(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 8)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 8)
 	limit := slow("limit", 1000)
 	old := lock(t, pool, limit.Key("old"))
 	for range 8 {
@@ -368,9 +375,7 @@ func TestFailuresOfBeforeFailNobody(t *testing.T) {
 // A call for two keys, of which one is at the database, is not overtaken by calls for the other. If it leaves, they go on.
 func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 6)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 6)
 	limit := slow("limit", 1000)
 	a, b := limit.Key("a"), limit.Key("b")
 	tx := lock(t, pool, a)
@@ -398,9 +403,7 @@ func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 // Keys whose calls are decided may be asked for again, while others of their statement wait for a second one.
 func TestKeysThatAreDecidedDoNotWaitForTheOthers(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 8)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 8)
 	limit := slow("limit", 1000)
 	var limiter ratelimit.Limiter
 	var requests []ratelimit.Request
@@ -464,9 +467,7 @@ func TestAStallIsForgotten(t *testing.T) {
 // Callers who give up while their locked key is tried apart say nothing of the other keys.
 func TestWhoGivesUpALockedKeyFailsNobodyElse(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 8)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	pool, coalescer := newCoalescer(t, 8)
 	limit := slow("limit", 1000)
 	tx := lock(t, pool, limit.Key("0"))
 	release := holdFlights(t, coalescer, pool)

@@ -209,21 +209,6 @@ func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.Trac
 	}
 }
 
-func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (s *statements) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sql = append(s.sql, data.SQL)
-	if state := sqlState(data.Err); state != "" {
-		s.failed = append(s.failed, state)
-	}
-}
-
-func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
 func (s *statements) count(word string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

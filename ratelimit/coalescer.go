@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,14 +27,15 @@ var ErrClosed = errors.New("coalescer closed")
 // Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
 // before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
 // later calls may overtake them), and its result is the one that a call on the pool would have had. A call for several limits is
-// all or nothing. Unless there is a [Pace], a call that meets no others goes straight to the pool, and nothing is delayed on
+// all or nothing. Unless there is a Pace, a call that meets no others goes straight to the pool, and nothing is delayed on
 // purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in
 // use.
 //
 // A row that another transaction has locked holds up all calls that share its statement. If the server's lock_timeout or
 // statement_timeout ends that, they are decided again: each key by itself, and a call for several limits by itself. Only those for
 // the locked row return the error. Until a statement for that key succeeds, its calls have one connection, and the others the
-// second. (After eight keys in a row all calls of the first statement return its error: the table is locked, say.)
+// second. (After eight errors in a row, all calls of the first statement return its error: the table is locked, say.
+// After four, those do that share a limit with all that failed.)
 //
 // Without a timeout, the calls of the first statement, and later ones for its keys, wait until the row is free or their contexts are
 // over. So set a lock_timeout on the sessions of a pool for the Coalescer alone (RuntimeParams["lock_timeout"] = "200ms", for
@@ -338,28 +338,6 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.vacate(b)
 	c.occupy(b)
 	c.fill()
-}
-
-// separate puts the calls of a batch of which nothing was decided back in front of the queue: to go alone, or, after a timeout, apart.
-func (c *Coalescer) separate(b *batch, timeout error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b.flight.cancel()
-	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are soon decided
-	if !c.apartFlying && !slices.ContainsFunc(c.queue, func(w *waiter) bool { return w.again }) {
-		c.failures = 0 // all of before is decided
-	}
-	for _, w := range b.waiters {
-		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, timeout != nil && b.apart, timeout
-	}
-	c.queue = slices.Insert(c.queue, 0, b.waiters...)
-}
-
-// timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
-func timedOut(err error) bool {
-	state := sqlState(err)
-	return state == "55P03" || state == "57014" // lock_not_available, query_canceled
 }
 
 // direct decides one call the ordinary way, in the place that it has.

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -160,6 +161,28 @@ func (c *Coalescer) takeTurn() time.Duration {
 	}
 	c.due = now.Add(c.Pace)
 	return 0
+}
+
+// separate puts the calls of a batch of which nothing was decided back in front of the queue: to go alone, or, after a timeout, apart.
+func (c *Coalescer) separate(b *batch, timeout error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b.flight.cancel()
+	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
+	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are soon decided
+	if !c.apartFlying && !slices.ContainsFunc(c.queue, func(w *waiter) bool { return w.again }) {
+		c.failures = 0 // all of before is decided
+	}
+	for _, w := range b.waiters {
+		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, timeout != nil && b.apart, timeout
+	}
+	c.queue = slices.Insert(c.queue, 0, b.waiters...)
+}
+
+// timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
+func timedOut(err error) bool {
+	state := sqlState(err)
+	return state == "55P03" || state == "57014" // lock_not_available, query_canceled
 }
 
 // judge learns from how a statement for these demands alone has ended. c.mu is held.
