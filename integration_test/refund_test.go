@@ -11,11 +11,22 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// refund also checks that the result says how many tokens came back.
 func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
+	var balances []ratelimit.Request
+	for _, request := range requests {
+		balances = append(balances, request.Count(0))
+	}
+	before := w.check(balances...)
 	result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...)
 	if err != nil || !result.OK {
 		w.Fatalf("refund: %+v, %v", result, err)
+	}
+	for i, status := range result.Requests {
+		if back := status.Remaining - before.Requests[i].Remaining; !near(status.Refunded, back) {
+			w.Fatalf("%v refunded to %s by its result, %v by its balances", status.Refunded, status.Limit.Name(), back)
+		}
 	}
 	return result
 }

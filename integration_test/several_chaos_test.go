@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,7 +27,6 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 		ratelimit.TokenBucket("c", 18, time.Second, ratelimit.MaxReserved(5)),
 		ratelimit.TokenBucket("d", 12, time.Second),
 	}
-	type tokens [4]int64 // of each limit
 	const deleteFull = `DELETE FROM rate_limits WHERE name IN (
 		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
 
@@ -34,49 +34,45 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 	// late says that a timeout which went off in the last instant of a statement has ended the next one of its connection, as it
 	// does in PostgreSQL, whatever that is. Nothing is done by it.
 	late := func(err error) bool { return sqlState(err) == "57014" }
-	// take runs a transaction, and says what it has taken if that was committed.
-	take := func(r *rand.Rand) (taken tokens) {
+	// take runs a transaction, and returns the calls that it was granted if it was committed.
+	take := func(r *rand.Rand) (taken []ratelimit.Result) {
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: oneOf(r, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)})
 		if late(err) {
 			timedOut.Add(1)
-			return tokens{}
+			return nil
 		}
 		if err != nil {
 			t.Error(err)
-			return tokens{}
+			return nil
 		}
 		defer tx.Rollback(context.WithoutCancel(t.Context()))
 		for range 1 + r.IntN(2) {
 			if r.IntN(8) == 0 {
 				timeout := fmt.Sprintf("SET LOCAL %s = %d", oneOf(r, "statement_timeout", "lock_timeout"), 1+r.IntN(15))
 				if _, err := tx.Exec(t.Context(), timeout); err != nil {
-					return tokens{}
+					return nil
 				}
 			}
 			inner, err := tx.Begin(t.Context())
 			if err != nil {
-				return tokens{}
+				return nil
 			}
 			var requests []ratelimit.Request
-			var asked tokens
 			for _, i := range r.Perm(len(limits))[:2+r.IntN(3)] {
-				asked[i] = int64(r.IntN(6))
-				request := limits[i].Global().Count(float64(asked[i]))
+				request := limits[i].Global().Count(float64(r.IntN(6)))
 				if i == 2 && r.IntN(2) == 0 {
 					request = request.Reserve()
 				}
 				requests = append(requests, request)
 			}
 			end := inner.Commit
-			_, err = limiter.Consume(t.Context(), inner, requests...)
+			result, err := limiter.Consume(t.Context(), inner, requests...)
 			switch state := sqlState(err); {
 			case err == nil && r.IntN(5) == 0:
 				end = inner.Rollback
 			case err == nil:
 				granted.Add(1)
-				for i := range taken {
-					taken[i] += asked[i]
-				}
+				taken = append(taken, result)
 			case denied(err):
 				refused.Add(1)
 			case state == "57014" || state == "55P03":
@@ -84,21 +80,25 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 				end = inner.Rollback
 			case state == "40001" || state == "40P01":
 				lost.Add(1)
-				return tokens{}
+				return nil
 			default:
 				t.Error(err)
 			}
 			if end(t.Context()) != nil {
-				return tokens{}
+				return nil
 			}
 		}
 		if r.IntN(4) == 0 || tx.Commit(t.Context()) != nil {
-			return tokens{}
+			return nil
 		}
 		return taken
 	}
 
 	var kept [4]atomic.Int64
+	keep := func(limit ratelimit.Limit, tokens float64) {
+		i := slices.IndexFunc(limits[:], func(l ratelimit.Limit) bool { return l.Name() == limit.Name() })
+		kept[i].Add(int64(tokens))
+	}
 	var wg sync.WaitGroup
 	r := newRand(t)
 	begin := time.Now()
@@ -109,17 +109,18 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
 			for since := time.Duration(0); since < *chaos || since < time.Minute && unseen(); since = time.Since(begin) {
-				taken := take(r)
-				var back []ratelimit.Request // mostly, so that there is something to take
-				for i, n := range taken {
-					kept[i].Add(n)
-					if n > 0 {
-						back = append(back, limits[i].Global().Count(float64(n)))
+				for _, result := range take(r) {
+					var requests []ratelimit.Request
+					for _, status := range result.Requests {
+						keep(status.Limit, status.Count)
+						requests = append(requests, status.Limit.Global().Count(status.Count))
 					}
-				}
-				if len(back) > 0 && r.IntN(9) > 0 {
-					err := ratelimit.Retry(t.Context(), func(ctx context.Context) error { // who calls twice can deadlock with it
-						_, err := limiter.Refund(ctx, pool, receiptOf(noon, back...), back...)
+					if r.IntN(9) == 0 { // mostly not, so that there is something to take
+						continue
+					}
+					var refund ratelimit.Result
+					err := ratelimit.Retry(t.Context(), func(ctx context.Context) (err error) { // who calls twice can deadlock with it
+						refund, err = limiter.Refund(ctx, pool, result.Receipt(), requests...)
 						return err
 					})
 					if late(err) {
@@ -129,8 +130,8 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					for i, n := range taken {
-						kept[i].Add(-n)
+					for _, status := range refund.Requests { // less than was taken, if others wait
+						keep(status.Limit, -status.Refunded)
 					}
 				}
 				if r.IntN(10) == 0 {

@@ -164,21 +164,25 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
 }
 
-// refund notes that the demands have been refunded, makes the rows of the answer what they are by now, and returns what is left.
-func (r *receipt) refund(ds []demand, a *answer) *receipt {
+// refund notes that the demands have been refunded, and makes the rows of the answer what they are by now. It returns how many tokens
+// came back to each.
+func (r *receipt) refund(ds []demand, a *answer) []float64 {
+	refunded := make([]float64, len(ds))
 	for i, d := range ds {
 		t := r.find(d.limit.name, d.key)
 		numbers, rows := d.limit.forKey(d.key), a.rows[i]
 		if len(rows) > 0 {
 			if back := numbers.Refund(rows, r.algebra(t), d.count, a.at); back > 0 {
 				// The refund pays a debt first. What another part of it finds paid is still owed to those who wait.
-				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))
+				total := numbers.Total(rows, a.at)
+				t.Held += min(back, max(-total, 0))
 				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)
+				refunded[i] = min(back, numbers.Capacity-total)
 			}
 		}
 		t.Held += d.count // as if so much less had been taken
 		t.Refunded += d.count
 	}
 	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })
-	return r
+	return refunded
 }

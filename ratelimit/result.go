@@ -44,6 +44,9 @@ type Status struct {
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for
 
+	// Refunded is how many of them a refund gave back: what harms no promise, and no more than fills the limit. Otherwise it is 0.
+	Refunded float64
+
 	// OK says whether this request was granted or, in a call that was denied, would have been without the others.
 	OK bool
 
@@ -69,14 +72,18 @@ type took struct {
 
 // fill works out what the answer to a call means for its requests.
 func (r *Result) fill(c *call, a *answer) {
+	var refunded []float64
 	if c.verb == VerbRefund {
-		r.receipt = c.receipt.refund(c.demands, a)
+		refunded, r.receipt = c.receipt.refund(c.demands, a), c.receipt
 	}
 	w := c.waiting(a)
 	retryAt, remaining, resetAt := w.retryAt, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		s, at, reset := c.status(i, a, w)
 		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
+		if refunded != nil {
+			s.Refunded = refunded[i]
+		}
 		for _, request := range c.demands[i].requests {
 			of := &r.Requests[request]
 			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count

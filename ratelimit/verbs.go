@@ -43,7 +43,8 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 
 // Refund gives tokens back: all or part of what the receipt says was consumed ([Result.Receipt]). A request that is not in the receipt, or
 // asks for more than is left in it, is [ErrInvalid]. Refund is always OK, and its result has the receipt for what is left: store that
-// in the place of the old one, in the same transaction. An old receipt that is used again is not found out.
+// in the place of the old one, in the same transaction. An old receipt that is used again is not found out. [Status] says how many
+// tokens came back.
 //
 // A refund gives back as much as harms no promise. It never fills a limit above its capacity, and it breaks no RetryAt that a
 // reservation was told. A token bucket gets what would still be missing if nobody else had taken anything since, less what is owed
