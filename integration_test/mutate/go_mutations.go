@@ -331,8 +331,16 @@ var goMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a part of a refund that paid a debt hides it from the next part",
-		old: "				t.Held += min(back, max(-numbers.Total(rows, a.at), 0))\n", new: "",
+		old: "				t.Held += min(back, max(-total, 0))\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
+	}, {
+		name: "refunded-above-capacity", file: "ratelimit/receipt.go", what: "a refund says that more came back than filled the limit",
+		old: "refunded[i] = min(back, numbers.Capacity-total)", new: "refunded[i] = back",
+		tests: "TestAnAlteredReceiptMintsNothing",
+	}, {
+		name: "refunded-nothing", file: "ratelimit/result.go", what: "a refund does not say how many tokens came back",
+		old: "if refunded != nil {", new: "if false {",
+		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
 		old: "		t.Held += d.count // as if so much less had been taken\n", new: "",
