@@ -689,7 +689,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), readmeSQL(t, "From SQL", "CREATE TRIGGER")); err != nil {
+	if _, err := pool.Exec(t.Context(), docSQL(t, "From SQL", "CREATE TRIGGER")); err != nil {
 		t.Fatal(err)
 	}
 	return pool

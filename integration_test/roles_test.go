@@ -212,7 +212,7 @@ func TestTheReadmesGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(readmeSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemaOf(t, owner), role))
 	app := asRole(t, owner, role, 4)
 	wantWays(t, everyWay(t, app))
 	wantRefused(t, app, append(ownersOnly, "CREATE TABLE more (x text)")...)
@@ -260,7 +260,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(readmeSQL(t, "Production", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "Production", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
 	reader := asRole(t, owner, role, 2)
 	before := tableOf(t, owner)
 
@@ -309,7 +309,7 @@ func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
 		t.Fatal(err)
 	}
 	mustExec(t, owner, string(text))
-	mustExec(t, admin, named(readmeSQL(t, "Production", "SECURITY DEFINER"), schema, appRole))
+	mustExec(t, admin, named(docSQL(t, "Production", "SECURITY DEFINER"), schema, appRole))
 	return admin, owner, asRole(t, admin, appRole, conns)
 }
 

@@ -15,37 +15,32 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// readmeBlocks is the SQL of a section of the README, as it is printed.
-func readmeBlocks(t *testing.T, section string) (blocks []string) {
+// docBlocks is the SQL of a page of the docs, as it is printed. The page is a path from the root of the repository.
+func docBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
-	text, err := os.ReadFile("../README.md")
+	text, err := os.ReadFile("../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
-	if !found {
-		t.Fatalf("the README has no section %q", section)
-	}
-	rest, _, _ = strings.Cut(rest, "\n## ")
-	for _, match := range regexp.MustCompile("(?s)\n```sql\n(.*?)\n```\n").FindAllStringSubmatch(rest, -1) {
+	for _, match := range regexp.MustCompile("(?s)\n```sql\n(.*?)\n```\n").FindAllStringSubmatch(string(text), -1) {
 		blocks = append(blocks, match[1])
 	}
 	return blocks
 }
 
-// readmeSQL is the one block of a section that has these words in it.
-func readmeSQL(t *testing.T, section, words string) (block string) {
+// docSQL is the one block of a page that has these words in it.
+func docSQL(t *testing.T, page, words string) (block string) {
 	t.Helper()
-	for _, b := range readmeBlocks(t, section) {
+	for _, b := range docBlocks(t, page) {
 		if strings.Contains(b, words) {
 			if block != "" {
-				t.Fatalf("two blocks of %q have %q in them", section, words)
+				t.Fatalf("two blocks of %s have %q in them", page, words)
 			}
 			block = b
 		}
 	}
 	if block == "" {
-		t.Fatalf("no block of %q has %q in it", section, words)
+		t.Fatalf("no block of %s has %q in it", page, words)
 	}
 	return block
 }
@@ -142,7 +137,7 @@ func toText(v any) string {
 // TestTheReadmeAt3AM runs every query of that section as it is printed.
 func TestTheReadmeAt3AM(t *testing.T) {
 	t.Parallel()
-	runReadme(t, "At 3 a.m.", map[string]func(n *night, sql string){
+	runDoc(t, "At 3 a.m.", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
@@ -221,10 +216,10 @@ func TestTheReadmeAt3AM(t *testing.T) {
 					n.Error("somebody else is shut out")
 				}
 				if used { // with shards
-					n.exec(readmeSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
 					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
 					n.consume(n.pool, sharded)
-					n.exec(readmeSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
 					n.exec(sql)
 					if result, err := n.limiter.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
 						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
@@ -243,7 +238,7 @@ func TestTheReadmeAt3AM(t *testing.T) {
 // TestTheReadmeOnSweeping runs every query of that section as it is printed.
 func TestTheReadmeOnSweeping(t *testing.T) {
 	t.Parallel()
-	runReadme(t, "Sweeping", map[string]func(n *night, sql string){
+	runDoc(t, "Sweeping", map[string]func(n *night, sql string){
 		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {
 			n.sweeps(sql, nightMessages.Name())
 		},
@@ -257,19 +252,19 @@ func TestTheReadmeOnSweeping(t *testing.T) {
 	})
 }
 
-// runReadme runs the tests of a section's blocks, each of which is named by words that are in it. A block without a test is a
+// runDoc runs the tests of a page's blocks, each of which is named by words that are in it. A block without a test is a
 // failure.
-func runReadme(t *testing.T, section string, tests map[string]func(n *night, sql string)) {
+func runDoc(t *testing.T, page string, tests map[string]func(n *night, sql string)) {
 	t.Helper()
 	for words, test := range tests {
 		t.Run(words, func(t *testing.T) {
 			t.Parallel()
-			test(&night{T: t, pool: newPool(t, 4)}, readmeSQL(t, section, words))
+			test(&night{T: t, pool: newPool(t, 4)}, docSQL(t, page, words))
 		})
 	}
-	blocks := readmeBlocks(t, section)
+	blocks := docBlocks(t, page)
 	if len(blocks) != len(tests) {
-		t.Errorf("the section has %d blocks of SQL, %d are tested", len(blocks), len(tests))
+		t.Errorf("%s has %d blocks of SQL, %d are tested", page, len(blocks), len(tests))
 	}
 }
 
@@ -320,7 +315,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	pool := newPool(t, 1)
 	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
-			if _, err := tx.Exec(t.Context(), readmeSQL(t, "At 3 a.m.", "ratelimit_keys('"+name+"'")); err != nil {
+			if _, err := tx.Exec(t.Context(), docSQL(t, "At 3 a.m.", "ratelimit_keys('"+name+"'")); err != nil {
 				return err
 			}
 		}
@@ -335,7 +330,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 func TestTheReadmesCallsFromSQL(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	calls := readmeSQL(t, "From SQL", "FROM ratelimit(")
+	calls := docSQL(t, "From SQL", "FROM ratelimit(")
 	results, err := acquire(t, pool).PgConn().Exec(context.WithoutCancel(t.Context()), calls).ReadAll()
 	if err != nil || len(results) != 3 {
 		t.Fatalf("%d results, %v", len(results), err)
