@@ -18,7 +18,10 @@ func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) 
 	for _, request := range requests {
 		balances = append(balances, request.Count(0))
 	}
-	before := w.check(balances...)
+	before, err := (&ratelimit.Limiter{Clock: w.limiter.Clock}).Check(w.Context(), w.db, balances...) // which no observer sees
+	if err != nil {
+		w.Fatal(err)
+	}
 	result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...)
 	if err != nil || !result.OK {
 		w.Fatalf("refund: %+v, %v", result, err)

@@ -1,0 +1,83 @@
+package examples_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+)
+
+var (
+	docBlock = regexp.MustCompile("(?ms)^```(sh|go|text)\n(.*?)^```$")
+	docFile  = regexp.MustCompile("(?m)^Write `([a-z.]+)`")
+)
+
+// TestGettingStarted does what docs/getting-started.md says, block by block, in an empty folder: it writes the files, runs the commands,
+// and compares what they print. The module is taken from this clone.
+func TestGettingStarted(t *testing.T) {
+	page, err := os.ReadFile("../docs/getting-started.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const module = "github.com/txlimit/txlimit"
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := postgres.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	url, drop, err := server.NewSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop()
+
+	dir := t.TempDir()
+	run := func(script string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+url, "GOWORK=off", "GOFLAGS=-mod=mod", "PGOPTIONS=", "PSQLRC=/dev/null")
+		cmd.Stderr = os.Stderr
+		output, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v\n%s\n%s", err, script, output)
+		}
+		return string(output)
+	}
+	files := docFile.FindAllSubmatch(page, -1)
+	printed, ran := "", 0
+	for _, block := range docBlock.FindAllSubmatch(page, -1) {
+		text := string(block[2])
+		switch kind := string(block[1]); kind {
+		case "go":
+			if err := os.WriteFile(filepath.Join(dir, string(files[0][1])), block[2], 0o644); err != nil {
+				t.Fatal(err)
+			}
+			files = files[1:]
+		case "sh":
+			if ran == 0 {
+				text = strings.Replace(text, "go get "+module, "go mod edit -require "+module+"@v0.0.0 -replace "+module+"="+root, 1)
+			}
+			printed = run(text)
+			if ran == 0 {
+				dir = filepath.Join(dir, "app")
+			}
+			ran++
+		case "text":
+			if printed != text {
+				t.Errorf("printed:\n%swant:\n%s", printed, text)
+			}
+		}
+	}
+	if ran < 6 || len(files) > 0 {
+		t.Errorf("%d blocks of commands ran, %d files were not written", ran, len(files))
+	}
+}
