@@ -2,7 +2,10 @@ package orms_test
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"testing"
+	"time"
 
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
@@ -13,10 +16,6 @@ import (
 
 func TestGORM(t *testing.T) {
 	t.Parallel()
-	type Message struct {
-		ID   int64
-		Body string
-	}
 	for name, prepare := range map[string]bool{"plain": false, "PrepareStmt": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -35,5 +34,43 @@ func TestGORM(t *testing.T) {
 				}, serializable)
 			})
 		})
+	}
+}
+
+type Message struct {
+	ID   int64
+	Body string
+}
+
+var sendMessage = ratelimit.TokenBucket("sendMessage", 2, time.Hour)
+
+// sendGORM is in docs/databases.md.
+func sendGORM(ctx context.Context, db *gorm.DB, userID, text string) error {
+	return ratelimit.Retry(ctx, func(ctx context.Context) error {
+		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+			if err := tx.Create(&Message{Body: text}).Error; err != nil {
+				return err
+			}
+			_, err := limits.Consume(ctx, ratelimit.SQL(tx.Statement.ConnPool), sendMessage.Key(userID))
+			return err
+		}, &sql.TxOptions{Isolation: sql.LevelSerializable})
+	})
+}
+
+func TestTheGORMOfTheDocs(t *testing.T) {
+	t.Parallel()
+	conns := open(t, "pgx")
+	db, err := gorm.Open(postgres.New(postgres.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		if err := sendGORM(t.Context(), db, "ann", "hello"); (err == nil) != (i < 2) || err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+			t.Errorf("message %d: %v", i, err)
+		}
+	}
+	var messages int64
+	if err := db.Model(&Message{}).Count(&messages).Error; err != nil || messages != 2 {
+		t.Errorf("%d messages, want 2: %v", messages, err)
 	}
 }
