@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -506,4 +508,269 @@ func ExampleLimit_Key_personalData() {
 	fmt.Println(result.Requests[0].Key, "has", result.Remaining, "left")
 	// Output:
 	// xi3YOnD-jhzOnUrj3TtZVu5une4d-O_kUV98LhM1KCw has 4 left
+}
+
+// A denial is an error. It says when to try again, and which of the limits denied.
+func ExampleDeniedError() {
+	perUser := ratelimit.TokenBucket("reportsPerUser", 10, time.Hour, ratelimit.Capacity(1))
+	perTeam := ratelimit.TokenBucket("reportsPerTeam", 100, time.Hour)
+
+	for range 2 {
+		_, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
+		var denied *ratelimit.DeniedError
+		switch {
+		case err == nil:
+			fmt.Println("granted")
+		case errors.As(err, &denied):
+			fmt.Println("denied, retry in", denied.RetryAfter.Round(time.Minute))
+			for _, status := range denied.Requests {
+				if !status.OK {
+					fmt.Printf("%s has %.0f left\n", status.Limit.Name(), status.Remaining)
+				}
+			}
+		default:
+			fmt.Println(err) // the request is wrong, or the database cannot be reached
+		}
+	}
+	// Output:
+	// granted
+	// denied, retry in 6m0s
+	// reportsPerUser has 0 left
+}
+
+// A token bucket is refilled continuously, here by one token a second, up to its capacity. This is the picture in docs/concepts.md.
+func ExampleTokenBucket() {
+	apiCalls := ratelimit.TokenBucket("apiCalls", 60, time.Minute, ratelimit.Capacity(5))
+
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	now := noon
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for _, call := range []struct{ second, count int }{{1, 3}, {2, 2}, {3, 3}, {4, 3}} {
+		now = noon.Add(time.Duration(call.second) * time.Second)
+		result, err := limits.Consume(ctx, pool, apiCalls.Global().Count(float64(call.count)))
+		switch {
+		case errors.Is(err, ratelimit.ErrDenied):
+			fmt.Printf("%d s: %d denied, %v left, retry in %v\n", call.second, call.count, result.Remaining, result.RetryAfter)
+		case err != nil:
+			fmt.Println(err)
+		default:
+			fmt.Printf("%d s: %d granted, %v left\n", call.second, call.count, result.Remaining)
+		}
+	}
+	// Output:
+	// 1 s: 3 granted, 2 left
+	// 2 s: 2 granted, 1 left
+	// 3 s: 3 denied, 2 left, retry in 1s
+	// 4 s: 3 granted, 0 left
+}
+
+// A fixed window is refilled at the start of each window, and not in between. This is the picture in docs/concepts.md.
+func ExampleFixedWindow() {
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	exports := ratelimit.FixedWindow("exports", 4, time.Minute, ratelimit.Start(noon))
+
+	now := noon
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for _, call := range []struct{ second, count int }{{10, 3}, {40, 1}, {50, 1}, {90, 2}, {120, 1}} {
+		now = noon.Add(time.Duration(call.second) * time.Second)
+		result, err := limits.Consume(ctx, pool, exports.Global().Count(float64(call.count)))
+		switch {
+		case errors.Is(err, ratelimit.ErrDenied):
+			fmt.Printf("%d s: %d denied, %v left, retry in %v\n", call.second, call.count, result.Remaining, result.RetryAfter)
+		case err != nil:
+			fmt.Println(err)
+		default:
+			fmt.Printf("%d s: %d granted, %v left\n", call.second, call.count, result.Remaining)
+		}
+	}
+	// Output:
+	// 10 s: 3 granted, 1 left
+	// 40 s: 1 granted, 0 left
+	// 50 s: 1 denied, 0 left, retry in 10s
+	// 90 s: 2 granted, 2 left
+	// 120 s: 1 granted, 3 left
+}
+
+// Each reservation lowers the balance, below zero if need be. The job may run when the refill has brought it back to zero. This is
+// the picture in docs/concepts.md.
+func ExampleRequest_Reserve_runTimes() {
+	renders := ratelimit.TokenBucket("renders", 60, time.Minute, ratelimit.Capacity(5), ratelimit.MaxReserved(5))
+
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	now := noon
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for second, job := range []string{"A", "B", "C", "D"} {
+		now = noon.Add(time.Duration(second+1) * time.Second)
+		result, err := limits.Consume(ctx, pool, renders.Global().Count(4).Reserve())
+		switch {
+		case errors.Is(err, ratelimit.ErrDenied):
+			fmt.Printf("%s at %d s: denied, balance %v, ask again at %v\n", job, second+1, result.Remaining, result.RetryAt.Sub(noon))
+		case err != nil:
+			fmt.Println(err)
+		default:
+			fmt.Printf("%s at %d s: balance %v, may run at %v\n", job, second+1, result.Remaining, result.RetryAt.Sub(noon))
+		}
+	}
+	// Output:
+	// A at 1 s: balance 1, may run at 1s
+	// B at 2 s: balance -2, may run at 4s
+	// C at 3 s: balance -5, may run at 8s
+	// D at 4 s: denied, balance -4, ask again at 7s
+}
+
+// A test sets the clock, and works in a transaction that it rolls back.
+func ExampleLimiter_clock() {
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	invitations := ratelimit.TokenBucket("invitations", 10, time.Hour, ratelimit.Capacity(1))
+
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer tx.Rollback(ctx) // the test leaves nothing behind
+
+	_, err = limits.Consume(ctx, tx, invitations.Key("ann"))
+	fmt.Println("first granted:", err == nil)
+	_, err = limits.Consume(ctx, tx, invitations.Key("ann"))
+	fmt.Println("second denied:", errors.Is(err, ratelimit.ErrDenied))
+	now = now.Add(6 * time.Minute)
+	_, err = limits.Consume(ctx, tx, invitations.Key("ann"))
+	fmt.Println("six minutes later granted:", err == nil)
+	// Output:
+	// first granted: true
+	// second denied: true
+	// six minutes later granted: true
+}
+
+// After an unknown outcome, the caller tries again with the same id. The id, which the caller has chosen, is the primary key of the
+// business row: if the first try was committed after all, the second changes nothing.
+func ExampleLimiter_InTx_unknownOutcome() {
+	if _, err := pool.Exec(ctx, "CREATE TABLE orders (id text PRIMARY KEY, buyer text)"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	placeOrder := ratelimit.TokenBucket("placeOrder", 10, 24*time.Hour)
+
+	order := func(id, buyer string) error {
+		return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			inserted, err := tx.Exec(ctx, "INSERT INTO orders (id, buyer) VALUES ($1, $2) ON CONFLICT DO NOTHING", id, buyer)
+			if err != nil {
+				return err
+			}
+			if inserted.RowsAffected() == 0 {
+				return nil // an earlier try was committed, and its token with it
+			}
+			_, err = limits.Consume(ctx, tx, placeOrder.Key(buyer))
+			return err
+		})
+	}
+
+	err := order("order 17", "ann")
+	for range 3 {
+		if !errors.Is(err, ratelimit.ErrUnknownOutcome) {
+			break
+		}
+		err = order("order 17", "ann")
+	}
+	fmt.Println(err)
+
+	err = order("order 17", "ann") // as if the answer to the first COMMIT had been lost
+	fmt.Println(err)
+	balance, err := limits.Check(ctx, pool, placeOrder.Key("ann").Count(0))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%.0f of 10 left\n", balance.Remaining)
+	// Output:
+	// <nil>
+	// <nil>
+	// 9 of 10 left
+}
+
+// A Coalescer should have a pool of its own, with a lock_timeout: a row that another transaction has locked then fails the calls for
+// that row, and no others.
+func ExampleCoalescer_lockTimeout() {
+	config := pool.Config() // or that of pgxpool.ParseConfig
+	config.MaxConns = 2
+	config.ConnConfig.RuntimeParams["lock_timeout"] = "200ms"
+	own, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer own.Close()
+	coalescer := &ratelimit.Coalescer{Pool: own}
+	defer coalescer.Close()
+
+	searches := ratelimit.TokenBucket("searches", 100, time.Hour)
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := limits.Consume(ctx, tx, searches.Key("ann")); err != nil {
+			return err
+		}
+		// The row is locked until this transaction ends.
+		_, err := limits.Consume(ctx, coalescer, searches.Key("ann"))
+		var pgErr *pgconn.PgError
+		fmt.Println("lock timeout for ann:", errors.As(err, &pgErr) && pgErr.Code == "55P03")
+		_, err = limits.Consume(ctx, coalescer, searches.Key("bob"))
+		fmt.Println("granted to bob:", err == nil)
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// lock timeout for ann: true
+	// granted to bob: true
+}
+
+// A refund to a token bucket gives back what has not been refilled since. Status.Refunded says how many tokens came back.
+func ExampleLimiter_Refund_refilledSince() {
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	lookups := ratelimit.TokenBucket("lookups", 60, time.Minute, ratelimit.Capacity(10)) // one a second
+
+	now := noon
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for second := range 6 {
+		key := fmt.Sprintf("refunded after %d s", second)
+		now = noon
+		result, err := limits.Consume(ctx, pool, lookups.Key(key).Count(5))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		now = noon.Add(time.Duration(second) * time.Second)
+		result, err = limits.Refund(ctx, pool, result.Receipt(), lookups.Key(key).Count(5))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s: %v came back\n", key, result.Requests[0].Refunded)
+	}
+	// Output:
+	// refunded after 0 s: 5 came back
+	// refunded after 1 s: 4 came back
+	// refunded after 2 s: 3 came back
+	// refunded after 3 s: 2 came back
+	// refunded after 4 s: 1 came back
+	// refunded after 5 s: 0 came back
+}
+
+// InTx at another isolation level. In READ COMMITTED, transactions that want the same row wait for each other.
+func ExampleIsolation() {
+	postQuestion := ratelimit.TokenBucket("postQuestion", 10, time.Hour)
+	user, text := "ann", "how so?"
+
+	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", user, text); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ctx, tx, postQuestion.Key(user))
+		return err
+	}, ratelimit.Isolation(pgx.ReadCommitted)) // without it: SERIALIZABLE
+	fmt.Println(err)
+	// Output:
+	// <nil>
 }
