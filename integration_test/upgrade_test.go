@@ -270,7 +270,7 @@ COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows
 `)
 		},
 		func() { // a comment, and two bodies, one of which has been changed before
-			c.edit("engine/keys.sql", "Who is limited:", "Who is limited by now:")
+			c.edit("engine/keys.sql", "The limited keys:", "The keys limited now:")
 			c.edit("engine/reset.sql", "count(*) INTO rows", "count(r.key) INTO rows")
 			c.edit("engine/apply.sql", "lost a hundred races", "lost one hundred races")
 		},

@@ -7,20 +7,17 @@ BEGIN
 EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
--- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
--- refilled since ts is not in the row: every reader adds it (_ratelimit_available).
+-- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
+-- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
 --
--- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
--- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
--- that it grants no more than the capacity (NaN and Infinity are a full row).
---
--- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
--- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
+-- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
+-- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
+-- The table has no CHECK constraints (G1).
 CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
-    key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
+    key    text COLLATE "C" NOT NULL, -- '' if the limit has no keys
     shard  smallint         NOT NULL, -- 0 to shards - 1
-    shards smallint         NOT NULL, -- how many rows the limit has for this key
+    shards smallint         NOT NULL, -- the number of rows that the limit has for this key
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     PRIMARY KEY (name, key, shard)
@@ -28,11 +25,11 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
 
--- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
--- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+-- The tokens in a row at `upto`: the current instant for a token bucket, the start of the current window for a fixed window.
+-- Time that runs backwards refills nothing. All functions in it are IMMUTABLE, so that the planner inlines it.
 --
--- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
--- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
+-- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
+-- start would refill tokens for time in which the limit was used under the old numbers.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -45,38 +42,39 @@ RETURN least(capacity, value + CASE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END);
 
--- Whether a decision can be made by these numbers. The functions that decide trust their callers to have validated their arguments. But in
--- Postgres NaN is above all numbers, and LEAST and GREATEST ignore NULL: such an argument would be granted, or fill a bucket.
+-- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
+-- which would be granted or fill a bucket (CONCURRENCY.md, G2).
 --
--- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so that it has no more than it takes.
+-- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so it has no more than it needs.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
     rate double precision, period interval, capacity double precision, count double precision, now timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
 
--- What became of one limit's row: its new state when granted, the state that decided when denied. (A type of its own,
--- since the row type of OUT parameters is put together again for every call. A ROW that is cast to it is not converted on return.)
+-- The decision on one limit. value and ts are the row's new state if it was granted, or the state that led to the denial.
+-- A named type saves time: Postgres assembles the row type of OUT parameters again for every call, and a ROW that is cast to
+-- this type needs no conversion on return.
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
--- The same of the rows of several limits, or of a sharded one. ord is the place of each row's limit in the arguments; NULL: one row
--- for each limit, in order.
+-- The decision on the rows of several limits, or of a sharded one. ord has, for each row, the position of its limit in the
+-- arguments. NULL: one row for each limit, in order.
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
---   capacity       the most that can be saved up
+--   capacity       the most tokens that can be saved up
 --   start          NULL: a token bucket, refilled continuously.
---                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
---                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
---   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
+--                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
+--                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
--- They are validated by the callers: package ratelimit, and ratelimit(). See _ratelimit_valid.
+--   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
+-- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.
 
--- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
--- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
--- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
+-- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
+-- than its arithmetic, since Postgres looks up each operator again for every call.
+-- expect_denial: read the row before the UPDATE. The decision is the same; a denial is faster and a grant slower.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -99,10 +97,9 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
-        -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
-        -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
-        -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
-        -- constant start.)
+        -- The UPDATE locks and writes the row only if it has enough at first sight. After a wait for another transaction,
+        -- READ COMMITTED checks the row's new version; higher levels raise 40001 (CONCURRENCY.md, A1 and A2). There are
+        -- two UPDATEs because the planner simplifies the sum for a constant start.
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
@@ -126,8 +123,8 @@ BEGIN
             END IF;
         END IF;
 
-        -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
-        -- refilled for time that has passed.
+        -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
+        -- be refilled for the wait (A5).
         SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -144,15 +141,15 @@ BEGIN
                 END IF;
                 RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
-            -- It has enough by now: go round.
+            -- The row has enough by now: try again.
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
-            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
+            -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': this can never be granted';
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
-            -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
+            -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
             VALUES (name, key, 0, 1, capacity - count, at)
             ON CONFLICT DO NOTHING
@@ -165,16 +162,17 @@ BEGIN
         expect_denial := false;
         attempt := coalesce(attempt, 0) + 1;
         IF attempt = 100 THEN
-            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
+            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
 END
 $body$;
 
--- Takes from one limit that is sharded: from one shard, if that has enough, with an ord of NULL, or else what _ratelimit_apply does.
+-- Takes tokens from one sharded limit. If one shard has enough, it takes from that shard and returns an ord of NULL.
+-- Otherwise _ratelimit_apply decides.
 --
--- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
--- but shard_a: one that is read and not taken conflicts with whoever takes it.
+-- A plain read picks the fuller of shard_a and shard_b. Above READ COMMITTED, or if both are the same, only shard_a is used:
+-- a shard that is read but not taken from conflicts with the transactions that take from it (CONCURRENCY.md, C6).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
@@ -184,8 +182,8 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    each      double precision; -- rate of one shard
-    room      double precision; -- capacity of one shard
+    each      double precision; -- the rate of one shard
+    room      double precision; -- the capacity of one shard
     upto      timestamptz;
     at        timestamptz;
     pick      integer;
@@ -207,9 +205,9 @@ BEGIN
          ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
     END IF;
 
-    -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
-    -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-    -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
+    -- A shard takes only tokens that it has, since all shards share the debts (C1). The UPDATE locks the row if it has enough, and
+    -- checks it again after a wait (or raises 40001). If it then has too little, the subtransaction releases the lock, and
+    -- _ratelimit_apply locks all shards in order (C4).
     BEGIN
         IF start IS NULL THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r
@@ -239,15 +237,14 @@ BEGIN
 END
 $body$;
 
--- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
--- over places that are in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
+-- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for _ratelimit_apply.
+-- If the limits are in the common lock order, it takes from them one by one and returns an ord of NULL. Otherwise
+-- _ratelimit_apply decides.
 --
--- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
--- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
--- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
--- locked.
+-- The first pass reads all rows but the first, since a denial must not write; the first UPDATE checks its own row. The second
+-- pass updates. If an UPDATE loses a race, the tokens taken before it are given back (CONCURRENCY.md, B1).
 --
--- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+-- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
@@ -281,7 +278,7 @@ BEGIN
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
-                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
                 CONTINUE WHEN least(new_value, capacity) - count >= floor;
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];
@@ -336,21 +333,21 @@ BEGIN
 END
 $body$;
 
--- Decides several limits together, all or nothing, sharded ones included. op is
+-- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
---   check    what consume would answer; writes and locks nothing
--- With `reserve`, the work may have to wait, and what would be refilled past a capacity until it runs is forfeited: Reserve in
--- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--   check    return what consume would return; write and lock nothing
+-- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
+-- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
--- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
--- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
--- holds, since what the limit owes is spread evenly over all of them.
+-- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
+-- are two shards to choose between. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- since a limit's debt is spread evenly over all its shards.
 --
--- Answers the rows of each limit, with ord, as they are now if it was granted, or as they were when the denial was decided. A limit
--- without rows is full and has none. A sharded limit that took from one shard answers that shard alone.
+-- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
+-- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
--- wanting is released (its subtransaction is rolled back) before all shards are locked.
+-- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
+-- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -367,21 +364,21 @@ DECLARE
     value   double precision[];
     ts      timestamptz[];
 
-    -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
+    -- A sum over shards may lack this many tokens because of rounding: a third of 10 is not exact.
     slack  CONSTANT double precision := 1e-9;
-    -- By place; `places` is the places in lock order.
+    -- Arrays by position. `places` has the positions in lock order.
     places integer[];
-    upto   timestamptz[] := '{}';      -- the instant up to which refills count
+    upto   timestamptz[] := '{}';      -- refills count up to this instant
     picks  smallint[];                 -- the shard to take from
-    rows   integer[] := '{}';          -- how many there are
-    locked integer[] := '{}';          -- how many of them are
-    alike  boolean[] := '{}';          -- whether they are those of so many shards
-    totals double precision[] := '{}'; -- what they hold together
-    latest timestamptz[] := '{}';      -- the latest ts among them, or now
-    first_ts timestamptz[] := '{}';    -- the earliest, or now
-    lefts  double precision[] := '{}'; -- what they will hold
-    owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
-    run_at timestamptz;                -- when it may run
+    rows   integer[] := '{}';          -- the number of rows
+    locked integer[] := '{}';          -- the number of locked rows
+    alike  boolean[] := '{}';          -- true if all rows have the limit's number of shards
+    totals double precision[] := '{}'; -- the tokens in all rows together
+    latest timestamptz[] := '{}';      -- the latest ts of the rows, or now if that is later
+    first_ts timestamptz[] := '{}';    -- the earliest ts of the rows, or now if that is later
+    lefts  double precision[] := '{}'; -- the tokens in all rows after the call
+    owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
+    run_at timestamptz;                -- the instant at which the work may run
 
     rec       record;
     i         integer;
@@ -394,8 +391,8 @@ DECLARE
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' THEN
-            -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
-            -- is read and not taken conflicts with whoever takes it.
+            -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
+            -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
             IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
                 picks := shard_a;
@@ -416,13 +413,12 @@ BEGIN
                   ) AS s ON true;
             END IF;
 
-            -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
-            -- has: debts are shared by all shards (step 3), and a reservation may forfeit some. Each UPDATE locks its row, in order, and evaluates its WHERE
-            -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
-            -- locks included.
+            -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
+            -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
             --
-            -- (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner thinks of the table; above READ COMMITTED
-            -- it would conflict with all that it reads.)
+            -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
+            -- the call would otherwise conflict with every row that the plan reads.
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
@@ -488,12 +484,12 @@ BEGIN
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
 
-        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write; then, if that
-        -- would grant, again with all rows locked, in order. If locking has changed the answer or the set of rows, or
-        -- another transaction has inserted them, the subtransaction gives the locks back, and round it goes.
+        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write. If that would
+        -- grant, lock all rows in order and decide again. If the decision or the set of rows has changed, or another
+        -- transaction has inserted the rows, the subtransaction releases the locks and the loop tries again (C2 and C3).
         --
-        -- A limit that has m rows has been sharded m ways so far, whatever it is to be now: each row gets rate/m and
-        -- holds capacity/m, so that changing the number of shards mints nothing and forgives nothing.
+        -- A limit with m rows has had m shards so far, whatever its number is to be now. Each row gets rate/m and holds
+        -- capacity/m. So a new number of shards neither creates tokens nor forgives debts (C5).
         BEGIN
             FOR pass IN 1..2 LOOP
                 IF pass = 2 THEN
@@ -502,7 +498,7 @@ BEGIN
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
-                            -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
+                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's.
                             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                               FROM generate_series(0, shards[i] - 1) AS s
@@ -537,9 +533,9 @@ BEGIN
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: the sum may be a little different
+                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: a sum could round
                         totals[i] := capacities[i];
-                    ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
+                    ELSIF lowest = highest THEN -- repeated additions of one number all round in the same direction
                         totals[i] := rows[i]::double precision * lowest;
                     END IF;
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
@@ -574,7 +570,7 @@ BEGIN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
-            -- 4. Take, and spread what is left evenly.
+            -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
                 IF rows[i] = shards[i] AND alike[i] THEN
@@ -588,7 +584,7 @@ BEGIN
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                ELSE -- first use, or another number of shards
+                ELSE -- the first use, or a new number of shards
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
@@ -613,21 +609,22 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
 $body$;
 
--- Gives tokens back to several limits, each as far as that breaks no promise made to a reservation. Limit.Refund in
--- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+-- Gives tokens back to several limits, as many as break no promise made to a reservation. Limit.Refund in
+-- internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
---   counts       what is to be given back
---   taken        what the refunded call took; it took it at taken_at, and its work was to run at run_at
---   held, parts  what the rows that it took from held afterwards, and which part of the limit they are: 1, or one of so many shards
+--   counts       the tokens to give back
+--   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
+--   held, parts  the tokens that were left in the rows that it took from, and their part of the limit: 1 for all rows, or
+--                1/shards for one shard
 --
--- Answers the rows as they were before, with ord. A limit without rows is full, and gets nothing.
+-- Returns the rows as they were before, with ord. A limit without rows is full and gets nothing.
 --
--- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
--- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
+-- Locks all rows of each limit. The arguments must be in the common order (name, key, shard). If another transaction has
+-- changed the set of rows meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, C7).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
@@ -642,15 +639,15 @@ DECLARE
     value  double precision[];
     ts     timestamptz[];
 
-    locked integer[] := '{}';  -- how many rows of each limit are
-    v      double precision[]; -- those of one limit
-    t      timestamptz[];
-    m      integer;            -- how many they are
-    latest timestamptz;        -- the latest use of them, or now
-    total  double precision;   -- what they hold together
-    back   double precision;
-    wait   double precision;   -- how many windows from now the work was to run
-    owing  double precision;   -- what a balance below is owed
+    locked integer[] := '{}';  -- the number of locked rows of each limit
+    v      double precision[]; -- the values of one limit's rows
+    t      timestamptz[];      -- their ts
+    m      integer;            -- their number
+    latest timestamptz;        -- the latest ts, or now if that is later
+    total  double precision;   -- the tokens in all of them together
+    back   double precision;   -- the tokens that are given back
+    wait   double precision;   -- the number of windows from now until the work was to run
+    owing  double precision;   -- a balance below this is a debt
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
@@ -675,7 +672,8 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Nothing comes back for an argument that is no number (NaN is above all of them), nor to rows of before it was taken.
+                -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
+                -- are older than taken_at.
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
                     AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
@@ -695,7 +693,7 @@ BEGIN
                         WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
                         ELSE counts[i] END;
                 END IF;
-                IF back > '0' AND total < capacities[i] THEN -- a full row keeps its ts, which a clock that steps back would see
+                IF back > '0' AND total < capacities[i] THEN -- a later ts in a full row would cost refills if the clock steps back
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
                      WHERE r.name = names[i] AND r.key = keys[i];
@@ -706,11 +704,12 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
 $body$;
 
--- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
+-- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
+-- Returns the number of deleted rows.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -732,20 +731,20 @@ BEGIN
 END
 $body$;
 
--- What the library's Coalescer sends, here and in coalesce.sql: many calls, each a transaction of nobody's own, decided by one
--- statement.
+-- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
+-- no transaction of their own.
 
--- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by _ratelimit_coalesce.
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others have.
+-- It is faster than _ratelimit_coalesce where it can decide.
 --
---   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
+--   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
--- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for _ratelimit_coalesce: keys without a row (to insert one would lock out of
--- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
+-- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
+-- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
+-- INSERT would lock out of order; rows of a limit that was sharded; and keys that had too little at `seen` but enough at `at`.
 --
--- READ COMMITTED only, as _ratelimit_coalesce: else SQLSTATE RL003.
+-- The transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
@@ -754,7 +753,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- As in _ratelimit_coalesce.
+-- The same settings as in _ratelimit_coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -766,9 +765,8 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
 
-    -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
-    -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
-    -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
+    -- This UPDATE decides as the one in _ratelimit_consume does. It locks rows in the order of keys only if the plan looks up one key
+    -- after another. The expressions of i and = ANY rule out plans that walk the index instead (CONCURRENCY.md, E6).
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r
@@ -776,7 +774,7 @@ BEGIN
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
-           AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
+           AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
                 OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
@@ -785,7 +783,7 @@ BEGIN
       FROM u;
     early := pg_catalog.cardinality(ord);
 
-    -- The denials, by a plain read.
+    -- A plain read finds the denials.
     at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
     IF early < pg_catalog.cardinality(keys) THEN
         SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
@@ -800,30 +798,31 @@ BEGIN
 END
 $body$;
 
--- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
+-- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
 --
---   names, rates, periods, capacities   definitions of limits
---   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
---                                       starts may be empty if all are token buckets
---                                       (For speed, the first of them, those with repeats, are to be in the order of name
---                                       and key, "C": in any other, calls could deadlock.)
---   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
---                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
---                                       no subtraction rounds, and all of them are one
---   calls, asks, ask_*                  what is asked of the other keys, in order, one ask after another, those with the
---                                       same number in `calls` all or nothing. `asks` says of which of the keys
+--   names, rates, periods, capacities   the definitions of the limits
+--   keys, defs, starts                  each limit and key of the calls, once. defs has the position of its definition.
+--                                       starts may be empty if all limits are token buckets
+--   repeats, counts, floors             the requests for the first cardinality(repeats) keys: take `counts` tokens and
+--                                       leave at least `floors`, `repeats` times over. A repeat above 1 needs a whole count
+--                                       and a floor of 0: then no subtraction rounds, and one subtraction of the
+--                                       sum equals all of them.
+--                                       The caller sorts these keys by name and key (COLLATE "C"), which saves a sort
+--                                       here; in any other order, calls could deadlock
+--   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
+--                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
 --
--- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
--- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
--- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none;
--- if something was taken from it all the same, the value is NaN.
+-- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
+-- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
+-- others, and all keys in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and
+-- has no answer. If tokens were taken from it all the same, value is NaN.
 --
--- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
--- which is everybody's. What is denied by a plain read is neither written nor locked.
+-- Locks the rows that it takes tokens from, including those that it inserts, in the common order (name, key, shard). A denial
+-- by a plain read writes and locks nothing.
 --
--- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
--- RL002: the rows are those of a limit that was sharded; let _ratelimit_consume or _ratelimit_apply make them one.
+-- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
+-- RL002 if the rows belong to a limit that was sharded; _ratelimit_consume and _ratelimit_apply merge them.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -835,29 +834,29 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
 LANGUAGE plpgsql
--- Whatever the statistics say: for each key, look into the primary key. And plan once.
+-- Look each key up in the primary key, whatever the statistics say. Plan once.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    todo    integer[];            -- the keys that are to be decided
-    done    integer[];            -- those that were written
-    xid     xid;                  -- of this transaction
-    missing boolean := false;     -- some of those that will be granted have no row
-    misfit  boolean := false;     -- some rows are those of a sharded limit
+    todo    integer[];            -- the keys that are still to be decided
+    done    integer[];            -- the keys that were written
+    xid     xid;                  -- the id of this transaction
+    missing boolean := false;     -- true if a key that will be granted has no row
+    misfit  boolean := false;     -- true if a row belongs to a sharded limit
     early_ord   integer[];        -- the answers at `seen`
     early_value double precision[];
     early_ts    timestamptz[];
     early_after double precision[];
-    -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
+    -- By key, for keys with asks: the tokens, their ts, whether the row is locked, and whether tokens were taken.
     held    double precision[];
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
-    wanted  integer[];            -- those of which something will be taken, by what a plain read saw
-    before_value double precision[]; -- what they held before, since when
+    wanted  integer[];            -- the keys that will be taken from, according to a plain read
+    before_value double precision[]; -- their tokens before the call, and their ts
     before_ts    timestamptz[] := '{}';
-    -- Of the asks of one call: what there is, up to when.
+    -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
     first   integer;
@@ -878,10 +877,10 @@ BEGIN
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    -- 1 to so many, without a query
+    -- 1 to cardinality(repeats), without a query.
     todo := pg_catalog.array_positions(pg_catalog.array_fill(1, ARRAY[pg_catalog.cardinality(repeats)]), 1);
 
-    -- What the keys with asks hold, by a plain read.
+    -- A plain read of the keys with asks.
     IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
             SELECT i, r.value, r.ts, r.shards
@@ -896,7 +895,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
-        -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
+        -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
             granted := true;
@@ -913,8 +912,8 @@ BEGIN
             IF granted THEN
                 FOR j IN first..last LOOP
                     k := asks[j];
-                    IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
-                        RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
+                    IF pass = 2 AND NOT mine[k] THEN -- the first pass took nothing from it, so it is not locked
+                        RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has changed rows meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
                         wanted := pg_catalog.array_append(wanted, k);
                     END IF;
@@ -926,10 +925,9 @@ BEGIN
             first := last + 1;
         END LOOP;
 
-        -- 2. The other keys: read, and take if the row is still what was read (compare and swap). One statement has one
-        -- snapshot: where a row was changed since, or is being changed, the UPDATE waits and then locks its new version,
-        -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
-        -- have to be locked as well.
+        -- 2. Decide the other keys by compare and swap: read each row, and write it if it is still the same (E1). If a row
+        -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
+        -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
             SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
@@ -947,7 +945,7 @@ BEGIN
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
                                starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
-                          FROM pg_catalog.unnest(todo) AS i -- in order
+                          FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
                       LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
@@ -962,7 +960,7 @@ BEGIN
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
                AND CASE pass WHEN 1 THEN wanted IS NULL
-                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
+                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here; waiting for others would break the lock order
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
@@ -981,18 +979,20 @@ BEGIN
             END IF;
         END IF;
         IF misfit THEN
-            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
         END IF;
         EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
         IF pass = 2 THEN
             IF todo IS NOT NULL THEN
-                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
+                -- Deleted rows are not locked.
+                RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
             END IF;
             EXIT;
         END IF;
         early_ord := ord; early_value := value; early_ts := ts; early_after := after;
 
-        -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
+        -- 3. Lock the other rows that are needed, in order, and insert the missing ones, full, in the same statement. Then decide
+        -- the rest in the second pass.
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
@@ -1002,7 +1002,7 @@ BEGIN
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
-                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
@@ -1015,7 +1015,7 @@ BEGIN
                 SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
-            -- What was inserted here is full still, whatever the definition.
+            -- A row that was inserted here is still full, whatever the definition.
             held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
             since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
             before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
@@ -1053,14 +1053,15 @@ BEGIN
 END
 $body$;
 
--- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
--- the transaction are undone. The functions that decide call it where they would answer that a request is denied, if or_raise says so.
+-- Raises a denial as a SQL error, so that it stops a pipeline: the statements sent after it do not run, and the statements before
+-- it in the transaction are undone. With or_raise, the functions that decide call it instead of returning a denial.
 --
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
---   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what _ratelimit_apply answers for a denial: doubles
---             to the last bit, instants as microseconds since 1970-01-01 UTC
+--   MESSAGE   the names of the limits in the request, each once. It has no keys: they may be personal data, and errors are
+--             logged
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as _ratelimit_apply returns them for a denial. Doubles are
+--             exact to the last bit; instants are microseconds since 1970-01-01 UTC
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
@@ -1068,8 +1069,8 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
-    -- error aborts, or of the block that catches it.
+    -- Doubles are written in full, whatever the session's setting. The setting comes back when the transaction that the error
+    -- aborts ends, or the block that catches the error.
     setting text := set_config('extra_float_digits', '1', true);
     limits  text[] := '{}';
     micros  bigint[] := '{}';
@@ -1091,15 +1092,11 @@ BEGIN
 END
 $body$;
 
--- The locks with which transactions of several processes queue for a hot limit (Limiter.InTx with Hot): the first statement
--- of a transaction is LOCK TABLE on the view that belongs to the limit and key, and the lock lasts until the transaction ends.
+-- Transactions of several processes queue for a hot limit with these locks (Limiter.InTx with Hot). The first statement of a
+-- transaction is LOCK TABLE on the view that belongs to the limit and key. The lock lasts until the transaction ends.
 --
--- Why not an advisory lock: a session's would stay behind on a connection that a transaction pooler has handed to somebody
--- else, and a transaction's is taken by a SELECT, whose snapshot would be older than the lock, so that what the transaction
--- before has committed is a conflict. LOCK TABLE takes no snapshot.
---
--- Views, because they have no storage and nothing is ever done to them, and many, so that different limits seldom meet.
--- LOCK TABLE needs UPDATE on them, which allows nothing else.
+-- LOCK TABLE takes no snapshot, unlike an advisory lock (CONCURRENCY.md, F2). Views have no storage, and nothing else uses
+-- them. There are 32, so that different limits seldom share one. LOCK TABLE needs UPDATE on them, which allows nothing else.
 CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_00 AS SELECT NULL AS nothing;
 
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
@@ -1228,7 +1225,7 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
--- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
+-- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
@@ -1244,7 +1241,7 @@ DECLARE
             pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
         WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
-            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
             pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
@@ -1264,7 +1261,8 @@ BEGIN
 END
 $body$;
 
--- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
+-- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
+-- the session's time zone.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
@@ -1273,8 +1271,8 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint) RETURNS 
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of _ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
--- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
+-- Returns the argument `start` of _ratelimit_consume: NULL for a token bucket, or the first instant of a fixed window's grid from
+-- the year 1 on. Without a start, the grid's offset is a hash of name and key, the same as in the Go library.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -1294,8 +1292,8 @@ BEGIN
 END
 $body$;
 
--- What the rows of a limit and key (its shards) hold together at an instant: the sum of _ratelimit_apply, to the bit. No rows are
--- a full limit.
+-- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. The sum is the same as in
+-- _ratelimit_apply, to the bit. Without rows, the limit is full.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -1322,12 +1320,12 @@ BEGIN
 END
 $body$;
 
--- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
--- takes or gives anything. Beyond the year 9999 it is the end of that year.
+-- Returns the first instant, not before `at`, at which count can be taken and at least floor is left, if no other call takes or
+-- gives back tokens. Beyond the year 9999 it returns the end of that year.
 --
--- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
--- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
--- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
+-- A quotient gives a first guess, which is a little wrong because of rounding. Growing steps from there, and then a bisection,
+-- find the answer. It is right to the microsecond, since each step asks the predicate that decides. With `reserve`, the predicate
+-- is that of a reservation, which may forfeit tokens.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -1348,14 +1346,14 @@ BEGIN
     IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
-    wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
+    wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
             + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
-        IF guess <= too_early OR guess >= late THEN -- the walk has ended
+        IF guess <= too_early OR guess >= late THEN -- the growing steps have ended: bisect
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
@@ -1372,7 +1370,8 @@ BEGIN
 END
 $body$;
 
--- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
+-- Returns the instant at which work may run if its call leaves `left` tokens: the first at which nothing is owed. `ts` has
+-- the ts of the rows before the call.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer
@@ -1381,7 +1380,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    after timestamptz[]; -- ts, once it has been taken
+    after timestamptz[]; -- the ts of the rows after the call
 BEGIN
     IF pg_catalog.cardinality(ts) = shards THEN
         after := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
@@ -1393,7 +1392,8 @@ BEGIN
 END
 $body$;
 
--- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
+-- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
+-- in internal/algebra/promise.go has the rule.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -1418,10 +1418,9 @@ BEGIN
 END
 $body$;
 
--- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
--- ratelimit_keys. They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the
--- same limit from either side. What a caller should know is in the comments on the functions:
--- SELECT obj_description('ratelimit'::regproc)
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
+-- ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the same numbers is the same
+-- limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
@@ -1448,7 +1447,7 @@ BEGIN
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
         WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true asks for a limit without keys'
+        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys'
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
@@ -1462,7 +1461,7 @@ BEGIN
         floor := coalesce(-max_reserved, '-Infinity');
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity THEN -- it is enough but for rounding
+        IF count + floor <= capacity THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
@@ -1476,7 +1475,7 @@ BEGIN
     grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
-        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
     END IF;
     IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
@@ -1489,7 +1488,7 @@ BEGIN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
     END IF;
-    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
@@ -1508,36 +1507,47 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
-Takes tokens of a rate limit, if it has enough, in the caller's transaction: a rollback gives them back.
+Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-  name, key     whose tokens, as text. A key of several parts, as the Go library stores it: 'eu|user-17' (with a backslash before each
-                | and \ of the parts)
-  rate, period  that many tokens per interval, which has no months
-  count         how many to take; 1
-  kind          'token bucket', refilled continuously, or 'fixed window', refilled at the start of each period
-  capacity      the most that can be saved up. NULL: the rate. 0: nothing is, so that all have to reserve
-  start         a fixed window's grid goes through it. NULL: an offset that is a hash of name and key
-  reserve       whether tokens may be taken that are not there yet: retry_at then says when they will be
-  max_reserved  how many may be owed. NULL: no bound. 0: none, so that nothing can be reserved
-  shards        over how many rows the key is spread
-  global        true for a limit without keys, whose key stays NULL. A key that is NULL or empty is an error otherwise
-  now           NULL: the database's clock
+Call it in FROM: (ratelimit(...)).* calls it once for each column.
 
-  ok            whether they were taken. Nothing was if not
-  remaining     the balance; what is owed is below zero
-  retry_after   how long to wait until
-  retry_at      denied: the first instant at which the same call would be granted, if nobody else takes any. Granted: when
-                the work may run
-  reset_at      when the bucket will be full, or the next window begins
+Arguments:
+  name          the name of the limit, 1 to 255 bytes
+  key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
+                true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
+                a part
+  rate          tokens per period, 1e-15 to 1e15
+  period        an interval of 1 microsecond to 106751 days, without months and years
+  count         the tokens to take: 0, or 1e-15 to 1e15; default 1
+  kind          'token bucket' (the default), refilled continuously, or 'fixed window', refilled at the start of each period
+  capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
+                reserve
+  start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
+                Default NULL: an offset that is a hash of name and key. A token bucket has none
+  reserve       true: take tokens even before they are refilled; retry_at says when they will be. Default false
+  max_reserved  the most tokens that may be owed with reserve: 0, or 1e-15 to 1e15; default NULL, no bound. With 0, nothing
+                can be reserved
+  shards        the number of rows that the key is spread over, 1 to 100; default 1
+  global        true: the limit has no keys, and key must be NULL. Default false
+  now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
+
+Result:
+  ok            true: the tokens were taken. false: the call was denied and took nothing
+  remaining     the balance in tokens; below zero if tokens are owed
+  retry_after   the wait until retry_at, an interval
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
+                Granted: the instant at which the work may run
+  reset_at      the instant at which the bucket will be full or the next window begins
   at            the instant of the decision
 
-What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
-calls it once for each column.
+Errors:
+  22023         an argument is invalid, or the count can never be granted
+  40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
+-- Raises a denial as an error. QueueConsume of the Go library does not take it for a denial of its own, since the DETAIL differs.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
@@ -1563,13 +1573,15 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
-The same as ratelimit, but a denial is an error, for triggers and wherever a result could be overlooked:
+The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
 
+Arguments, result and other errors are the same as for ratelimit. The error of a denial has
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
-  MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
-  DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
+  MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
+  DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
+  HINT      'Retry in ... s.', in whole seconds, rounded up
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
@@ -1584,7 +1596,7 @@ DECLARE
 BEGIN
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
@@ -1593,7 +1605,7 @@ BEGIN
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
-                   ELSE -- the same, inline: there may be millions
+                   ELSE -- the same sum, which the planner inlines: there may be millions of keys
                    /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
@@ -1611,27 +1623,29 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
-The keys of a rate limit that have been used, and what they have now. Writes and locks nothing. Who is limited:
+The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-  key        as stored; '' for a limit without keys
-  remaining  the balance; what is owed is below zero
-  retry_at   when there will be a token (or, of a limit that holds less than one, when it will be full); NULL: there is
+Result, one row for each key:
+  key        the key as it is stored; '' for a limit without keys
+  remaining  the balance in tokens; below zero if tokens are owed
+  retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
+             are enough tokens now
 
-The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
-answer is what those would make of it.
+The arguments and their defaults are the same as for ratelimit. Pass the numbers that the program uses: they are not in the database, and
+other numbers give another answer. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
--- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
--- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
+-- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Sweep of the Go library calls it batch after batch; psql can, too.
 --
--- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
--- next 1000 rows of the primary key, from where the one before has ended.
+-- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
+-- the primary key, from where the batch before ended.
 
--- Whether a row, one of so many shards, is full at `upto` (see _ratelimit_available), and was at all instants from then on: at any of
--- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
--- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+-- Reports whether a row, one of `shards`, was full at `upto` (see _ratelimit_available) and at every later instant. Then no call can
+-- tell it from a missing row. A row whose ts lies after `upto` differs from a missing one: its refills begin at that ts.
+-- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -1642,12 +1656,11 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
         = capacity / shards::double precision
     ELSE false END;
 
--- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
+-- Sweeps one batch. It deletes all rows of a key or none: a missing shard is not full while other shards have rows.
 --
--- Locks only what it deletes, and never waits for a lock: rows that others have locked are in use, and stay. Three statements,
--- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
--- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
--- COMMITTED), or gets 40001 and runs again.
+-- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
+-- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
+-- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -1655,22 +1668,22 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
--- Whatever the statistics say: along the primary key.
+-- Read along the primary key, whatever the statistics say.
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
+    -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
-    keys text[]; -- those of which all rows say nothing, by a plain read
-    tids tid[];  -- those rows, once they are locked
+    keys text[]; -- the keys whose rows are all idle, according to a plain read
+    tids tid[];  -- the rows of these keys, once they are locked
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
@@ -1689,14 +1702,14 @@ BEGIN
           ) AS r
          GROUP BY r.key
       ) AS k;
-    IF next = first THEN -- the last key may have more rows, so the next batch begins with it, but not over and over
-        next := first || E'\x01'; -- no key lies in between
+    IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
+        next := first || E'\x01'; -- the next possible key
     END IF;
     IF keys IS NULL THEN
         RETURN;
     END IF;
 
-    -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
+    -- LATERAL and tids make the planner look rows up one by one, whatever its estimates.
     SELECT pg_catalog.array_agg(k.tid) INTO tids
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
@@ -1723,16 +1736,21 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
-Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
-their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
+Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
+of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
     SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
 
-  first    the key to begin with; '' is the first of all
-  deleted  how many rows
-  next     where the next call should begin; NULL: that was the last
+Arguments: as for ratelimit, with the numbers that the program uses, and
+  first    the key to begin with; default '', the first of all
 
-The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
+Result:
+  deleted  the number of deleted rows
+  next     the argument first for the next call; NULL: this was the last
+
+Errors:
+  RL003    the transaction is not READ COMMITTED
+  22023    an argument is invalid
 $text$;
 $engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 END

@@ -207,7 +207,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	const two = "CREATE OR REPLACE FUNCTION " + schemaMark + "two(a integer DEFAULT (1), b double precision[], OUT c text)\nLANGUAGE sql RETURN 'x; y';\n" +
 		"COMMENT ON FUNCTION " + schemaMark + "two(integer, double precision[]) IS 'both IS this; and that';\n"
 	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"\n"+two)
-	r.edit("keys.sql", "Who is limited:", "Who is limited by now:") // a comment
+	r.edit("keys.sql", "The limited keys:", "The keys limited now:") // a comment
 	r.generate()
 	r.want(second, []string{"CREATE FUNCTION two", "COMMENT ON FUNCTION two", "COMMENT ON FUNCTION ratelimit_keys"},
 		[]string{"COMMENT ON FUNCTION ratelimit_keys", "DROP FUNCTION two"})

@@ -1,18 +1,18 @@
--- Decides several limits together, all or nothing, sharded ones included. op is
+-- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
---   check    what consume would answer; writes and locks nothing
--- With `reserve`, the work may have to wait, and what would be refilled past a capacity until it runs is forfeited: Reserve in
--- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+--   check    return what consume would return; write and lock nothing
+-- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
+-- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
--- The arguments are arrays of one length, a limit in each place, no (name, key) twice; shard_a and shard_b are two
--- shards to choose between. Each row of a sharded limit has rate/shards and holds capacity/shards; it takes no more than it
--- holds, since what the limit owes is spread evenly over all of them.
+-- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
+-- are two shards to choose between. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- since a limit's debt is spread evenly over all its shards.
 --
--- Answers the rows of each limit, with ord, as they are now if it was granted, or as they were when the denial was decided. A limit
--- without rows is full and has none. A sharded limit that took from one shard answers that shard alone.
+-- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
+-- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Locks: rows in the order (name, key, shard), which is everybody's. A single shard that is locked and then found
--- wanting is released (its subtransaction is rolled back) before all shards are locked.
+-- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
+-- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -29,21 +29,21 @@ DECLARE
     value   double precision[];
     ts      timestamptz[];
 
-    -- Tokens that a sum over shards may lack through rounding: a third of 10 is not exact.
+    -- A sum over shards may lack this many tokens because of rounding: a third of 10 is not exact.
     slack  CONSTANT double precision := 1e-9;
-    -- By place; `places` is the places in lock order.
+    -- Arrays by position. `places` has the positions in lock order.
     places integer[];
-    upto   timestamptz[] := '{}';      -- the instant up to which refills count
+    upto   timestamptz[] := '{}';      -- refills count up to this instant
     picks  smallint[];                 -- the shard to take from
-    rows   integer[] := '{}';          -- how many there are
-    locked integer[] := '{}';          -- how many of them are
-    alike  boolean[] := '{}';          -- whether they are those of so many shards
-    totals double precision[] := '{}'; -- what they hold together
-    latest timestamptz[] := '{}';      -- the latest ts among them, or now
-    first_ts timestamptz[] := '{}';    -- the earliest, or now
-    lefts  double precision[] := '{}'; -- what they will hold
-    owns   timestamptz[] := '{}';      -- when each limit alone would let the work run
-    run_at timestamptz;                -- when it may run
+    rows   integer[] := '{}';          -- the number of rows
+    locked integer[] := '{}';          -- the number of locked rows
+    alike  boolean[] := '{}';          -- true if all rows have the limit's number of shards
+    totals double precision[] := '{}'; -- the tokens in all rows together
+    latest timestamptz[] := '{}';      -- the latest ts of the rows, or now if that is later
+    first_ts timestamptz[] := '{}';    -- the earliest ts of the rows, or now if that is later
+    lefts  double precision[] := '{}'; -- the tokens in all rows after the call
+    owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
+    run_at timestamptz;                -- the instant at which the work may run
 
     rec       record;
     i         integer;
@@ -56,8 +56,8 @@ DECLARE
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' THEN
-            -- 1. Of a sharded limit, the better of the two shards, by a plain read. Above READ COMMITTED the first: one that
-            -- is read and not taken conflicts with whoever takes it.
+            -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
+            -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
             IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
                 picks := shard_a;
@@ -78,13 +78,12 @@ BEGIN
                   ) AS s ON true;
             END IF;
 
-            -- 2. If one row of each limit has enough by itself, by a plain read, take from those. A shard takes only what it
-            -- has: debts are shared by all shards (step 3), and a reservation may forfeit some. Each UPDATE locks its row, in order, and evaluates its WHERE
-            -- again on what it has waited for (or raises 40001). If one fails, the subtransaction gives everything back,
-            -- locks included.
+            -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
+            -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
             --
-            -- (LATERAL and OFFSET 0: rows are looked up by their keys whatever the planner thinks of the table; above READ COMMITTED
-            -- it would conflict with all that it reads.)
+            -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
+            -- the call would otherwise conflict with every row that the plan reads.
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
@@ -150,12 +149,12 @@ BEGIN
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
 
-        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write; then, if that
-        -- would grant, again with all rows locked, in order. If locking has changed the answer or the set of rows, or
-        -- another transaction has inserted them, the subtransaction gives the locks back, and round it goes.
+        -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write. If that would
+        -- grant, lock all rows in order and decide again. If the decision or the set of rows has changed, or another
+        -- transaction has inserted the rows, the subtransaction releases the locks and the loop tries again (C2 and C3).
         --
-        -- A limit that has m rows has been sharded m ways so far, whatever it is to be now: each row gets rate/m and
-        -- holds capacity/m, so that changing the number of shards mints nothing and forgives nothing.
+        -- A limit with m rows has had m shards so far, whatever its number is to be now. Each row gets rate/m and holds
+        -- capacity/m. So a new number of shards neither creates tokens nor forgives debts (C5).
         BEGIN
             FOR pass IN 1..2 LOOP
                 IF pass = 2 THEN
@@ -164,7 +163,7 @@ BEGIN
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
-                            -- A limit without rows is full. They have to be there, and locked, before those of the next limit.
+                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's.
                             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
                             SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                               FROM generate_series(0, shards[i] - 1) AS s
@@ -199,9 +198,9 @@ BEGIN
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: the sum may be a little different
+                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: a sum could round
                         totals[i] := capacities[i];
-                    ELSIF lowest = highest THEN -- to add the same again and again would be rounded in one direction
+                    ELSIF lowest = highest THEN -- repeated additions of one number all round in the same direction
                         totals[i] := rows[i]::double precision * lowest;
                     END IF;
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
@@ -236,7 +235,7 @@ BEGIN
                 RAISE SQLSTATE 'RL001';
             END IF;
 
-            -- 4. Take, and spread what is left evenly.
+            -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
                 IF rows[i] = shards[i] AND alike[i] THEN
@@ -250,7 +249,7 @@ BEGIN
                         value := pg_catalog.array_append(value, rec.value);
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
-                ELSE -- first use, or another number of shards
+                ELSE -- the first use, or a new number of shards
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
@@ -275,6 +274,6 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
 $body$;

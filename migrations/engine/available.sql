@@ -1,8 +1,8 @@
--- The tokens of a row at `upto`: now for a token bucket, the start of the current window for a fixed window.
--- Time that runs backwards refills nothing. The planner inlines it: each function in it is IMMUTABLE.
+-- The tokens in a row at `upto`: the current instant for a token bucket, the start of the current window for a fixed window.
+-- Time that runs backwards refills nothing. All functions in it are IMMUTABLE, so that the planner inlines it.
 --
--- ts is the instant of the row's last use, of a fixed window, too: were it the start of the window, a limit whose kind, period or
--- start is changed would be refilled, by its new numbers, for time in which it had been used by the old ones.
+-- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
+-- start would refill tokens for time in which the limit was used under the old numbers.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -15,10 +15,10 @@ RETURN least(capacity, value + CASE
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     END);
 
--- Whether a decision can be made by these numbers. The functions that decide trust their callers to have validated their arguments. But in
--- Postgres NaN is above all numbers, and LEAST and GREATEST ignore NULL: such an argument would be granted, or fill a bucket.
+-- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
+-- which would be granted or fill a bucket (CONCURRENCY.md, G2).
 --
--- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so that it has no more than it takes.
+-- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so it has no more than it needs.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
     rate double precision, period interval, capacity double precision, count double precision, now timestamptz
 ) RETURNS boolean

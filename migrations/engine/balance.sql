@@ -1,5 +1,5 @@
--- What the rows of a limit and key (its shards) hold together at an instant: the sum of _ratelimit_apply, to the bit. No rows are
--- a full limit.
+-- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. The sum is the same as in
+-- _ratelimit_apply, to the bit. Without rows, the limit is full.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -26,12 +26,12 @@ BEGIN
 END
 $body$;
 
--- The first instant, not before `at`, at which the rows hold enough for count to be taken leaving at least floor, if nobody else
--- takes or gives anything. Beyond the year 9999 it is the end of that year.
+-- Returns the first instant, not before `at`, at which count can be taken and at least floor is left, if no other call takes or
+-- gives back tokens. Beyond the year 9999 it returns the end of that year.
 --
--- A quotient says where about; rounding makes it wrong by little. From there it walks, in steps that grow, until the answer is
--- between two instants, and halves what is between them: the predicate is the very one that decides, so that it is right to
--- the microsecond. With `reserve`, it is that of a reservation, which may forfeit some.
+-- A quotient gives a first guess, which is a little wrong because of rounding. Growing steps from there, and then a bisection,
+-- find the answer. It is right to the microsecond, since each step asks the predicate that decides. With `reserve`, the predicate
+-- is that of a reservation, which may forfeit tokens.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -52,14 +52,14 @@ BEGIN
     IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
         RETURN at;
     END IF;
-    wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds keep rows written by hand from an overflow
+    wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
     IF wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
             + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
     END IF;
     WHILE too_early + 1 < late LOOP
-        IF guess <= too_early OR guess >= late THEN -- the walk has ended
+        IF guess <= too_early OR guess >= late THEN -- the growing steps have ended: bisect
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
@@ -76,7 +76,8 @@ BEGIN
 END
 $body$;
 
--- When work may run of which a limit of so many shards has `left` left: when nothing is owed any more. ts is that of its rows.
+-- Returns the instant at which work may run if its call leaves `left` tokens: the first at which nothing is owed. `ts` has
+-- the ts of the rows before the call.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer
@@ -85,7 +86,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    after timestamptz[]; -- ts, once it has been taken
+    after timestamptz[]; -- the ts of the rows after the call
 BEGIN
     IF pg_catalog.cardinality(ts) = shards THEN
         after := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
@@ -97,7 +98,8 @@ BEGIN
 END
 $body$;
 
--- What a call alone would leave. A reservation of a fixed window that has to wait forfeits what it has to: Reserve in internal/algebra.
+-- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
+-- in internal/algebra/promise.go has the rule.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,

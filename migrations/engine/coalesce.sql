@@ -1,27 +1,28 @@
--- Decides calls of one or several limits, none of them sharded, as if each had been made alone, in order.
+-- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
 --
---   names, rates, periods, capacities   definitions of limits
---   keys, defs, starts                  each limit and key that is asked for, once; defs says which definition it has.
---                                       starts may be empty if all are token buckets
---                                       (For speed, the first of them, those with repeats, are to be in the order of name
---                                       and key, "C": in any other, calls could deadlock.)
---   repeats, counts, floors             what is asked of the first of the keys: `counts` tokens leaving at least `floors`,
---                                       `repeats` times over. More than once only whole counts, with a floor of 0: then
---                                       no subtraction rounds, and all of them are one
---   calls, asks, ask_*                  what is asked of the other keys, in order, one ask after another, those with the
---                                       same number in `calls` all or nothing. `asks` says of which of the keys
+--   names, rates, periods, capacities   the definitions of the limits
+--   keys, defs, starts                  each limit and key of the calls, once. defs has the position of its definition.
+--                                       starts may be empty if all limits are token buckets
+--   repeats, counts, floors             the requests for the first cardinality(repeats) keys: take `counts` tokens and
+--                                       leave at least `floors`, `repeats` times over. A repeat above 1 needs a whole count
+--                                       and a floor of 0: then no subtraction rounds, and one subtraction of the
+--                                       sum equals all of them.
+--                                       The caller sorts these keys by name and key (COLLATE "C"), which saves a sort
+--                                       here; in any other order, calls could deadlock
+--   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
+--                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
 --
--- Answers the state of a key's row that its decisions began with (ord, value, ts), from which the caller can work out each
--- of them, and what is left (after), for him to compare. The first `early` of them were decided at `seen`, the others, and
--- all that is in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and has none;
--- if something was taken from it all the same, the value is NaN.
+-- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
+-- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
+-- others, and all keys in `asks`, at `at`. A later answer for a key replaces an earlier one. A key without a row is full and
+-- has no answer. If tokens were taken from it all the same, value is NaN.
 --
--- Locks the rows from which something is taken, those that have to be inserted among them, in the order (name, key, shard),
--- which is everybody's. What is denied by a plain read is neither written nor locked.
+-- Locks the rows that it takes tokens from, including those that it inserts, in the common order (name, key, shard). A denial
+-- by a plain read writes and locks nothing.
 --
--- READ COMMITTED only, where each statement sees what was committed before it: else SQLSTATE RL003.
--- RL002: the rows are those of a limit that was sharded; let _ratelimit_consume or _ratelimit_apply make them one.
+-- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
+-- RL002 if the rows belong to a limit that was sharded; _ratelimit_consume and _ratelimit_apply merge them.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -33,29 +34,29 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
 LANGUAGE plpgsql
--- Whatever the statistics say: for each key, look into the primary key. And plan once.
+-- Look each key up in the primary key, whatever the statistics say. Plan once.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    todo    integer[];            -- the keys that are to be decided
-    done    integer[];            -- those that were written
-    xid     xid;                  -- of this transaction
-    missing boolean := false;     -- some of those that will be granted have no row
-    misfit  boolean := false;     -- some rows are those of a sharded limit
+    todo    integer[];            -- the keys that are still to be decided
+    done    integer[];            -- the keys that were written
+    xid     xid;                  -- the id of this transaction
+    missing boolean := false;     -- true if a key that will be granted has no row
+    misfit  boolean := false;     -- true if a row belongs to a sharded limit
     early_ord   integer[];        -- the answers at `seen`
     early_value double precision[];
     early_ts    timestamptz[];
     early_after double precision[];
-    -- Of the keys with asks: what they hold, since when, whether their row is locked and whether anything was taken.
+    -- By key, for keys with asks: the tokens, their ts, whether the row is locked, and whether tokens were taken.
     held    double precision[];
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
-    wanted  integer[];            -- those of which something will be taken, by what a plain read saw
-    before_value double precision[]; -- what they held before, since when
+    wanted  integer[];            -- the keys that will be taken from, according to a plain read
+    before_value double precision[]; -- their tokens before the call, and their ts
     before_ts    timestamptz[] := '{}';
-    -- Of the asks of one call: what there is, up to when.
+    -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
     first   integer;
@@ -76,10 +77,10 @@ BEGIN
     END IF;
     seen := coalesce(now, clock_timestamp());
     at := seen;
-    -- 1 to so many, without a query
+    -- 1 to cardinality(repeats), without a query.
     todo := pg_catalog.array_positions(pg_catalog.array_fill(1, ARRAY[pg_catalog.cardinality(repeats)]), 1);
 
-    -- What the keys with asks hold, by a plain read.
+    -- A plain read of the keys with asks.
     IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
             SELECT i, r.value, r.ts, r.shards
@@ -94,7 +95,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
-        -- 1. The asks, in order: in the first pass on what the plain read saw, in the second on what is locked.
+        -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
             granted := true;
@@ -111,8 +112,8 @@ BEGIN
             IF granted THEN
                 FOR j IN first..last LOOP
                     k := asks[j];
-                    IF pass = 2 AND NOT mine[k] THEN -- it had no share in any grant of the first pass
-                        RAISE serialization_failure USING MESSAGE = 'rate limits: rows were changed meanwhile';
+                    IF pass = 2 AND NOT mine[k] THEN -- the first pass took nothing from it, so it is not locked
+                        RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has changed rows meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
                         wanted := pg_catalog.array_append(wanted, k);
                     END IF;
@@ -124,10 +125,9 @@ BEGIN
             first := last + 1;
         END LOOP;
 
-        -- 2. The other keys: read, and take if the row is still what was read (compare and swap). One statement has one
-        -- snapshot: where a row was changed since, or is being changed, the UPDATE waits and then locks its new version,
-        -- though it does not write it. So it locks all that it was to write, in order. It does not begin if other rows
-        -- have to be locked as well.
+        -- 2. Decide the other keys by compare and swap: read each row, and write it if it is still the same (E1). If a row
+        -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
+        -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
             SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
@@ -145,7 +145,7 @@ BEGIN
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
                                starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
-                          FROM pg_catalog.unnest(todo) AS i -- in order
+                          FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
                       LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
@@ -160,7 +160,7 @@ BEGIN
              WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
                AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
                AND CASE pass WHEN 1 THEN wanted IS NULL
-                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here: to wait now would be out of order
+                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here; waiting for others would break the lock order
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
@@ -179,18 +179,20 @@ BEGIN
             END IF;
         END IF;
         IF misfit THEN
-            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
         END IF;
         EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
         IF pass = 2 THEN
             IF todo IS NOT NULL THEN
-                RAISE serialization_failure USING MESSAGE = 'rate limits: rows were deleted meanwhile'; -- and so not locked
+                -- Deleted rows are not locked.
+                RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
             END IF;
             EXIT;
         END IF;
         early_ord := ord; early_value := value; early_ts := ts; early_after := after;
 
-        -- 3. Lock what else is needed, in order; what is missing is inserted in the same pass, full. Then decide the rest.
+        -- 3. Lock the other rows that are needed, in order, and insert the missing ones, full, in the same statement. Then decide
+        -- the rest in the second pass.
         IF missing OR wanted IS NOT NULL THEN
             INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
             SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
@@ -200,7 +202,7 @@ BEGIN
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
-                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: sharded rows';
+                RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
@@ -213,7 +215,7 @@ BEGIN
                 SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
-            -- What was inserted here is full still, whatever the definition.
+            -- A row that was inserted here is still full, whatever the definition.
             held[rec.i] := CASE WHEN NOT rec.inserted THEN rec.value END;
             since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
             before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;

@@ -1,17 +1,17 @@
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
---   capacity       the most that can be saved up
+--   capacity       the most tokens that can be saved up
 --   start          NULL: a token bucket, refilled continuously.
---                  Otherwise a fixed window: `rate` tokens at each instant start + k * period. start must lie before
---                  every instant that occurs; the library reduces it to the first period after 0001-01-01 UTC.
---   count, floor   take `count`, if that leaves at least `floor` (0; -maxReserved to reserve; -Infinity to charge)
+--                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
+--                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is an error instead of an answer, by _ratelimit_raise
--- They are validated by the callers: package ratelimit, and ratelimit(). See _ratelimit_valid.
+--   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
+-- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.
 
--- Takes from one limit that is not sharded: the path that everything else is measured against. Every operator in it is
--- looked up again for every call; that, and not the arithmetic, is what its length costs. A caller who expects to be denied
--- can say so: then the row is read before it is written, which decides the same, a denial faster and a grant slower.
+-- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
+-- than its arithmetic, since Postgres looks up each operator again for every call.
+-- expect_denial: read the row before the UPDATE. The decision is the same; a denial is faster and a grant slower.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -34,10 +34,9 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
-        -- Locks the row if it has enough. Where it has to wait for another transaction, READ COMMITTED evaluates the
-        -- WHERE again on the row's new version; REPEATABLE READ and SERIALIZABLE raise 40001. A row that lacks tokens
-        -- at first sight is neither locked nor written. (Two statements, since the planner reduces the sum for a
-        -- constant start.)
+        -- The UPDATE locks and writes the row only if it has enough at first sight. After a wait for another transaction,
+        -- READ COMMITTED checks the row's new version; higher levels raise 40001 (CONCURRENCY.md, A1 and A2). There are
+        -- two UPDATEs because the planner simplifies the sum for a constant start.
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
@@ -61,8 +60,8 @@ BEGIN
             END IF;
         END IF;
 
-        -- Locks nothing. The UPDATE may have waited, so the clock is read again: an INSERT with an old instant would be
-        -- refilled for time that has passed.
+        -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
+        -- be refilled for the wait (A5).
         SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -79,15 +78,15 @@ BEGIN
                 END IF;
                 RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
-            -- It has enough by now: go round.
+            -- The row has enough by now: try again.
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
-            -- The rows are those of a limit that was sharded. Make them one, taking nothing, and go round.
+            -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
-            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': this can never be granted';
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
-            -- Waits for another transaction's INSERT of the same key; if that commits, nothing is inserted here.
+            -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
             INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
             VALUES (name, key, 0, 1, capacity - count, at)
             ON CONFLICT DO NOTHING
@@ -100,7 +99,7 @@ BEGIN
         expect_denial := false;
         attempt := coalesce(attempt, 0) + 1;
         IF attempt = 100 THEN
-            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row';
+            RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
 END

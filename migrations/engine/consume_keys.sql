@@ -1,17 +1,17 @@
--- What the library's Coalescer sends, here and in coalesce.sql: many calls, each a transaction of nobody's own, decided by one
--- statement.
+-- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
+-- no transaction of their own.
 
--- Takes counts[i] from each of several keys of one token bucket that has that much, whatever becomes of the other keys. Where that
--- is all there is to do, it is done quicker than by _ratelimit_coalesce.
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others have.
+-- It is faster than _ratelimit_coalesce where it can decide.
 --
---   keys, counts   each key once, in order ("C"): in any other, calls could deadlock
+--   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()
 --
--- Answers the keys that it decided (ord, their places in keys), each with its row, after what was taken: the first `early` were
--- granted at `seen`, the others denied at `at`. Left for _ratelimit_coalesce: keys without a row (to insert one would lock out of
--- order), rows of a limit that was sharded, and keys that had too little at `seen` and have enough at `at`.
+-- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
+-- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
+-- INSERT would lock out of order; rows of a limit that was sharded; and keys that had too little at `seen` but enough at `at`.
 --
--- READ COMMITTED only, as _ratelimit_coalesce: else SQLSTATE RL003.
+-- The transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
@@ -20,7 +20,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- As in _ratelimit_coalesce.
+-- The same settings as in _ratelimit_coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -32,9 +32,8 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
 
-    -- As in _ratelimit_consume. Rows are locked in the order of keys only if the plan looks up one key after another. Planned on a
-    -- small table, it would rather walk through the index. So name, shard and shards are compared with expressions of i, which
-    -- leaves no condition for such a walk; and name by = ANY, since for a plain = a walk in the order of the index is considered, too.
+    -- This UPDATE decides as the one in _ratelimit_consume does. It locks rows in the order of keys only if the plan looks up one key
+    -- after another. The expressions of i and = ANY rule out plans that walk the index instead (CONCURRENCY.md, E6).
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r
@@ -42,7 +41,7 @@ BEGIN
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
-           AND (least(r.value, capacity) >= counts[i] -- as most have, without their refill being worked out twice
+           AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
                 OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
         RETURNING i, r.value, r.ts
     )
@@ -51,7 +50,7 @@ BEGIN
       FROM u;
     early := pg_catalog.cardinality(ord);
 
-    -- The denials, by a plain read.
+    -- A plain read finds the denials.
     at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
     IF early < pg_catalog.cardinality(keys) THEN
         SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),

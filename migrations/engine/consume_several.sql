@@ -1,12 +1,11 @@
--- Takes from several limits that are not sharded, all or nothing: _ratelimit_apply says what the arguments are. In one pass
--- over places that are in everybody's order already, with an ord of NULL, or else what _ratelimit_apply does.
+-- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for _ratelimit_apply.
+-- If the limits are in the common lock order, it takes from them one by one and returns an ord of NULL. Otherwise
+-- _ratelimit_apply decides.
 --
--- A plain read of all rows but the first comes first, since a denial must not write; the first UPDATE finds out by itself
--- whether its row has enough. Each UPDATE locks its row and evaluates its WHERE again on what it has waited for (or raises
--- 40001). If one of them has lost a race, what was taken before it is given back, which is exact (but for rounding) while the rows are
--- locked.
+-- The first pass reads all rows but the first, since a denial must not write; the first UPDATE checks its own row. The second
+-- pass updates. If an UPDATE loses a race, the tokens taken before it are given back (CONCURRENCY.md, B1).
 --
--- PL/pgSQL keeps the simple expressions of a loop for the transaction, but starts each statement afresh: hence the variables.
+-- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
@@ -40,7 +39,7 @@ BEGIN
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
-                -- Time only adds to a value, up to the capacity: mostly it need not be asked how much.
+                -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
                 CONTINUE WHEN least(new_value, capacity) - count >= floor;
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];

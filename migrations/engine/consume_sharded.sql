@@ -1,7 +1,8 @@
--- Takes from one limit that is sharded: from one shard, if that has enough, with an ord of NULL, or else what _ratelimit_apply does.
+-- Takes tokens from one sharded limit. If one shard has enough, it takes from that shard and returns an ord of NULL.
+-- Otherwise _ratelimit_apply decides.
 --
--- Of shard_a and shard_b it takes the better, by a plain read. If they are the same, or above READ COMMITTED, it reads none
--- but shard_a: one that is read and not taken conflicts with whoever takes it.
+-- A plain read picks the fuller of shard_a and shard_b. Above READ COMMITTED, or if both are the same, only shard_a is used:
+-- a shard that is read but not taken from conflicts with the transactions that take from it (CONCURRENCY.md, C6).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
@@ -11,8 +12,8 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    each      double precision; -- rate of one shard
-    room      double precision; -- capacity of one shard
+    each      double precision; -- the rate of one shard
+    room      double precision; -- the capacity of one shard
     upto      timestamptz;
     at        timestamptz;
     pick      integer;
@@ -34,9 +35,9 @@ BEGIN
          ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
     END IF;
 
-    -- A shard takes only what it has: debts are shared by all shards. The UPDATE locks its row if that has enough,
-    -- and evaluates its WHERE again on what it has waited for (or raises 40001). If that fails, the
-    -- subtransaction gives the lock back: _ratelimit_apply locks all shards, in order.
+    -- A shard takes only tokens that it has, since all shards share the debts (C1). The UPDATE locks the row if it has enough, and
+    -- checks it again after a wait (or raises 40001). If it then has too little, the subtransaction releases the lock, and
+    -- _ratelimit_apply locks all shards in order (C4).
     BEGIN
         IF start IS NULL THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r

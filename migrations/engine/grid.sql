@@ -1,4 +1,5 @@
--- Microseconds since 1970 and back. (An interval with days would be added in the session's time zone; one with hours is not.)
+-- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
+-- the session's time zone.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
@@ -7,8 +8,8 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigin
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- The argument `start` of _ratelimit_consume: NULL for a token bucket; for a fixed window the first instant of its grid from the
--- year 1 on. Without a start, the grid's offset is a hash of name and key, the same as the Go library's.
+-- Returns the argument `start` of _ratelimit_consume: NULL for a token bucket, or the first instant of a fixed window's grid from
+-- the year 1 on. Without a start, the grid's offset is a hash of name and key, the same as in the Go library.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$

@@ -10,7 +10,7 @@ DECLARE
 BEGIN
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     RETURN QUERY
@@ -19,7 +19,7 @@ BEGIN
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
-                   ELSE -- the same, inline: there may be millions
+                   ELSE -- the same sum, which the planner inlines: there may be millions of keys
                    /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
                        rate, period, capacity, s.grid)
                    END AS total
@@ -37,14 +37,16 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
-The keys of a rate limit that have been used, and what they have now. Writes and locks nothing. Who is limited:
+The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-  key        as stored; '' for a limit without keys
-  remaining  the balance; what is owed is below zero
-  retry_at   when there will be a token (or, of a limit that holds less than one, when it will be full); NULL: there is
+Result, one row for each key:
+  key        the key as it is stored; '' for a limit without keys
+  remaining  the balance in tokens; below zero if tokens are owed
+  retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
+             are enough tokens now
 
-The arguments are those of ratelimit. The limit's numbers are not in the database: with others than the program's, the
-answer is what those would make of it.
+The arguments and their defaults are the same as for ratelimit. Pass the numbers that the program uses: they are not in the database, and
+other numbers give another answer. An invalid argument is an error, SQLSTATE 22023.
 $text$;

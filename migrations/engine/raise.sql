@@ -1,11 +1,12 @@
--- Denies by a SQL error, so that a denial stops a pipeline: the statements sent after it do not run, and those before it in
--- the transaction are undone. The functions that decide call it where they would answer that a request is denied, if or_raise says so.
+-- Raises a denial as a SQL error, so that it stops a pipeline: the statements sent after it do not run, and the statements before
+-- it in the transaction are undone. With or_raise, the functions that decide call it instead of returning a denial.
 --
 -- The error:
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
---   MESSAGE   the names of the limits asked for, each once, but no keys: they may be personal data, and errors are logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, what _ratelimit_apply answers for a denial: doubles
---             to the last bit, instants as microseconds since 1970-01-01 UTC
+--   MESSAGE   the names of the limits in the request, each once. It has no keys: they may be personal data, and errors are
+--             logged
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as _ratelimit_apply returns them for a denial. Doubles are
+--             exact to the last bit; instants are microseconds since 1970-01-01 UTC
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
@@ -13,8 +14,8 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- Doubles are written in full whatever the session's setting, which comes back with the end of the transaction that the
-    -- error aborts, or of the block that catches it.
+    -- Doubles are written in full, whatever the session's setting. The setting comes back when the transaction that the error
+    -- aborts ends, or the block that catches the error.
     setting text := set_config('extra_float_digits', '1', true);
     limits  text[] := '{}';
     micros  bigint[] := '{}';

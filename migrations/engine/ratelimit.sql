@@ -1,7 +1,6 @@
--- The limiter for people who type SQL, for triggers, and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
--- ratelimit_keys. They are a front of the functions before, and decide as the Go library does: a limit of the same numbers is the
--- same limit from either side. What a caller should know is in the comments on the functions:
--- SELECT obj_description('ratelimit'::regproc)
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
+-- ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the same numbers is the same
+-- limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
@@ -28,7 +27,7 @@ BEGIN
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
         WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true asks for a limit without keys'
+        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys'
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
@@ -42,7 +41,7 @@ BEGIN
         floor := coalesce(-max_reserved, '-Infinity');
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity THEN -- it is enough but for rounding
+        IF count + floor <= capacity THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
@@ -56,7 +55,7 @@ BEGIN
     grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
-        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- another
+        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
     END IF;
     IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
@@ -69,7 +68,7 @@ BEGIN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
     END IF;
-    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which speaks for all
+    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
@@ -88,36 +87,47 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
-Takes tokens of a rate limit, if it has enough, in the caller's transaction: a rollback gives them back.
+Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-  name, key     whose tokens, as text. A key of several parts, as the Go library stores it: 'eu|user-17' (with a backslash before each
-                | and \ of the parts)
-  rate, period  that many tokens per interval, which has no months
-  count         how many to take; 1
-  kind          'token bucket', refilled continuously, or 'fixed window', refilled at the start of each period
-  capacity      the most that can be saved up. NULL: the rate. 0: nothing is, so that all have to reserve
-  start         a fixed window's grid goes through it. NULL: an offset that is a hash of name and key
-  reserve       whether tokens may be taken that are not there yet: retry_at then says when they will be
-  max_reserved  how many may be owed. NULL: no bound. 0: none, so that nothing can be reserved
-  shards        over how many rows the key is spread
-  global        true for a limit without keys, whose key stays NULL. A key that is NULL or empty is an error otherwise
-  now           NULL: the database's clock
+Call it in FROM: (ratelimit(...)).* calls it once for each column.
 
-  ok            whether they were taken. Nothing was if not
-  remaining     the balance; what is owed is below zero
-  retry_after   how long to wait until
-  retry_at      denied: the first instant at which the same call would be granted, if nobody else takes any. Granted: when
-                the work may run
-  reset_at      when the bucket will be full, or the next window begins
+Arguments:
+  name          the name of the limit, 1 to 255 bytes
+  key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
+                true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
+                a part
+  rate          tokens per period, 1e-15 to 1e15
+  period        an interval of 1 microsecond to 106751 days, without months and years
+  count         the tokens to take: 0, or 1e-15 to 1e15; default 1
+  kind          'token bucket' (the default), refilled continuously, or 'fixed window', refilled at the start of each period
+  capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
+                reserve
+  start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
+                Default NULL: an offset that is a hash of name and key. A token bucket has none
+  reserve       true: take tokens even before they are refilled; retry_at says when they will be. Default false
+  max_reserved  the most tokens that may be owed with reserve: 0, or 1e-15 to 1e15; default NULL, no bound. With 0, nothing
+                can be reserved
+  shards        the number of rows that the key is spread over, 1 to 100; default 1
+  global        true: the limit has no keys, and key must be NULL. Default false
+  now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
+
+Result:
+  ok            true: the tokens were taken. false: the call was denied and took nothing
+  remaining     the balance in tokens; below zero if tokens are owed
+  retry_after   the wait until retry_at, an interval
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
+                Granted: the instant at which the work may run
+  reset_at      the instant at which the bucket will be full or the next window begins
   at            the instant of the decision
 
-What is wrong with the arguments, or can never be granted, is an error (SQLSTATE 22023). Call it in FROM: (ratelimit(...)).*
-calls it once for each column.
+Errors:
+  22023         an argument is invalid, or the count can never be granted
+  40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Denies by an error, which is no denial of the Go library's to QueueConsume: its DETAIL is another.
+-- Raises a denial as an error. QueueConsume of the Go library does not take it for a denial of its own, since the DETAIL differs.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
@@ -143,11 +153,13 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
-The same as ratelimit, but a denial is an error, for triggers and wherever a result could be overlooked:
+The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
 
+Arguments, result and other errors are the same as for ratelimit. The error of a denial has
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
-  MESSAGE   the name of the limit. No keys: they may be personal data, and errors are logged
-  DETAIL    {"limit": ..., "remaining": ..., "retry_after": in seconds, "retry_at": ..., "reset_at": ...}
+  MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
+  DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
+  HINT      'Retry in ... s.', in whole seconds, rounded up
 $text$;

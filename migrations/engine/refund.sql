@@ -1,14 +1,15 @@
--- Gives tokens back to several limits, each as far as that breaks no promise made to a reservation. Limit.Refund in
--- internal/algebra/promise.go has the rule, and docs/refunds.md the reasons.
+-- Gives tokens back to several limits, as many as break no promise made to a reservation. Limit.Refund in
+-- internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
---   counts       what is to be given back
---   taken        what the refunded call took; it took it at taken_at, and its work was to run at run_at
---   held, parts  what the rows that it took from held afterwards, and which part of the limit they are: 1, or one of so many shards
+--   counts       the tokens to give back
+--   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
+--   held, parts  the tokens that were left in the rows that it took from, and their part of the limit: 1 for all rows, or
+--                1/shards for one shard
 --
--- Answers the rows as they were before, with ord. A limit without rows is full, and gets nothing.
+-- Returns the rows as they were before, with ord. A limit without rows is full and gets nothing.
 --
--- Locks all rows of each limit, in the order of the arguments, which has to be everybody's: (name, key, shard). If another
--- transaction has changed the set of rows meanwhile, the subtransaction gives the locks back, and round it goes.
+-- Locks all rows of each limit. The arguments must be in the common order (name, key, shard). If another transaction has
+-- changed the set of rows meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, C7).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
@@ -23,15 +24,15 @@ DECLARE
     value  double precision[];
     ts     timestamptz[];
 
-    locked integer[] := '{}';  -- how many rows of each limit are
-    v      double precision[]; -- those of one limit
-    t      timestamptz[];
-    m      integer;            -- how many they are
-    latest timestamptz;        -- the latest use of them, or now
-    total  double precision;   -- what they hold together
-    back   double precision;
-    wait   double precision;   -- how many windows from now the work was to run
-    owing  double precision;   -- what a balance below is owed
+    locked integer[] := '{}';  -- the number of locked rows of each limit
+    v      double precision[]; -- the values of one limit's rows
+    t      timestamptz[];      -- their ts
+    m      integer;            -- their number
+    latest timestamptz;        -- the latest ts, or now if that is later
+    total  double precision;   -- the tokens in all of them together
+    back   double precision;   -- the tokens that are given back
+    wait   double precision;   -- the number of windows from now until the work was to run
+    owing  double precision;   -- a balance below this is a debt
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
@@ -56,7 +57,8 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Nothing comes back for an argument that is no number (NaN is above all of them), nor to rows of before it was taken.
+                -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
+                -- are older than taken_at.
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
                     AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
@@ -76,7 +78,7 @@ BEGIN
                         WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
                         ELSE counts[i] END;
                 END IF;
-                IF back > '0' AND total < capacities[i] THEN -- a full row keeps its ts, which a clock that steps back would see
+                IF back > '0' AND total < capacities[i] THEN -- a later ts in a full row would cost refills if the clock steps back
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
                      WHERE r.name = names[i] AND r.key = keys[i];
@@ -87,6 +89,6 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row', names);
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
 $body$;

@@ -1,4 +1,5 @@
--- Makes limits full again by deleting their rows, all shards, locked in everybody's order. Answers how many rows there were.
+-- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
+-- Returns the number of deleted rows.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$

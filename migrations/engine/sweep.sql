@@ -1,12 +1,12 @@
--- Deletes rows that say nothing: those that hold exactly what a missing row would, so that the table does not grow with every
--- key that was ever used. The Go library's Sweep calls it batch after batch; so can psql.
+-- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Sweep of the Go library calls it batch after batch; psql can, too.
 --
--- There is no index on value or ts that would find such rows: it would end heap-only updates. Instead each batch looks at the
--- next 1000 rows of the primary key, from where the one before has ended.
+-- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
+-- the primary key, from where the batch before ended.
 
--- Whether a row, one of so many shards, is full at `upto` (see _ratelimit_available), and was at all instants from then on: at any of
--- them, whatever is done, it does not differ from one that is not there. One whose ts lies ahead of `upto` would keep that.
--- What was written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+-- Reports whether a row, one of `shards`, was full at `upto` (see _ratelimit_available) and at every later instant. Then no call can
+-- tell it from a missing row. A row whose ts lies after `upto` differs from a missing one: its refills begin at that ts.
+-- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz
@@ -17,12 +17,11 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
         = capacity / shards::double precision
     ELSE false END;
 
--- One batch. All rows of a key are deleted, or none: a missing shard of a limit that has rows is not a full one.
+-- Sweeps one batch. It deletes all rows of a key or none: a missing shard is not full while other shards have rows.
 --
--- Locks only what it deletes, and never waits for a lock: rows that others have locked are in use, and stay. Three statements,
--- each with a snapshot of its own: a plain read, since locking writes; locking, which looks at the row again in its latest
--- version; and the DELETE, which sees what was locked. Whoever has waited for a row that is deleted finds none and goes round (READ
--- COMMITTED), or gets 40001 and runs again.
+-- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
+-- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
+-- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -30,22 +29,22 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
--- Whatever the statistics say: along the primary key.
+-- Read along the primary key, whatever the statistics say.
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- Rows that were full an hour ago: a clock that steps back by no more, after a sweep, finds that nothing has changed.
+    -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
-    keys text[]; -- those of which all rows say nothing, by a plain read
-    tids tid[];  -- those rows, once they are locked
+    keys text[]; -- the keys whose rows are all idle, according to a plain read
+    tids tid[];  -- the rows of these keys, once they are locked
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
@@ -64,14 +63,14 @@ BEGIN
           ) AS r
          GROUP BY r.key
       ) AS k;
-    IF next = first THEN -- the last key may have more rows, so the next batch begins with it, but not over and over
-        next := first || E'\x01'; -- no key lies in between
+    IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
+        next := first || E'\x01'; -- the next possible key
     END IF;
     IF keys IS NULL THEN
         RETURN;
     END IF;
 
-    -- (LATERAL and tids: rows are looked up one by one, whatever the planner thinks of the table.)
+    -- LATERAL and tids make the planner look rows up one by one, whatever its estimates.
     SELECT pg_catalog.array_agg(k.tid) INTO tids
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
@@ -98,14 +97,19 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
-Deletes rows of a rate limit that have been full for an hour, which mean the same as none. Looks at 1000 rows, in the order of
-their keys, and never waits for a lock. It holds those of what it has deleted until the transaction ends: commit after each call.
+Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
+of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
     SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
 
-  first    the key to begin with; '' is the first of all
-  deleted  how many rows
-  next     where the next call should begin; NULL: that was the last
+Arguments: as for ratelimit, with the numbers that the program uses, and
+  first    the key to begin with; default '', the first of all
 
-The other arguments are those of ratelimit, and must be the program's. It needs a READ COMMITTED transaction (otherwise: SQLSTATE RL003).
+Result:
+  deleted  the number of deleted rows
+  next     the argument first for the next call; NULL: this was the last
+
+Errors:
+  RL003    the transaction is not READ COMMITTED
+  22023    an argument is invalid
 $text$;

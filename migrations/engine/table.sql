@@ -1,19 +1,16 @@
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
--- value is the balance in tokens that was left at ts; below zero it is owed by reservations and charges. What has been
--- refilled since ts is not in the row: every reader adds it (_ratelimit_available).
+-- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
+-- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
 --
--- No CHECKs: Postgres reads and compiles a table's CHECKs again for every UPDATE, and the five that would be due cost a
--- quarter of one. The functions refuse what must not be in here, or their callers have; and they read what somebody wrote by hand so
--- that it grants no more than the capacity (NaN and Infinity are a full row).
---
--- Names and keys compare byte by byte (COLLATE "C"), so that every caller locks rows in the same order. The fillfactor
--- leaves room for the row's next version on its page: with no index on value or ts, updates are heap-only.
+-- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
+-- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
+-- The table has no CHECK constraints (G1).
 CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
-    key    text COLLATE "C" NOT NULL, -- '': the limit has no keys
+    key    text COLLATE "C" NOT NULL, -- '' if the limit has no keys
     shard  smallint         NOT NULL, -- 0 to shards - 1
-    shards smallint         NOT NULL, -- how many rows the limit has for this key
+    shards smallint         NOT NULL, -- the number of rows that the limit has for this key
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     PRIMARY KEY (name, key, shard)

@@ -1,12 +1,8 @@
--- The locks with which transactions of several processes queue for a hot limit (Limiter.InTx with Hot): the first statement
--- of a transaction is LOCK TABLE on the view that belongs to the limit and key, and the lock lasts until the transaction ends.
+-- Transactions of several processes queue for a hot limit with these locks (Limiter.InTx with Hot). The first statement of a
+-- transaction is LOCK TABLE on the view that belongs to the limit and key. The lock lasts until the transaction ends.
 --
--- Why not an advisory lock: a session's would stay behind on a connection that a transaction pooler has handed to somebody
--- else, and a transaction's is taken by a SELECT, whose snapshot would be older than the lock, so that what the transaction
--- before has committed is a conflict. LOCK TABLE takes no snapshot.
---
--- Views, because they have no storage and nothing is ever done to them, and many, so that different limits seldom meet.
--- LOCK TABLE needs UPDATE on them, which allows nothing else.
+-- LOCK TABLE takes no snapshot, unlike an advisory lock (CONCURRENCY.md, F2). Views have no storage, and nothing else uses
+-- them. There are 32, so that different limits seldom share one. LOCK TABLE needs UPDATE on them, which allows nothing else.
 CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_00 AS SELECT NULL AS nothing;
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
 CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_01 AS SELECT NULL AS nothing;

@@ -1,4 +1,4 @@
--- Says what is wrong with a limit's definition, in the terms and within the bounds of the Go library (ratelimit.New).
+-- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer
@@ -14,7 +14,7 @@ DECLARE
             pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
         WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
-            pg_catalog.format('period %s is not between a microsecond and 106751 days, without months and years', coalesce(period::text, 'NULL'))
+            pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
             pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
