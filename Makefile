@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
+.PHONY: help docs release demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -51,7 +51,7 @@ soak: ## mixed traffic from four processes, with faults, checked afterwards agai
 mutate: ## break the engine on purpose, one edit at a time, and show which test notices (ONLY=regular expression)
 	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)')
 
-check: lint generated tidied ## formatting, linters, vet, generated code up to date, go.mod files tidy
+check: lint generated tidied docs ## formatting, linters, vet, generated code up to date, go.mod files tidy, no dead link
 
 lint:
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
@@ -66,6 +66,9 @@ generated:
 	@cd migrations && go run generate.go -check
 	$(SQLC) diff
 
+docs:
+	go run ./internal/doccheck
+
 tidied:
 	@for m in $(MODULES); do \
 		echo "go mod tidy -diff in $$m"; \
@@ -75,6 +78,9 @@ tidied:
 generate: ## write the migrations from migrations/engine, and internal/dbsqlc from the queries
 	cd migrations && go run generate.go
 	$(SQLC) generate
+
+release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)
+	.ci/release $(TRY) $(VERSION)
 
 bench: ## measure everything side by side, into bench/RESULTS.md (about 40 minutes; wants redis-server, and a quiet machine)
 	go run ./bench all
