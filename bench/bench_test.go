@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestEveryFigureIsListed: the figures are those that the library is held to, each with its bound.
+// TestEveryFigureIsListed checks the list of figures and their bounds.
 func TestEveryFigureIsListed(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, []string{"list"}); err != nil {
@@ -62,7 +62,7 @@ func TestAnUnknownFigureIsAnError(t *testing.T) {
 	}
 }
 
-// TestExactContendersGrantWithinTheBound: one key, many goroutines, each way on a real server.
+// TestExactContendersGrantWithinTheBound runs many goroutines on one key, for each contender on a real server.
 func TestExactContendersGrantWithinTheBound(t *testing.T) {
 	for _, c := range contenders {
 		if c.floor {
@@ -92,7 +92,7 @@ func TestExactContendersGrantWithinTheBound(t *testing.T) {
 	}
 }
 
-// TestCountGrantsSeesAnOverGrant: one that grants everything is found out.
+// TestCountGrantsSeesAnOverGrant counts a limiter that grants everything.
 func TestCountGrantsSeesAnOverGrant(t *testing.T) {
 	g, err := countGrants(t.Context(), 50*time.Millisecond, 4, func(context.Context) (bool, error) {
 		time.Sleep(time.Millisecond)
@@ -106,7 +106,7 @@ func TestCountGrantsSeesAnOverGrant(t *testing.T) {
 	}
 }
 
-// TestCompare compares calls that take 5 ms and 10 ms, beside 20 ms.
+// TestCompare compares calls that take 5 ms and 10 ms, beside calls that take 20 ms.
 func TestCompare(t *testing.T) {
 	sleep := func(name string, d time.Duration) *side {
 		return &side{name: name, goroutines: 4, call: func(context.Context, int) error { time.Sleep(d); return nil }}
@@ -127,7 +127,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestCompareEndsWithAnError: neither goes on.
+// TestCompareEndsWithAnError checks that an error of one side ends both.
 func TestCompareEndsWithAnError(t *testing.T) {
 	broken := errors.New("broken")
 	fine := &side{name: "fine", goroutines: 2, call: func(context.Context, int) error { time.Sleep(time.Millisecond); return nil }}
@@ -149,7 +149,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// servers outlive the tests' own env, so that Postgres and Redis are started once.
+// servers outlive the env of a test, so that Postgres and Redis are started once.
 var servers = &env{out: io.Discard}
 
 func TestMain(m *testing.M) {
@@ -160,7 +160,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// testEnv is the servers, and what the test opens on them is closed at its end.
+// testEnv returns the servers. The end of the test closes everything that it opens on them.
 func testEnv(t *testing.T) *env {
 	t.Helper()
 	t.Cleanup(func() {
@@ -171,7 +171,7 @@ func testEnv(t *testing.T) *env {
 	return servers
 }
 
-// TestWhatTheHostTookIsTold: by the file of a machine whose host took two sevenths.
+// TestWhatTheHostTookIsTold reads /proc/stat of a machine whose host took two sevenths of the time.
 func TestWhatTheHostTookIsTold(t *testing.T) {
 	before := parseCPUTime("cpu  100 0 100 700 50 0 40 10 5 0\ncpu0 1 2 3\n")
 	if want := (cpuTime{all: 1000, stolen: 10}); before != want {
@@ -180,7 +180,7 @@ func TestWhatTheHostTookIsTold(t *testing.T) {
 	if got := before.until(parseCPUTime("cpu  200 0 200 750 50 0 40 110 5 0\n")).share(); got != 100.0/350 {
 		t.Errorf("%v was taken, want %v", got, 100.0/350)
 	}
-	for _, later := range []cpuTime{{all: 999, stolen: 10}, {all: 1001, stolen: 9}, before} { // a count went backwards, or no time has passed
+	for _, later := range []cpuTime{{all: 999, stolen: 10}, {all: 1001, stolen: 9}, before} { // a count goes backwards, or no time passes
 		if got := before.until(later); got != (cpuTime{}) || got.share() != 0 {
 			t.Errorf("from %+v until %+v it is %+v", before, later, got)
 		}

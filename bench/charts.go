@@ -14,14 +14,14 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// palette is Okabe and Ito's, which the colour-blind can tell apart.
+// palette is the palette of Okabe and Ito, which colour-blind people can tell apart.
 var palette = []color.Color{
 	color.RGBA{R: 213, G: 94, A: 255}, color.RGBA{R: 230, G: 159, A: 255}, color.RGBA{G: 158, B: 115, A: 255},
 	color.RGBA{G: 114, B: 178, A: 255}, color.RGBA{R: 86, G: 180, B: 233, A: 255}, color.RGBA{R: 204, G: 121, B: 167, A: 255},
 	color.RGBA{R: 120, G: 94, B: 60, A: 255}, color.RGBA{R: 110, G: 110, B: 110, A: 255}, color.RGBA{R: 90, G: 60, B: 160, A: 255},
 }
 
-// drawCharts draws throughput over the number of goroutines, a file for each mode.
+// drawCharts draws the throughput over the number of goroutines, one file for each mode.
 func drawCharts(dir string, measured []measurement) error {
 	for i, m := range modes {
 		plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
@@ -77,7 +77,7 @@ func drawCharts(dir string, measured []measurement) error {
 	return nil
 }
 
-// save draws the legend to the right of the plot, where it hides nothing.
+// save writes the plot to a file, with the legend to its right, where it hides nothing.
 func save(p *plot.Plot, file string) error {
 	const width, height, legend = 900, 480, 235
 	canvas, err := draw.NewFormattedCanvas(width, height, "svg")
@@ -86,7 +86,7 @@ func save(p *plot.Plot, file string) error {
 	}
 	p.Legend.Top, p.Legend.Left = true, true
 	whole := draw.New(canvas)
-	whole.SetColor(color.White) // a README may be dark
+	whole.SetColor(color.White) // the page around it may be dark
 	whole.Fill(whole.Path())
 	right := p.Legend
 	p.Legend = plot.NewLegend()
@@ -95,7 +95,7 @@ func save(p *plot.Plot, file string) error {
 	return write(canvas, file)
 }
 
-// goroutineTicks names the steps.
+// goroutineTicks labels the steps.
 type goroutineTicks struct{}
 
 func (goroutineTicks) Ticks(_, _ float64) []plot.Tick {
@@ -106,7 +106,7 @@ func (goroutineTicks) Ticks(_, _ float64) []plot.Tick {
 	return ticks
 }
 
-// decadeTicks names 1, 3, 10, 30, 100, ...
+// decadeTicks labels 1, 3, 10, 30, 100, ...
 type decadeTicks struct{}
 
 func (decadeTicks) Ticks(lowest, highest float64) []plot.Tick {

@@ -18,7 +18,7 @@ var modes = []mode{
 	{"a key of its own for each goroutine", "own_keys.svg", ownKey},
 }
 
-// goroutineSteps is the charts' x axis; the table is at tableGoroutines.
+// goroutineSteps are the steps of the charts' x axis. The table shows tableGoroutines.
 var goroutineSteps = []int{1, 4, 16, 64, 256}
 
 const (
@@ -28,7 +28,7 @@ const (
 	contenderRounds = 3
 )
 
-// measurement is all about one contender.
+// measurement is everything that was measured of one contender.
 type measurement struct {
 	contender
 	modes  []inMode
@@ -36,11 +36,12 @@ type measurement struct {
 }
 
 type inMode struct {
-	at                  map[int]*tally // by goroutines
+	at                  map[int]*tally // by number of goroutines
 	statements, retries float64        // per decision, at tableGoroutines
 }
 
-// measureContenders takes turns: at each number of goroutines every contender runs for a slice, and then all of them again.
+// measureContenders measures all contenders in turn. At each number of goroutines, every contender runs for a slice, and then all run
+// again.
 func measureContenders(ctx context.Context, e *env) ([]measurement, error) {
 	measured := make([]measurement, len(contenders))
 	for i, c := range contenders {
@@ -115,10 +116,10 @@ func step(ctx context.Context, e *env, measured []measurement, m, goroutines int
 	return nil
 }
 
-// countStatements counts statements and retries, in a run of its own since counting takes time.
+// countStatements counts statements and retries. It needs a run of its own, since counting takes time.
 func countStatements(ctx context.Context, e *env, in *inMode, c contender, m mode) (err error) {
 	opened := len(e.undos)
-	defer func() { err = errors.Join(err, e.undoTo(opened)) }() // there are not connections for all
+	defer func() { err = errors.Join(err, e.undoTo(opened)) }() // there are not enough connections for all
 	counter := &statements{}
 	o := plenty(tableGoroutines)
 	o.tracer = counter

@@ -16,14 +16,14 @@ import (
 type contender struct {
 	name  string
 	what  string
-	exact bool // it must not grant more than the bound; the test holds it to that
-	redis bool // it needs a Redis, otherwise a Postgres
-	floor bool // it decides nothing: it is what the others would cost if deciding cost nothing
+	exact bool // it must not grant more than the bound; a test checks it
+	redis bool // it needs a Redis; otherwise it needs a Postgres
+	floor bool // it decides nothing: it shows what the others would cost if a decision cost nothing
 	chart bool // it is in the charts
 	open  func(ctx context.Context, e *env, o setting) (*opened, error)
 }
 
-// contenders are all ways, in the order in which they are printed.
+// contenders are all contenders, in the order in which they are printed.
 var contenders = []contender{
 	{name: "txlimit, direct", what: "`Consume` on the pool", exact: true, chart: true, open: openDirect},
 	{name: "txlimit, in a transaction", what: "`InTx`, READ COMMITTED: BEGIN, `Consume`, COMMIT", exact: true, open: openInTx},
@@ -42,32 +42,32 @@ var contenders = []contender{
 	{name: "Postgres, bare UPDATE", what: "`value = value - 1`, decides nothing: the floor", floor: true, chart: true, open: openUpdate},
 }
 
-// ours says that it is this library.
+// ours reports whether the contender is this library.
 func (c contender) ours() bool { return strings.HasPrefix(c.name, "txlimit") }
 
 // setting is what a contender is opened with.
 type setting struct {
 	perSecond, burst int
 	conns            int             // of Postgres
-	goroutines       int             // that will call it
+	goroutines       int             // the number of goroutines that will call it
 	tracer           pgx.QueryTracer // nil unless statements are counted
 }
 
-// plenty is a limit that never denies. It takes a quarter of an hour to fill, so that Redis has no keys that expire in between.
+// plenty is a limit that never denies. It takes a quarter of an hour to fill, so that no key expires in Redis during a run.
 func plenty(goroutines int) setting {
 	return setting{perSecond: 1e6, burst: 1e9, conns: 16, goroutines: goroutines}
 }
 
-// opened is a contender that is ready. It is closed by env.undo.
+// opened is a contender that is ready. env.undo closes it.
 type opened struct {
 	take    func(ctx context.Context, key string) (granted bool, err error)
-	retries atomic.Int64 // transactions, or attempts, that were run again
+	retries atomic.Int64 // transactions or attempts that ran again
 }
 
-// errDenied is what a side returns that was denied where nothing should be.
-var errDenied = errors.New("denied, though there are tokens")
+// errDenied is the error of a side that was denied although the limit has tokens.
+var errDenied = errors.New("denied, although there are tokens")
 
-// side makes a contender's calls a side of a comparison.
+// side returns a side of a comparison that makes the contender's calls.
 func (o *opened) side(name string, goroutines int, pick func(worker int) string) *side {
 	return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
 		granted, err := o.take(ctx, pick(worker))
@@ -78,23 +78,23 @@ func (o *opened) side(name string, goroutines int, pick func(worker int) string)
 	}}
 }
 
-// The over-grant test: so many goroutines ask for one token of one key, again and again.
+// The over-grant test: grantGoroutines goroutines ask for one token of one key, again and again.
 const (
 	grantRate       = 10 // per second
 	grantBurst      = 10
 	grantGoroutines = 64
 )
 
-// grants is what the over-grant test found.
+// grants is the result of the over-grant test.
 type grants struct{ granted, bound int }
 
-// excess is how many were granted beyond the bound.
+// excess is the number of grants beyond the bound.
 func (g grants) excess() int { return max(0, g.granted-g.bound) }
 
 func (g grants) String() string { return fmt.Sprintf("%d of %d", g.granted, g.bound) }
 
-// countGrants lets the goroutines hammer one key. The bound is the burst and what is refilled from before the first call
-// until after the last grant.
+// countGrants lets the goroutines take from one key as fast as they can. The bound is the burst plus the refill from before the
+// first call until after the last grant.
 func countGrants(ctx context.Context, d time.Duration, goroutines int, take func(ctx context.Context) (bool, error)) (grants, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

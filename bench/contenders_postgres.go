@@ -13,16 +13,16 @@ import (
 	"github.com/throttled/throttled/v2"
 )
 
-// othersTables are those of the other ways, and of the figures.
+// othersTables are the tables and functions of the other contenders and of the figures.
 const othersTables = `
-	-- What a bare UPDATE works on: the layout of rate_limits.
+	-- The table of the bare UPDATE, with the layout of rate_limits.
 	CREATE TABLE counters (
 		name text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, shard smallint NOT NULL, shards smallint NOT NULL,
 		value double precision NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key, shard)
 	) WITH (fillfactor = 90);
 
-	-- The least that a function which decides can cost: a token bucket that exists and has enough, in a statement that reads no other
-	-- row whatever the planner thinks of the table, and with the answer that a client needs.
+	-- The minimal cost of a function that decides. It handles a token bucket that exists and has enough, reads no other row whatever
+	-- the planner estimates, and returns the answer that a client needs.
 	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
 		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS _ratelimit_decision
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -39,8 +39,8 @@ const othersTables = `
 		RETURNING c.value, c.ts INTO value, ts;
 		RETURN ROW(value IS NOT NULL, at, value, ts)::_ratelimit_decision;
 	END $$;
-	-- The same for several, all or nothing: if one fails, what was taken before it is given back. If it looks first, a denial writes
-	-- nothing.
+	-- The same for several limits, all or nothing: if one fails, the tokens taken before it are given back. With looks, it reads the
+	-- rows first, so that a denial writes nothing.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
 		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, looks boolean)
 	RETURNS _ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -55,7 +55,7 @@ const othersTables = `
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
-					RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions; -- or the refill would have to be looked at
+					RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions; -- a full implementation would look at the refill
 				END IF;
 			END LOOP;
 		END IF;
@@ -78,7 +78,7 @@ const othersTables = `
 		END LOOP;
 		RETURN ROW(true, at, NULL, value, ts)::_ratelimit_decisions;
 	END $$;
-	-- Token buckets that are computed by the client. value is NULL while the row is new.
+	-- Token buckets that the client computes. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
 	-- One counter for each window.
 	CREATE TABLE windows (
@@ -86,7 +86,7 @@ const othersTables = `
 	) WITH (fillfactor = 90);
 	-- Theoretical arrival times, for throttled.
 	CREATE TABLE arrivals (key text COLLATE "C" PRIMARY KEY, tat bigint NOT NULL) WITH (fillfactor = 90);
-	-- The caller's own business.
+	-- The rows that the caller's own transactions insert.
 	CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, at timestamptz NOT NULL DEFAULT now());`
 
 // bucket is a token bucket that the client computes.
@@ -98,7 +98,7 @@ type bucket struct {
 
 func (b *bucket) scan(row pgx.Row) error { return row.Scan(&b.value, &b.ts, &b.now) }
 
-// take refills, and takes one token if there is one.
+// take refills the bucket, and takes one token if there is one.
 func (b *bucket) take(o setting) (left float64, granted bool) {
 	left = float64(o.burst)
 	if b.value != nil {
@@ -116,7 +116,7 @@ const (
 		ON CONFLICT (key) DO UPDATE SET value = excluded.value, ts = excluded.ts`
 )
 
-// openSerializable reads, computes and writes in SERIALIZABLE, and does it again on 40001, at once.
+// openSerializable reads, computes and writes in SERIALIZABLE, and retries at once on 40001.
 func openSerializable(ctx context.Context, e *env, o setting) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -138,7 +138,7 @@ func openSerializable(ctx context.Context, e *env, o setting) (*opened, error) {
 	return &it, nil
 }
 
-// retry runs fn again, at once, as long as it fails with 40001 or 40P01.
+// retry runs fn until it does not fail with 40001 or 40P01, without pauses.
 func retry(fn func() error) (retries int, err error) {
 	for {
 		err := fn()
@@ -164,7 +164,7 @@ func readComputeWrite(ctx context.Context, tx pgx.Tx, key string, o setting) (gr
 }
 
 // openForUpdate does what Bucket4j's PostgreSQLSelectForUpdateBasedProxyManager does: SELECT FOR UPDATE; if there is no row,
-// INSERT ON CONFLICT DO NOTHING and again; compute; UPDATE if it was granted; COMMIT.
+// INSERT ON CONFLICT DO NOTHING and select again; compute; UPDATE if it was granted; COMMIT.
 func openForUpdate(ctx context.Context, e *env, o setting) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -211,7 +211,7 @@ func openAdvisory(ctx context.Context, e *env, o setting) (*opened, error) {
 	}}, nil
 }
 
-// openCounter counts calls in windows of one second, or of so many as the burst takes to refill. A denial counts too.
+// openCounter counts calls in windows that last as long as the burst takes to refill. A denial counts, too.
 func openCounter(ctx context.Context, e *env, o setting) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -255,9 +255,9 @@ func bareUpdate(ctx context.Context, db oneRow, key string) error {
 
 const bareUpdateSQL = `UPDATE counters SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0 RETURNING value`
 
-// decideByUpdate sends the statement of decide_in_function by itself: what is between the two is the cost of the function, with its
-// SET. It is no limiter: a denial is no row, without a reason or what is left; and only on a table that is large enough is it planned
-// as an index scan.
+// decideByUpdate sends the statement of decide_in_function without the function. The difference is the cost of the function and its
+// SET. It is not a limiter: a denial returns no row, so no reason and no balance. The planner uses the index only if the table is
+// large enough.
 func decideByUpdate(ctx context.Context, db oneRow, key string) error {
 	return errUnlessGranted(db.QueryRow(ctx, `UPDATE counters AS c
 		   SET value = _ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
@@ -273,15 +273,15 @@ func decideInFunction(ctx context.Context, db oneRow, key string) error {
 
 const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $4, $5, NULL, $6, $7, NULL))`
 
-// consumeByHand asks the function that the library asks, and reads no more of the answer than whether it was granted: the floor of what
-// decides as the library does (first uses, windows, denials with their numbers, rows of several shards), whoever asks.
+// consumeByHand calls the function that the library calls, and reads only whether it was granted. It is the floor for any client that
+// decides as the library does: first uses, windows, denials with their numbers, rows of several shards.
 func consumeByHand(ctx context.Context, db oneRow, key string) error {
 	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(_ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false))`,
 		decideArgs(key)...))
 }
 
-// decideArgs asks for a token of a limit. Its numbers are variables, as a limiter has them: a constant needs no allocation to be an
-// argument.
+// decideArgs are the arguments that ask for one token of a limit. The numbers are variables, as in a limiter: a constant would need no
+// allocation to become an argument.
 func decideArgs(key string) []any {
 	return []any{ask.name, key, ask.rate, ask.period, ask.rate, ask.count, ask.least}
 }
@@ -293,8 +293,8 @@ var ask = struct {
 	count, least float64
 }{"limit", 1e9, time.Second, 1, 0}
 
-// errUnlessGranted reads the record of a decision, whose first column says whether it was granted: the byte that follows the number of columns,
-// its type and its length, of four bytes each.
+// errUnlessGranted reads the record of a decision. The first column says whether it was granted. It is the byte after the number of
+// columns, the column's type and its length, which have four bytes each.
 func errUnlessGranted(row pgx.Row) error {
 	var record []byte
 	if err := row.Scan(&record); err != nil {
@@ -315,7 +315,7 @@ func decideSeveralInFunction(ctx context.Context, db oneRow, names []string, key
 		make([]*time.Time, n), same(1), same(0), looks))
 }
 
-// openThrottled runs throttled's GCRA on Postgres, by the store interface that it publishes.
+// openThrottled runs the GCRA of throttled on Postgres, through its store interface.
 func openThrottled(ctx context.Context, e *env, o setting) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -336,7 +336,7 @@ func openThrottled(ctx context.Context, e *env, o setting) (*opened, error) {
 	return &it, nil
 }
 
-// arrivals is a store for throttled. It keeps keys for ever, as the others here do.
+// arrivals is a store for throttled. It never deletes keys, like the other contenders here.
 type arrivals struct {
 	pool *pgxpool.Pool
 	it   *opened

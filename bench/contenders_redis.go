@@ -11,8 +11,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// tokenBucket is the script that most token buckets on Redis are variants of: read, refill, decide, write, expire. The
-// client tells the time, which is cheaper than asking the server for it.
+// tokenBucket is the usual script: read, refill, decide, write, expire. Most token buckets on Redis are variants of it. The client
+// passes the time, which is cheaper than asking the server.
 const tokenBucket = `
 local rate, capacity, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local bucket = redis.call('HMGET', KEYS[1], 'tokens', 'ts')
@@ -27,7 +27,7 @@ end
 return { allowed and 1 or 0, math.floor(tokens) }
 `
 
-// now is the time in seconds as the script takes it, to the microsecond.
+// now is the time in seconds, to the microsecond, as the script expects it.
 func now() string { return strconv.FormatFloat(float64(time.Now().UnixMicro())/1e6, 'f', 6, 64) }
 
 func openGoRedis(ctx context.Context, e *env, o setting) (*opened, error) {
@@ -75,8 +75,8 @@ func openRueidis(ctx context.Context, e *env, o setting) (*opened, error) {
 	}}, nil
 }
 
-// newGoRedis opens go-redis with a pool of the size that serves it best for so many goroutines: tried are its default, as
-// many as there are goroutines, and what is in between.
+// newGoRedis opens go-redis with the pool size that is fastest for this number of goroutines. It tries the default, one connection
+// for each goroutine, and sizes in between.
 func (e *env) newGoRedis(ctx context.Context, goroutines int) (*redis.Client, error) {
 	server, err := e.startRedis(ctx)
 	if err != nil {
@@ -112,14 +112,14 @@ func (e *env) newGoRedis(ctx context.Context, goroutines int) (*redis.Client, er
 			server.poolSizes = map[int]int{}
 		}
 		server.poolSizes[goroutines] = size
-		fmt.Fprintf(e.out, "  go-redis serves %d goroutines best with %d connections\n", goroutines, size)
+		fmt.Fprintf(e.out, "  go-redis is fastest for %d goroutines with %d connections\n", goroutines, size)
 	}
 	client := redis.NewClient(&redis.Options{Addr: server.addr, PoolSize: size})
 	e.undos = append(e.undos, client.Close)
 	return client, nil
 }
 
-// redisPrefix keeps the keys of one contender apart from those of the others.
+// redisPrefix returns a prefix that keeps the keys of one contender apart from the other keys.
 func (e *env) redisPrefix() string {
 	e.redis.prefixes++
 	return strconv.Itoa(e.redis.prefixes) + ":"

@@ -11,17 +11,17 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// limits is the library's limiter, ready as it is.
+// limits is the library's limiter. Its zero value is ready to use.
 var limits ratelimit.Limiter
 
-// often is more attempts than any transaction here needs.
+// often is a number of attempts that no transaction here reaches.
 const often = 1_000_000
 
 func (o setting) limit(options ...ratelimit.Option) ratelimit.Limit {
 	return ratelimit.TokenBucket("limit", float64(o.perSecond), time.Second, append(options, ratelimit.Capacity(float64(o.burst)))...)
 }
 
-// decision makes of Consume's error the answer that it is.
+// decision turns an error of Consume into the decision.
 func decision(err error) (granted bool, _ error) {
 	if err == nil {
 		return true, nil
@@ -56,7 +56,7 @@ func openQueued(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openQueuedOn(ctx, e, o, o.limit())
 }
 
-// openQueuedOn opens InTx that queues for the key that it will take from, for any limit.
+// openQueuedOn opens InTx with Hot for the key that it will take from, for any limit.
 func openQueuedOn(ctx context.Context, e *env, o setting, limit ratelimit.Limit, options ...ratelimit.TxOption) (*opened, error) {
 	options = slices.Clip(append(options, ratelimit.Attempts(often)))
 	return openInTxBy(ctx, e, o, limit, func(key string) []ratelimit.TxOption {
@@ -95,7 +95,7 @@ func openBatched(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openBatchedAt(ctx, e, o, ratelimit.Isolation(pgx.ReadCommitted))
 }
 
-// openBatchedAt opens a transaction of one consume, sent in one round trip.
+// openBatchedAt opens a transaction that consumes once and is sent in one round trip.
 func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.TxOption) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -117,7 +117,7 @@ func openCoalesced(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openCoalescedWith(ctx, e, o, false)
 }
 
-// openCoalescedAsync opens one whose commits are not waited for.
+// openCoalescedAsync opens a coalescer with AsyncCommit.
 func openCoalescedAsync(ctx context.Context, e *env, o setting) (*opened, error) {
 	return openCoalescedWith(ctx, e, o, true)
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// env is what a figure runs in. The servers are started when the first figure asks for them, and serve all that follow.
+// env is the environment of a figure. The first figure that needs a server starts it, and the later figures share it.
 type env struct {
 	out      io.Writer
 	postgres *postgres.Server
 	redis    *redisServer
-	undos    []func() error // what the present figure has opened
+	undos    []func() error // close what the current figure has opened
 }
 
-// undo closes and drops what a figure has opened, and lets the next begin with an empty write-ahead log.
+// undo closes and drops everything that a figure has opened. A checkpoint then lets the next figure begin with an empty write-ahead log.
 func (e *env) undo(ctx context.Context) error {
 	err := e.undoTo(0)
 	if e.postgres != nil && ctx.Err() == nil {
@@ -34,7 +34,7 @@ func (e *env) undo(ctx context.Context) error {
 	return err
 }
 
-// undoTo closes and drops all but what was opened first, of which there are so many.
+// undoTo closes and drops all but the first `first` things that were opened.
 func (e *env) undoTo(first int) error {
 	var errs []error
 	for len(e.undos) > first {
@@ -56,8 +56,8 @@ func (e *env) close() error {
 	return err
 }
 
-// newSchema makes a schema with this library's table and functions, and those of the others, and returns the URL that leads
-// there. Each side of a comparison has its own.
+// newSchema makes a schema with the tables and functions of this library and of the other contenders, and returns its URL. Each
+// side of a comparison has its own.
 func (e *env) newSchema(ctx context.Context) (string, error) {
 	if e.postgres == nil {
 		server, err := postgres.Start(ctx)
@@ -88,7 +88,7 @@ func (e *env) newSchema(ctx context.Context) (string, error) {
 	return url, err
 }
 
-// newPool makes a schema and a pool of so many connections to it.
+// newPool makes a schema and a pool with conns connections to it.
 func (e *env) newPool(ctx context.Context, conns int, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
 	url, err := e.newSchema(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *env) connect(ctx context.Context, url string, conns int, tracer pgx.Que
 	return pool, nil
 }
 
-// checkpoint does nothing where the role may not.
+// checkpoint does nothing if the role is not allowed to.
 func (e *env) checkpoint(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, e.postgres.URL())
 	if err != nil {
@@ -126,11 +126,11 @@ func (e *env) checkpoint(ctx context.Context) error {
 	return err
 }
 
-// recycle leaves the server with segments of the write-ahead log to use again, as one has that has been in use. Without them each
-// new one is 16 MB of zeros, written and synced, for which every commit waits.
+// recycle leaves the server with segments of the write-ahead log to use again, like a server that has been in use. Without them,
+// Postgres writes and syncs 16 MB of zeros for each new segment, and every commit waits for that.
 func (e *env) recycle(ctx context.Context, pool *pgxpool.Pool) error {
 	if _, err := pool.Exec(ctx, `CREATE TABLE used AS SELECT repeat('x', 100) FROM generate_series(1, 800000); DROP TABLE used`); err != nil {
 		return err
 	}
-	return errors.Join(e.checkpoint(ctx), e.checkpoint(ctx)) // the second lets go of what the first began with
+	return errors.Join(e.checkpoint(ctx), e.checkpoint(ctx)) // the second frees the segments with which the first began
 }

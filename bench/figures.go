@@ -11,26 +11,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// figure is a number that the library is held to.
+// figure is a measured number with a bound that the library must reach.
 type figure struct {
 	name, what string
 	bound      float64
-	atMost     bool // the bound is an upper one
+	atMost     bool // the bound is an upper bound
 	run        func(ctx context.Context, e *env) (outcome, error)
 }
 
-// outcome is what a figure came to.
+// outcome is the result of a figure.
 type outcome struct {
 	value float64
 	note  string // the absolute numbers behind it
 }
 
-// figures are all of them, in the order in which they are run.
+// figures are all figures, in the order in which they run.
 var figures = []figure{
-	{"tx_own_keys", "transactions/s: consume + insert, READ COMMITTED, own keys, 16 goroutines / with a bare UPDATE for the limiter", 0.93, false, txOwnKeys},
+	{"tx_own_keys", "transactions/s: consume + insert, READ COMMITTED, own keys, 16 goroutines / with a bare UPDATE instead of the limiter", 0.93, false, txOwnKeys},
 	{"tx_serializable_small_table", "the same in SERIALIZABLE, on a table of 100 rows, rewritten and analyzed before each slice", 4, false, txSerializableSmallTable},
 	{"hot_queue_vs_retry", "commits/s, SERIALIZABLE, one hot key, 64 goroutines: InTx with the queue / without", 1.3, false, hotQueueVsRetry},
-	{"hot_queue_vs_update", "the same, queue / READ COMMITTED with a bare UPDATE for the limiter", 1.0, false, hotQueueVsUpdate},
+	{"hot_queue_vs_update", "the same, queue / READ COMMITTED with a bare UPDATE instead of the limiter", 1.0, false, hotQueueVsUpdate},
 	{"hot_queue_p99", "p99 latency, queue / without", 0.25, true, hotQueueP99},
 	{"hot_queue_wasted", "transactions wasted per commit, queue, one process", 0.05, true, hotQueueWasted},
 	{"hot_queue_wasted_4_processes", "the same, 4 processes on the key", 0.3, true, hotQueueWasted4Processes},
@@ -48,7 +48,7 @@ var figures = []figure{
 	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a bare UPDATE", 0.85, false, tenMillionRows},
 	{"sweep_p99", "p99 latency of consume, 16 goroutines: while 5,000,000 idle keys are swept / without", 1.5, true, sweepP99(5_000_000)},
 	{"flood_p99", "p99 latency of another query of the process: during a flood, with the documented settings / before", 2, true, floodP99},
-	{"over_grant", "grants beyond the bound, all of this library's ways, summed", 0, true, overGrant},
+	{"over_grant", "grants beyond the bound, summed over all ways to call this library", 0, true, overGrant},
 }
 
 func figureNamed(name string) (figure, bool) {
@@ -73,20 +73,20 @@ func (f figure) passes(value float64) bool {
 	return value >= f.bound
 }
 
-// How the sides of most figures are run. A slice of each warms up.
+// Most figures run their sides this often and this long. A first slice of each side warms up.
 const (
 	pairs = 8
 	slice = 700 * time.Millisecond
 )
 
-// How they are where conditions change within seconds by more than the sides differ: both of a pair of short slices mostly have the
-// same, and there are more pairs for the median.
+// Some figures need short slices, since conditions change within seconds by more than the sides differ. The conditions are mostly the
+// same for both slices of such a pair, and the median has more pairs.
 const (
 	manyPairs  = 60
 	shortSlice = 140 * time.Millisecond
 )
 
-// keys are "0", "1", ...
+// keys returns "0", "1", ...
 func keys(n int) []string {
 	s := make([]string, n)
 	for i := range s {
@@ -95,27 +95,27 @@ func keys(n int) []string {
 	return s
 }
 
-// ownKeys picks at random from the share of n keys that each goroutine has for itself.
+// ownKeys picks at random from n keys, of which each goroutine has its own share.
 func ownKeys(n, goroutines int) (pick func(worker int) string) {
 	all, share := keys(n), n/goroutines
 	return func(worker int) string { return all[worker*share+rand.IntN(share)] }
 }
 
-// anyKey picks at random from n keys. They are not kept: the garbage collector would go over ten million strings, again and again.
+// anyKey picks at random from n keys. It does not keep the keys: the garbage collector would scan ten million strings again and again.
 func anyKey(n int) (pick func(worker int) string) {
 	return func(int) string { return strconv.Itoa(rand.IntN(n)) }
 }
 
-// ownKey picks a key of each goroutine's own.
+// ownKey picks one key for each goroutine.
 func ownKey(worker int) string { return ownOnes[worker] }
 
-// ownOnes are as many as there are goroutines at the most.
+// ownOnes are the keys of ownKey, for the largest number of goroutines.
 var ownOnes = keys(256)
 
-// hotKey picks the same key for everybody.
+// hotKey picks the same key for all goroutines.
 func hotKey(int) string { return "hot" }
 
-// fill makes n rows, full ones of a limit, in rate_limits or in counters, and has the planner know it.
+// fill inserts n full rows of a limit into rate_limits or counters, and updates the planner's statistics.
 func fill(ctx context.Context, pool *pgxpool.Pool, table, limit string, n int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO `+table+` (name, key, shard, shards, value, ts)
 		SELECT $1, i::text, 0, 1, 1e9, now() FROM generate_series(0, $2::integer - 1) AS i`, limit, n)

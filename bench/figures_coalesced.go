@@ -9,7 +9,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// coalescedVsRedis compares the coalescer with go-redis, and has rueidis run beside them; for more keys than one, the floor, too.
+// coalescedVsRedis compares the coalescer with go-redis. rueidis runs beside them and, for more than one key, so does the floor.
 func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
 		ways := []contender{
@@ -33,25 +33,25 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			if err != nil {
 				return outcome{}, err
 			}
-			sides = append(sides, floor.side("coalesced, least function", goroutines, pick))
+			sides = append(sides, floor.side("coalesced, minimal function", goroutines, pick))
 		}
 		c, err := compare(ctx, e.out, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
 		if err != nil {
 			return outcome{}, err
 		}
 		result := c.outcome()
-		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s, to which the ratio is %.3g", short(c.totals[0].latencies.quantile(0.99)),
+		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s (coalesced / rueidis: %.3g)", short(c.totals[0].latencies.quantile(0.99)),
 			short(c.totals[1].latencies.quantile(0.99)), thousands(c.totals[2].perSecond()), c.ratio(0, 2))
 		if len(sides) > 3 {
-			result.note += fmt.Sprintf("; the least function that decides several keys comes to %.3g, of which the library comes to %.3g", c.ratio(3, 1), c.ratio(0, 3))
+			result.note += fmt.Sprintf("; a minimal function that decides several keys: %.3g (library / minimal: %.3g)", c.ratio(3, 1), c.ratio(0, 3))
 		}
 		return result, nil
 	}
 }
 
-// openCoalescedFloor opens a coalescer on a schema in which the function that decides several keys is the least that does, by the same
-// plan: it checks nothing, has no other period than a second, and leaves out what here never happens: denials, keys without a row,
-// rows of several shards, a clock that goes back.
+// openCoalescedFloor opens a coalescer on a schema with a minimal function that decides several keys, by the same plan. It checks
+// nothing and has only a period of one second. It leaves out cases that do not occur here: denials, keys without a row, rows of several
+// shards, and a clock that goes back.
 func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {
@@ -91,7 +91,7 @@ func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*open
 	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool}, o), nil
 }
 
-// takeEach makes the rows of so many keys, by taking from each.
+// takeEach makes the rows of n keys by taking from each.
 func takeEach(ctx context.Context, it *opened, n int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -18,18 +18,18 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// The flood: an attacker with so many connections who sends so many requests a second, or, when answers are late, one on each
-// connection as soon as the last was answered. And what it must not starve: the application's own statements, which come
-// at a steady pace.
+// The flood is an attacker with floodConnections connections that sends floodPerSecond requests per second. If answers are late, each
+// connection sends its next request as soon as the last was answered. The flood must not starve the probes: the application's own
+// statements, which come at a steady pace.
 const (
 	floodConnections = 256
 	floodPerSecond   = 8_000
-	floodPool        = 16                   // connections of the application
-	floodLimiterPool = 2                    // and of the limiter, if it has its own
-	floodPace        = 3 * time.Millisecond // and so long, at the least, from one of its statements to the next
+	floodPool        = 16                   // connections of the application's pool
+	floodLimiterPool = 2                    // connections of the limiter's own pool
+	floodPace        = 3 * time.Millisecond // the limiter's Pace: the least time from one statement to the next
 	floodTimeout     = time.Second
 
-	floodHeap = 64 << 20 // what an application holds in memory, without which the collector would run every 100 ms
+	floodHeap = 64 << 20 // memory that the application holds; without it, the garbage collector would run every 100 ms
 
 	probes     = 8
 	probeEvery = 10 * time.Millisecond
@@ -37,7 +37,7 @@ const (
 	floodTurns = 6
 )
 
-// floods are the two of them, by what each request is counted by.
+// floods are the two floods, with the client address of their n-th request, which is its key.
 var floods = []struct {
 	name string
 	from func(n uint32) netip.Addr
@@ -48,9 +48,8 @@ var floods = []struct {
 	{"one key, denied", func(uint32) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, 1}) }},
 }
 
-// floodP99 measures the latency of another query of the process without a flood, with one that reaches the limiter through the
-// application's pool, and with one that reaches it by the settings that the README documents: the median of the turns, of the worse of
-// two floods.
+// floodP99 measures the latency of another query of the process: without a flood, with a flood through the application's pool, and with
+// a flood through the documented settings. The value is the median of the turns, for the worse of the two floods.
 func floodP99(ctx context.Context, e *env) (outcome, error) {
 	var worst outcome
 	held := make([]byte, floodHeap)
@@ -79,8 +78,8 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		shared := &floodWay{name: "flood, through the application's pool", db: app}
 		var sent atomic.Uint32
 		from := func() netip.Addr { return f.from(sent.Add(1)) }
-		// The last has no turns among the others: what its thousands of commits leave for the disk to do would be counted against
-		// whoever is next.
+		// The last way takes no turns with the others: its thousands of commits leave work for the disk, which would slow the way
+		// that comes next.
 		for _, ways := range [][]*floodWay{{before, settings, bare}, {shared}} {
 			for turn := range 1 + floodTurns {
 				for _, way := range ways {
@@ -103,7 +102,7 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 			worst.note += "; "
 		}
 		worst.note += fmt.Sprintf("%s: p99 %s before, %s (%.3g) with the settings, %s (%.3g) through the application's pool, "+
-			"%.3g if all are refused unasked", f.name,
+			"%.3g if all requests are refused without a limiter", f.name,
 			short(before.latencies.quantile(0.99)), short(settings.latencies.quantile(0.99)), settings.over(before),
 			short(shared.latencies.quantile(0.99)), shared.over(before), bare.over(before))
 		worst.value = max(worst.value, settings.over(before))
@@ -111,17 +110,17 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 	return worst, nil
 }
 
-// floodWay is how a flood reaches the limiter, and what came of it.
+// floodWay is a way for a flood to reach the limiter, and its results.
 type floodWay struct {
 	name      string
-	db        ratelimit.DB // nil: there is no flood, or
-	bare      bool         // one that is refused without asking: what there is to be had
+	db        ratelimit.DB // nil: there is no flood, unless bare
+	bare      bool         // the flood is refused without a limiter, which is the best possible result
 	latencies histogram
 	p99s      []float64         // of each turn, in seconds
 	count     [600]atomic.Int64 // of answers, by status
 }
 
-// over is how many times the p99 of another way this one's is: the median of the turns.
+// over returns the p99 of this way divided by the p99 of the other, as the median of the turns.
 func (w *floodWay) over(other *floodWay) float64 {
 	ratios := make([]float64, len(w.p99s))
 	for turn := range ratios {
@@ -146,7 +145,7 @@ func (w *floodWay) statuses() (text string) {
 	return text
 }
 
-// run has the probes ask for a while, beside the flood.
+// run lets the probes ask for a while, beside the flood.
 func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip.Addr, counts bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -163,8 +162,8 @@ func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip
 			end := begin.Add(floodSlice)
 			for at := begin.Add(time.Duration(i) * probeEvery / probes); at.Before(end) && time.Now().Before(end); at = at.Add(probeEvery) {
 				time.Sleep(time.Until(at))
-				// From the moment at which it was due: one that is late because the one before it was has waited, too. (What is due
-				// and was not asked by the end is not counted, which flatters the slow.)
+				// The latency begins when the query was due: a query that starts late because the one before it was slow has waited,
+				// too. Queries that were due but not started by the end do not count, which flatters slow ways.
 				if _, err := app.Exec(ctx, insertOrderSQL, "somebody"); err != nil {
 					cancel(fmt.Errorf("%s: %w", w.name, err))
 					return

@@ -14,12 +14,12 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Transactions on one hot key are slow one by one: longer slices, and fewer.
+// Transactions on one hot key run one after another, so these figures need longer slices, and fewer.
 const (
 	hotGoroutines = 64
 	hotPairs      = 6
 	hotSlice      = 1500 * time.Millisecond
-	// Connections: with the queue an ordinary pool, without it one for each goroutine.
+	// The connections of an ordinary pool, for the queue. Without the queue, each goroutine has a connection.
 	queueConns = 16
 )
 
@@ -60,7 +60,7 @@ func (h *hot) call(ctx context.Context, worker int) error {
 	return err
 }
 
-// wasted is the attempts that were rolled back, per commit.
+// wasted is the number of attempts that were rolled back, per commit.
 func (h *hot) wasted() float64 {
 	return float64(h.attempts.Load())/float64(h.commits.Load()) - 1
 }
@@ -93,8 +93,8 @@ func queueAndRetry(ctx context.Context, e *env, beside ...*side) (*comparison, *
 	return c, queue, note, nil
 }
 
-// hotQueueVsRetry shows besides what one goroutine by itself commits, since of one row one transaction after another is all there
-// is; and what the least of queues does, which spares them nothing but the BEGIN: a mutex in the process.
+// hotQueueVsRetry also shows two floors. One is a single goroutine, since transactions on one row run one after another. The other is a
+// minimal queue, a mutex in the process after BEGIN.
 func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
 	alone, _, err := openHot(ctx, e, "one goroutine alone", 1, false)
 	if err != nil {
@@ -128,12 +128,12 @@ func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; %s; beside 64 without it, one goroutine alone comes to %.3g, and 64 with no more than a mutex between BEGIN and the rest to %.3g",
+	result.note += fmt.Sprintf("; %s; relative to 64 goroutines without the queue: one goroutine alone %.3g, 64 with only a mutex after BEGIN %.3g",
 		note, c.ratio(2, 1), c.ratio(3, 1))
 	return result, nil
 }
 
-// ended is the error of a rollback that came after COMMIT, if it is another than that.
+// ended returns the error of a rollback, unless it is that the transaction has ended by COMMIT.
 func ended(err error) error {
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return nil
@@ -158,8 +158,8 @@ func hotQueueWasted(ctx context.Context, e *env) (outcome, error) {
 	return outcome{value: queue.wasted(), note: note}, nil
 }
 
-// hotQueueVsUpdate shows besides what the queue costs where transactions do something else before they consume: a turn is all of a
-// transaction, a row is held from Consume on.
+// hotQueueVsUpdate also shows the cost of the queue if transactions do other work before they consume. A turn lasts for the whole
+// transaction; a row is locked only from Consume on.
 func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 	a, _, err := openHot(ctx, e, "SERIALIZABLE, queue", queueConns, true)
 	if err != nil {
@@ -190,7 +190,7 @@ func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; if 10 ms of other work in the transaction come before the limit: queue %s/s : READ COMMITTED without it %s/s",
+	result.note += fmt.Sprintf("; with 10 ms of other work before the limit: queue %s/s : READ COMMITTED without the queue %s/s",
 		thousands(c.totals[2].perSecond()), thousands(c.totals[3].perSecond()))
 	return result, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// shardUtilization lets goroutines take from a limit that is not refilled until the first of them is denied.
+// shardUtilization lets goroutines take from a limit that does not refill, until the first of them is denied.
 func shardUtilization(ctx context.Context, e *env) (outcome, error) {
 	const capacity, goroutines, rounds = 10_000, 16, 3
 	limit := ratelimit.TokenBucket("limit", 1, 1000*time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(10))
@@ -40,7 +40,7 @@ func shardUtilization(ctx context.Context, e *env) (outcome, error) {
 	return outcome{value: sum / rounds, note: strings.Join(befores, ", ") + " of " + thousands(capacity)}, nil
 }
 
-// untilDenied counts what was granted when the first of the goroutines is denied.
+// untilDenied counts the grants until the first goroutine is denied.
 func untilDenied(ctx context.Context, goroutines int, take func(ctx context.Context) (bool, error)) (before int64, err error) {
 	var granted atomic.Int64
 	var over atomic.Bool
@@ -68,7 +68,7 @@ func untilDenied(ctx context.Context, goroutines int, take func(ctx context.Cont
 	return before, failed
 }
 
-// denialsVsForUpdate compares denials of a key that is empty.
+// denialsVsForUpdate compares denials of an empty key.
 func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 	const goroutines = 16
 	limit := ratelimit.TokenBucket("limit", 1, 1000*time.Hour)
@@ -89,7 +89,7 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, _ int) error {
 			granted, err := take(ctx)
 			if err == nil && granted {
-				err = errors.New("granted, though there are no tokens")
+				err = errors.New("granted, although there are no tokens")
 			}
 			return err
 		}}
@@ -106,9 +106,9 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 	return c.outcome(), nil
 }
 
-// tenMillionRows compares on tables that are larger than Postgres' own cache. Beside them are the floors of tx_own_keys. Each
-// side has a table of its own: the first change of a page after a checkpoint costs the most, and of a table that two sides share
-// each has fewer of them.
+// tenMillionRows compares on tables that are larger than Postgres' own cache. The floors of tx_own_keys run beside them. Each side has
+// its own table. The first change of a page after a checkpoint costs most, and two sides that share a table would have fewer of these
+// each.
 func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	const n, goroutines, step = 10_000_000, 16, 1_000_000
 	o := plenty(goroutines)
@@ -121,7 +121,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 	}
-	// In turn: a kernel that is short of memory, or told to save it, drops what was read first.
+	// Fill the tables in turn: a kernel that is short of memory, or told to save it, drops the pages that were read first.
 	begin := time.Now()
 	for from := 0; from < n; from += step {
 		for i, table := range tables {
@@ -146,7 +146,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error { return call(ctx, pick(worker)) }}
 	}
 	update := on("bare UPDATE", func(ctx context.Context, key string) error { return bareUpdate(ctx, counters, key) })
-	// A checkpoint comes every few seconds and takes as long: both of a pair are mostly in one, or neither.
+	// A checkpoint comes every few seconds and takes as long. Mostly, both slices of a short pair are in a checkpoint, or neither.
 	c, err := compare(ctx, e.out, 2*manyPairs, shortSlice,
 		on("txlimit", func(ctx context.Context, key string) error {
 			_, err := limits.Consume(ctx, rateLimits, limit.Key(key))
@@ -159,19 +159,19 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; the least function that decides comes to %.3g, of which the library comes to %.3g; the library's function, asked by hand, to %.3g, of which the library comes to %.3g",
+	result.note += fmt.Sprintf("; a minimal function that decides: %.3g (library / minimal: %.3g); the library's function, called by hand: %.3g (library / by hand: %.3g)",
 		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1), c.ratio(0, 3))
-	// Coalesced only afterwards: that changes more pages in a turn than the others do in theirs.
+	// The coalescer runs only afterwards, since it changes more pages in a turn than the others do.
 	coalesced := coalescedOn(e, &ratelimit.Coalescer{Pool: rateLimits}, o).side("txlimit, coalesced", goroutines, pick)
 	c, err = compare(ctx, e.out, manyPairs, shortSlice, coalesced, update)
 	if err != nil {
 		return outcome{}, err
 	}
-	result.note += fmt.Sprintf("; through a Coalescer, %.3g of the bare UPDATE beside it", c.ratio(0, 1))
+	result.note += fmt.Sprintf("; through a Coalescer / bare UPDATE: %.3g", c.ratio(0, 1))
 	return result, nil
 }
 
-// overGrant sums what this library's ways granted too much.
+// overGrant sums the grants beyond the bound over all ways to call this library.
 func overGrant(ctx context.Context, e *env) (outcome, error) {
 	const d = 2 * time.Second
 	o := setting{perSecond: grantRate, burst: grantBurst, conns: grantGoroutines, goroutines: grantGoroutines}

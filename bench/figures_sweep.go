@@ -13,8 +13,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// sweepP99 sweeps n idle keys while 16 goroutines consume, and compares their latencies with those in between. The keys belong to
-// ten limits, so that the sweep can be done in ten parts: by turns with a sweep and without.
+// sweepP99 sweeps n idle keys while 16 goroutines consume, and compares the latencies with the latencies between sweeps. The keys belong
+// to ten limits, so that there are ten sweeps, with pauses in between.
 func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
 		const goroutines, parts, slice = 16, 10, 250 * time.Millisecond
@@ -104,7 +104,8 @@ func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 	}
 }
 
-// fillIdle makes n rows that say nothing, spread over the limits, and between them, every fifty, one that is in use unless it is there.
+// fillIdle inserts n idle rows, spread over the limits. For every fifty of them, it also inserts a row that is in use, unless the row
+// exists.
 func fillIdle(ctx context.Context, pool *pgxpool.Pool, all []ratelimit.Limit, n int) error {
 	for _, limit := range all {
 		_, err := pool.Exec(ctx, `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
@@ -121,7 +122,7 @@ func fillIdle(ctx context.Context, pool *pgxpool.Pool, all []ratelimit.Limit, n 
 	return err
 }
 
-// report prints how large the table and its index are.
+// report prints the sizes of the table and its index.
 func (e *env) report(ctx context.Context, pool *pgxpool.Pool, when string) error {
 	var table, index float64
 	if err := pool.QueryRow(ctx, "SELECT pg_table_size('rate_limits'), pg_indexes_size('rate_limits')").Scan(&table, &index); err != nil {
@@ -131,8 +132,8 @@ func (e *env) report(ctx context.Context, pool *pgxpool.Pool, when string) error
 	return nil
 }
 
-// hourOfUpdates makes as many updates as 100 a second are in an hour, on 1,000 keys, as fast as they go: autovacuum, at its
-// defaults, has less time for them than in an hour.
+// hourOfUpdates makes the updates of an hour at 100 per second, on 1,000 keys, as fast as possible. So autovacuum, with its defaults, has
+// less time for them than in an hour.
 func (e *env) hourOfUpdates(ctx context.Context) error {
 	const updates, n, goroutines = 360_000, 1000, 16
 	pool, err := e.newPool(ctx, goroutines, nil)
@@ -166,7 +167,7 @@ func (e *env) hourOfUpdates(ctx context.Context) error {
 	if err := e.report(ctx, pool, fmt.Sprintf("after %s updates in %s", thousands(updates), short(took))); err != nil {
 		return err
 	}
-	// The statistics are told a little later.
+	// Postgres publishes the statistics a little later.
 	for until := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
 		var all, hot, dead, vacuums int64
 		err := pool.QueryRow(ctx, `SELECT n_tup_upd, n_tup_hot_upd, n_dead_tup, autovacuum_count FROM pg_stat_user_tables

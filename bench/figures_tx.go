@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// order is a caller's whole transaction: take from the limit, insert a row, commit.
+// order runs a caller's whole transaction: take from the limit, insert a row, commit.
 func order(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, key string, take func(ctx context.Context, tx pgx.Tx, key string) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		if err := take(ctx, tx, key); err != nil {
@@ -29,7 +29,7 @@ func insertOrder(ctx context.Context, tx pgx.Tx, key string) error {
 	return err
 }
 
-// consumeOne takes from a limit by this library.
+// consumeOne takes from a limit with this library.
 func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key string) error {
 	return func(ctx context.Context, tx pgx.Tx, key string) error {
 		_, err := limits.Consume(ctx, tx, limit.Key(key))
@@ -37,26 +37,26 @@ func consumeOne(limit ratelimit.Limit) func(ctx context.Context, tx pgx.Tx, key 
 	}
 }
 
-// updateOne does a bare UPDATE in the limiter's place.
+// updateOne does a bare UPDATE instead of a limiter.
 var updateOne = inTx(bareUpdate)
 
 func inTx(take func(ctx context.Context, db oneRow, key string) error) func(ctx context.Context, tx pgx.Tx, key string) error {
 	return func(ctx context.Context, tx pgx.Tx, key string) error { return take(ctx, tx, key) }
 }
 
-// txSide is a side whose transactions run again, at once, when they could not be serialized.
+// txSide is a side whose transactions run again at once if they could not be serialized.
 type txSide struct {
 	side
 	pool    *pgxpool.Pool
 	retries atomic.Int64
 }
 
-// perCommit is the retries per commit. Those of the warm-up are among them, but hardly matter.
+// perCommit is the number of retries per commit. It includes the retries of the warm-up, which hardly matter.
 func (s *txSide) perCommit(t *tally) float64 {
 	return float64(s.retries.Load()) / float64(t.latencies.n)
 }
 
-// How the sides of a comparison of transactions differ.
+// The kinds of sides in a comparison of transactions.
 var (
 	byConsume        = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
 	byUpdate         = txKind{"bare UPDATE", "counters", updateOne}
@@ -93,7 +93,7 @@ func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, 
 	return s, nil
 }
 
-// txOwnKeys shows besides what deciding costs, in a function and without one, and what InTx saves.
+// txOwnKeys also shows the cost of a decision, in a function and without one, and the savings of InTx.
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
 	pick := ownKeys(n, txGoroutines)
@@ -125,13 +125,13 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; the least function that decides comes to %.3g, of which the library comes to %.3g; the library's function, asked by hand, to %.3g, of which the library comes to %.3g; the least function's UPDATE, as a statement without it, to %.3g; the library in InTx, which sends BEGIN with it, to %.3g",
+	result.note += fmt.Sprintf("; a minimal function that decides: %.3g (library / minimal: %.3g); the library's function, called by hand: %.3g (library / by hand: %.3g); the UPDATE of the minimal function as a plain statement: %.3g; the library in InTx, which sends BEGIN with the first statement: %.3g",
 		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1), c.ratio(0, 3), c.ratio(4, 1), c.ratio(5, 1))
 	return result, nil
 }
 
-// txSerializableSmallTable has the tables as small as they were analyzed before each slice: a bare UPDATE of one that has grown, of
-// dead rows, goes by the index, and whether it grows is chance. The figure is about what comes before that.
+// txSerializableSmallTable rewrites and analyzes the tables before each slice, so that they stay small. A bare UPDATE of a table that has
+// grown by dead rows uses the index, and whether a table grows is chance. The figure is about small tables.
 func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 	const n = 100
 	open := func(kind txKind) (*txSide, error) {
@@ -164,8 +164,8 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 	return result, nil
 }
 
-// pipelinedTx compares the whole transaction in one batch with the same, statement by statement. What a batch comes to with another
-// limiter on both sides is printed besides: a bare UPDATE, and the least that decides.
+// pipelinedTx compares a whole transaction in one batch with the same transaction, statement by statement. It also prints the ratio with
+// another limiter on both sides: a bare UPDATE, and a minimal function that decides.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
 	pick := ownKeys(n, txGoroutines)
@@ -226,13 +226,13 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, the least function that decides %.3g; of the latter's batches and transactions the library's come to %.3g and %.3g",
+	result.note += fmt.Sprintf("; with another limiter on both sides: a bare UPDATE %.3g, a minimal function that decides %.3g; library / minimal: %.3g in one batch, %.3g statement by statement",
 		c.ratio(2, 3), c.ratio(4, 5), c.ratio(0, 4), c.ratio(1, 5))
 	return result, nil
 }
 
-// multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. What one call on the pool does, which is a
-// transaction by itself, is printed besides.
+// multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. It also prints one call on the pool, which is a
+// transaction by itself.
 func multi3(ctx context.Context, e *env) (outcome, error) {
 	const n = 33_333
 	o := plenty(txGoroutines)
@@ -304,7 +304,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 			})
 		}
 	}
-	looking, err := open("the least that decides three", least(true))
+	looking, err := open("a minimal function that decides three", least(true))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -317,7 +317,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; what three calls come to in one statement, but not all or nothing: %.3g; the least function that decides three: %.3g, of which the library comes to %.3g; if a denial may write: %.3g",
+	result.note += fmt.Sprintf("; one call on the pool, without BEGIN and COMMIT: %.3g; three calls in one statement, but not all or nothing: %.3g; a minimal function that decides three: %.3g (library / minimal: %.3g); the same if a denial may write: %.3g",
 		c.ratio(5, 1), c.ratio(2, 1), c.ratio(3, 1), c.ratio(0, 3), c.ratio(4, 1))
 	return result, nil
 }

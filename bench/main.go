@@ -1,12 +1,12 @@
-// Command bench measures this library side by side with Redis and with the other ways to limit rates in Postgres.
+// Command bench measures this library beside Redis and beside other ways to limit rates in Postgres.
 //
-//	go run ./bench list          the figures, one a line, with the bound that each must reach
-//	go run ./bench FIGURE...     measure them; each ends with a line FIGURE VALUE
+//	go run ./bench list          print the figures, one per line, each with its bound
+//	go run ./bench FIGURE...     measure these figures; each ends with a line FIGURE VALUE
 //	go run ./bench contenders    measure every contender
-//	go run ./bench refunds       simulate how much of a limit is used when estimates are refunded; needs nothing
-//	go run ./bench all           all of it, into bench/RESULTS.md and bench/*.svg
+//	go run ./bench refunds       simulate the use of a limit whose estimates are refunded; needs no server
+//	go run ./bench all           measure everything, and write bench/RESULTS.md and bench/*.svg
 //
-// It starts what it needs: a Postgres, by internal/postgres, with fsync on; and redis-server, which must be installed.
+// It starts a Postgres with fsync on, by internal/postgres, and a redis-server, which must be installed.
 package main
 
 import (
@@ -89,7 +89,7 @@ func (e *env) measure(ctx context.Context, f figure) (outcome, error) {
 		return outcome{}, fmt.Errorf("%s: %w", f.name, err)
 	}
 	if stolen := before.until(readCPUTime()).share(); stolen >= 0.02 {
-		disturbed := fmt.Sprintf("the host gave %.0f %% of the processors' time to others", 100*stolen)
+		disturbed := fmt.Sprintf("the host gave %.0f %% of the processors' time to other machines", 100*stolen)
 		fmt.Fprintln(e.out, " ", disturbed)
 		result.note += "; " + disturbed
 	}

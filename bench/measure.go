@@ -19,7 +19,7 @@ type side struct {
 	call       func(ctx context.Context, worker int) error
 }
 
-// tally is what came of running a side for a while.
+// tally is the result of running a side for a while.
 type tally struct {
 	calls     int
 	elapsed   time.Duration
@@ -43,8 +43,7 @@ func (t *tally) String() string {
 	return fmt.Sprintf("%9s per s   p50 %8s   p99 %8s", thousands(t.perSecond()), short(t.latencies.quantile(0.5)), short(t.latencies.quantile(0.99)))
 }
 
-// run runs a side for a duration. It counts the calls that ended in time; the others are waited for, and only their latency
-// is counted.
+// run runs a side for a duration. It counts the calls that end in time. It waits for the others, and counts only their latencies.
 func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	if s.before != nil {
 		if err := s.before(ctx); err != nil {
@@ -63,7 +62,7 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	var wg sync.WaitGroup
 	for i := range workers {
 		wg.Go(func() {
-			// A context of its own, as requests have: what the drivers hang on it is not shared by all goroutines.
+			// Each goroutine has its own context, as requests do: drivers attach state to it, which goroutines then do not share.
 			ctx, done := context.WithCancel(ctx)
 			defer done()
 			w := &workers[i]
@@ -103,14 +102,14 @@ func (s *side) run(ctx context.Context, d time.Duration) (*tally, error) {
 	return t, nil
 }
 
-// comparison is sides that ran in turn.
+// comparison is the result of sides that ran in turn.
 type comparison struct {
 	slice  time.Duration
-	totals []tally     // by side: a, b, and those beside them
+	totals []tally     // by side: a, b, and the sides beside them
 	turns  [][]float64 // by side: its throughput in each turn
 }
 
-// compare warms the sides up and runs them in turn: a b, b a, a b, ... Further sides take their turns beside them.
+// compare warms the sides up and runs them in turn: a b, b a, a b, ... Further sides take turns with them.
 func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration, a, b *side, beside ...*side) (*comparison, error) {
 	sides := append([]*side{a, b}, beside...)
 	width := 0
@@ -144,7 +143,7 @@ func compare(ctx context.Context, out io.Writer, pairs int, slice time.Duration,
 	return c, nil
 }
 
-// ratios are those of the throughputs of two sides, turn by turn.
+// ratios are the ratios of the throughputs of two sides, turn by turn.
 func (c *comparison) ratios(i, j int) []float64 {
 	ratios := make([]float64, len(c.turns[i]))
 	for turn := range ratios {
@@ -153,10 +152,10 @@ func (c *comparison) ratios(i, j int) []float64 {
 	return ratios
 }
 
-// ratio is their median.
+// ratio is the median of ratios.
 func (c *comparison) ratio(i, j int) float64 { return median(c.ratios(i, j)) }
 
-// outcome is the ratio of the first two sides as a figure's.
+// outcome makes the ratio of the first two sides the outcome of a figure.
 func (c *comparison) outcome() outcome {
 	ratios := c.ratios(0, 1)
 	return outcome{
@@ -172,7 +171,7 @@ func median(values []float64) float64 {
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
-// histogram counts durations in bins that are 3 % wide or less, without allocating.
+// histogram counts durations in bins that are at most 3 % wide. It does not allocate.
 type histogram struct {
 	counts [40 * 32]uint32
 	n      int
@@ -190,14 +189,14 @@ func (h *histogram) merge(other *histogram) {
 	h.n += other.n
 }
 
-// bin is the number of bits that are left of the upper six, and those but the first.
+// bin returns the bin of a duration: the number of bits below the upper six, and the upper six without the first.
 func bin(d time.Duration) int {
 	v := uint64(max(d, 0))
 	shift := max(bits.Len64(v)-6, 0)
 	return min(shift*32+int(v>>shift), len(histogram{}.counts)-1)
 }
 
-// quantile is the upper end of the bin in which it lies.
+// quantile returns the upper end of the bin in which the quantile lies.
 func (h *histogram) quantile(q float64) time.Duration {
 	rank := int(q * float64(h.n))
 	for i, n := range h.counts {
@@ -212,7 +211,7 @@ func (h *histogram) quantile(q float64) time.Duration {
 	return 0
 }
 
-// short prints a duration with three digits.
+// short formats a duration with about three digits.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -225,7 +224,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%.1f s", d.Seconds())
 }
 
-// thousands prints a whole number as 1,234,567.
+// thousands formats a number as 1,234,567.
 func thousands(v float64) string {
 	s := fmt.Sprintf("%.0f", v)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// childCommand is how this program calls itself for a figure of several processes.
+// childCommand is the argument with which this program calls itself for a figure of several processes.
 const childCommand = "child"
 
-// job is what a child is told on its standard input. It answers when it is ready, begins when there is another line, and
+// job is the order that a child reads from its standard input. The child answers when it is ready, begins at the next line, and
 // answers with a count.
 type job struct {
 	URL        string
@@ -77,7 +77,7 @@ func hotQueueWasted4Processes(ctx context.Context, e *env) (outcome, error) {
 		}
 		j := job{URL: url, Goroutines: hotGoroutines, Queue: queue, For: d}
 		if !queue {
-			j.Goroutines = hotGoroutines / processes // as many connections
+			j.Goroutines = hotGoroutines / processes // so that both have as many connections in all
 		}
 		sum, err := spawn(ctx, processes, j)
 		if err != nil {
@@ -95,7 +95,7 @@ func hotQueueWasted4Processes(ctx context.Context, e *env) (outcome, error) {
 	return outcome{value: values[0], note: strings.Join(notes, "; ")}, nil
 }
 
-// spawn runs so many children, which begin together, and sums up.
+// spawn runs several children, which begin together, and sums up their counts.
 func spawn(ctx context.Context, processes int, j job) (sum count, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -124,7 +124,7 @@ func spawn(ctx context.Context, processes int, j job) (sum count, err error) {
 		if err := cmd.Start(); err != nil {
 			return sum, err
 		}
-		// A child ends when its input does; it must not outlive a failure of the others.
+		// A child ends when its input ends. So no child outlives a failure of the others.
 		defer func() { err = errors.Join(err, in.Close(), cmd.Wait()) }()
 		children = append(children, process{in, bufio.NewReader(out)})
 	}

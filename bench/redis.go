@@ -14,19 +14,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisServer is a redis-server of our own, without persistence, on a free port of the loopback interface: the transport
-// that Postgres has too.
+// redisServer is a redis-server without persistence, on a free port of the loopback interface. Postgres is reached by the same
+// transport.
 type redisServer struct {
 	addr     string
 	version  string
 	cmd      *exec.Cmd
 	lifeline io.Closer
 
-	prefixes  int         // that were given out
-	poolSizes map[int]int // by goroutines, what serves go-redis best
+	prefixes  int         // the number of prefixes given out
+	poolSizes map[int]int // the fastest pool size of go-redis, by number of goroutines
 }
 
-// errNoRedis says how to get what is missing.
+// errNoRedis says how to install redis-server.
 var errNoRedis = errors.New("redis-server is not in PATH; install it (apt-get install redis-server, brew install redis)")
 
 func (e *env) startRedis(ctx context.Context) (*redisServer, error) {
@@ -47,7 +47,7 @@ func (e *env) startRedis(ctx context.Context) (*redisServer, error) {
 		return nil, err
 	}
 
-	// The shell ends the server when its standard input ends, which it does when this process ends, however that happens.
+	// The shell ends the server when its standard input ends. That happens when this process ends, for whatever reason.
 	s.cmd = exec.Command("sh", "-c", `"$0" "$@" </dev/null & read -r _; kill $!; wait $!`, program, "--bind", "127.0.0.1",
 		"--port", strconv.Itoa(port), "--save", "", "--appendonly", "no", "--loglevel", "warning", "--dir", os.TempDir())
 	s.cmd.Stderr = os.Stderr

@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// refundRule is how much of an estimate that was too high comes back.
+// refundRule decides how many tokens of an estimate that was too high are refunded.
 type refundRule struct {
 	name string
 	back func(l algebra.Limit, rows []algebra.Row, taken algebra.Taken, count float64, now algebra.Micros) float64
@@ -27,18 +27,18 @@ var refundRules = []refundRule{
 }
 
 const (
-	llmRate     = 60_000.0 // tokens a minute, of the simulated team
-	llmDemand   = 1.3      // of the rate, in what jobs really take
-	llmEstimate = 1.5      // times what a job takes is reserved
+	llmRate     = 60_000.0 // tokens per minute of the simulated team
+	llmDemand   = 1.3      // the tokens that jobs really take, as a multiple of the rate
+	llmEstimate = 1.5      // the tokens that a job reserves, as a multiple of the tokens that it takes
 	llmMean     = 2000.0
 	llmSpan     = 4 * time.Hour
 )
 
-// printRefunds prints how much of a limit is used under saturation, by rule, by MaxReserved and by how long jobs take. Jobs
-// arrive at random, reserve their estimate, run when they are told to, and give back what they did not take.
+// printRefunds prints the share of a limit that is used under saturation, by rule, by MaxReserved and by the duration of jobs. Jobs
+// arrive at random, reserve their estimate, run at the instant that the limiter tells, and give back the tokens that they did not take.
 func printRefunds(out io.Writer) error {
-	fmt.Fprintf(out, "Share of the rate that jobs used; in brackets, by how much of the capacity they broke the promise at worst.\n"+
-		"Token bucket of %v a minute; demand %v of it; a job takes %v on average, exponential, and reserves %v times what it takes; %v simulated.\n",
+	fmt.Fprintf(out, "Share of the rate that jobs used. In brackets: the worst breach of the promise, as a share of the capacity.\n"+
+		"Token bucket of %v per minute; demand %v times that. A job takes %v tokens on average (exponential) and reserves %v times the tokens that it takes. %v are simulated.\n",
 		llmRate, llmDemand, llmMean, llmEstimate, llmSpan)
 	for _, c := range []struct {
 		capacity float64
@@ -69,14 +69,14 @@ func printRefunds(out io.Writer) error {
 	return nil
 }
 
-// llmJob is a job that was granted.
+// llmJob is a granted job.
 type llmJob struct {
 	at, settled     algebra.Micros
 	estimate, takes float64
 	taken           algebra.Taken
 }
 
-// llmJobs are sorted by when they are settled.
+// llmJobs is a heap of jobs, by the instant at which they are settled.
 type llmJobs []llmJob
 
 func (r llmJobs) Len() int           { return len(r) }
@@ -89,7 +89,7 @@ func (r *llmJobs) Pop() any {
 	return last
 }
 
-// simulateRefunds returns the share of the rate that was used, and by how much of the capacity the promise was broken at most.
+// simulateRefunds returns the share of the rate that was used, and the worst breach of the promise, as a share of the capacity.
 func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserved float64, takes time.Duration) (used, broken float64) {
 	r := rand.New(rand.NewPCG(1, 2)) // the same jobs in each cell
 	start := algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
@@ -127,10 +127,10 @@ func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserve
 	return used / (limit.Rate * llmSpan.Seconds() / limit.Period.Seconds()), brokenBy(limit, ran) / limit.Capacity
 }
 
-// brokenBy is by how much runs exceed the capacity and what is refilled, in the span in which they do most.
+// brokenBy returns the most tokens by which the jobs of any span exceed the capacity and the refill of that span.
 func brokenBy(limit algebra.Limit, ran []llmJob) (worst float64) {
 	slices.SortStableFunc(ran, func(a, b llmJob) int { return int(a.at - b.at) })
-	level, last := limit.Capacity, algebra.Min // of a bucket that is emptied when jobs run
+	level, last := limit.Capacity, algebra.Min // the level of a bucket from which jobs take when they run
 	for _, job := range ran {
 		level = min(level+float64(job.at-last)/float64(limit.Period.Microseconds())*limit.Rate, limit.Capacity) - job.takes
 		last = job.at

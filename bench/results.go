@@ -16,12 +16,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// all runs everything and writes RESULTS.md and the charts. A figure that misses its bound is no error: the table says so.
+// all measures everything and writes RESULTS.md and the charts. A figure that misses its bound is not an error; the table shows it.
 func all(ctx context.Context, e *env) error {
 	begin := time.Now()
 	dir := "bench"
 	if _, err := os.Stat(dir); err != nil {
-		dir = "." // we are in it
+		dir = "." // the working directory is bench
 	}
 	measured, err := measureContenders(ctx, e)
 	if err != nil {
@@ -61,7 +61,7 @@ func (e *env) writeResults(ctx context.Context, w io.Writer, results []*outcome,
 		return err
 	}
 	fmt.Fprintf(w, "# Results\n\nWritten by `make bench` (%s, %v). %s\n\n", time.Now().UTC().Format("2006-01-02 15:04 MST"), took.Round(time.Second), about)
-	fmt.Fprintf(w, "Both sides of a ratio ran in turn, in slices, after a warm-up; a ratio is the median of the pairs of slices. Where the host of a virtual machine gave a fiftieth or more of the processors' time to others, the figure says so, and is the less to be relied on.\n\n")
+	fmt.Fprintf(w, "Both sides of a ratio ran in turn, in slices, after a warm-up. A ratio is the median over the pairs of slices. If the host of a virtual machine gave 2 %% or more of the processors' time to other machines, the figure says so and is less reliable.\n\n")
 	fmt.Fprintf(w, "## Figures\n\n| figure | what | bound | value | pass | measured | command |\n|---|---|---|---|---|---|---|\n")
 	for i, f := range figures {
 		value, pass, note := "", "no", "not measured: it failed"
@@ -78,10 +78,10 @@ func (e *env) writeResults(ctx context.Context, w io.Writer, results []*outcome,
 }
 
 func writeContenders(w io.Writer, measured []measurement) {
-	fmt.Fprintf(w, "\n## Contenders\n\nBy `go run ./bench contenders`. One decision a call, %d goroutines: all on one hot key, and each on a key of its own. "+
-		"All of them ran in turn. Allocations are this process's; statements count BEGIN and COMMIT; retries are transactions or attempts that ran again. "+
-		"Stolen is what the host of a virtual machine gave to others of the processors' time. "+
-		"Over-grant: tokens granted, of those that were due at the most, when %d goroutines hammer one key with a burst of %d and %d per second.\n",
+	fmt.Fprintf(w, "\n## Contenders\n\n`go run ./bench contenders` prints these tables. Each call makes one decision. %d goroutines call: all on one hot key, or each on its own key. "+
+		"The contenders ran in turn. Allocations, SQL statements and retries are per decision. Allocations are those of the client process. SQL statements include BEGIN and COMMIT. "+
+		"Retries are transactions or attempts that ran again. Stolen is the share of the processors' time that the host of a virtual machine gave to other machines. "+
+		"Over-grant shows the tokens granted and the most that were due, when %d goroutines call one key with a burst of %d and a rate of %d per second.\n",
 		tableGoroutines, grantGoroutines, grantBurst, grantRate)
 	for i, m := range modes {
 		fmt.Fprintf(w, "\n### %s\n\n![throughput over goroutines, %s](%s)\n\n", m.title, m.title, m.file)
@@ -102,7 +102,7 @@ func writeContenders(w io.Writer, measured []measurement) {
 	}
 }
 
-// about says what all this ran on.
+// about describes the machine and the versions.
 func (e *env) about(ctx context.Context) (string, error) {
 	conn, err := pgx.Connect(ctx, e.postgres.URL())
 	if err != nil {
@@ -133,7 +133,7 @@ func (e *env) about(ctx context.Context) (string, error) {
 	return strings.Join(parts, "; ") + ".", nil
 }
 
-// processor is the model's name where Linux tells it.
+// processor is the name of the processor's model, if Linux has it.
 func processor() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// cpuTime is what the processors of this machine had to give, in ticks, and what of that the host of a virtual machine gave to
-// others. Where /proc/stat does not tell, it is zero.
+// cpuTime is the time of this machine's processors, in ticks, and the part of it that the host of a virtual machine gave to other
+// machines. It is zero if /proc/stat does not have it.
 type cpuTime struct{ all, stolen uint64 }
 
-// readCPUTime reads it since the machine was started.
+// readCPUTime reads the time since the machine was started.
 func readCPUTime() cpuTime {
 	text, _ := os.ReadFile("/proc/stat") // only Linux has it
 	return parseCPUTime(string(text))
@@ -18,7 +18,7 @@ func readCPUTime() cpuTime {
 
 func parseCPUTime(stat string) (t cpuTime) {
 	line, _, _ := strings.Cut(stat, "\n")
-	const steal = 8 // of: cpu user nice system idle iowait irq softirq steal (guest guest_nice, which are in user and nice)
+	const steal = 8 // fields: cpu user nice system idle iowait irq softirq steal; guest and guest_nice are in user and nice
 	fields := strings.Fields(line)
 	if len(fields) <= steal || fields[0] != "cpu" {
 		return cpuTime{}
@@ -36,7 +36,7 @@ func parseCPUTime(stat string) (t cpuTime) {
 	return t
 }
 
-// until is the time from t until now: none, if a count went backwards.
+// until is the time from t until now. It is zero if a count went backwards.
 func (t cpuTime) until(now cpuTime) cpuTime {
 	if now.all < t.all || now.stolen < t.stolen {
 		return cpuTime{}
@@ -44,7 +44,7 @@ func (t cpuTime) until(now cpuTime) cpuTime {
 	return cpuTime{all: now.all - t.all, stolen: now.stolen - t.stolen}
 }
 
-// share is what of it went to others.
+// share is the stolen part of the time.
 func (t cpuTime) share() float64 {
 	if t.all == 0 {
 		return 0
