@@ -1,14 +1,14 @@
-// Package migrationgen makes the migrations of package migrations from the engine, which is in engine/*.sql as it is now.
+// Package migrationgen generates the migrations of package migrations from the engine, whose current source is engine/*.sql.
 //
-// What it reads and writes is all in the directory of package migrations:
+// All files that it reads and writes are in the directory of package migrations:
 //
-//   - engine/*.sql is the source: the statements that make the engine, in the order of the list below.
-//   - schema.sql is generated: the whole engine.
-//   - released.sha256 lists the migrations that are in a release. They never change again.
-//   - NNNNN_engine.sql, after the last of those, is generated: what has changed since, in both directions.
+//   - engine/*.sql is the source: the statements that make the engine. The variable order has the order of the files.
+//   - schema.sql is generated. It has the whole engine.
+//   - released.sha256 lists the released migrations. They never change again.
+//   - NNNNN_engine.sql is generated and follows the last released migration. It has all changes since, in both directions.
 //
-// It cannot generate a change of a table, of a type or of a function's arguments: that may change rows, or what older libraries call.
-// Then it fails, and says what a person has to write.
+// It generates no change of a table, of a type or of a function's arguments, since such a change may touch rows or break older
+// libraries. In that case it fails, and the error says what a person has to write.
 package migrationgen
 
 import (
@@ -22,14 +22,14 @@ import (
 	"strings"
 )
 
-// order is the order of the files of the engine: each statement comes after those that it needs.
+// order is the order of the engine's files. Each statement comes after the statements that it needs.
 var order = []string{
 	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"validate.sql", "grid.sql", "balance.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
 }
 
-// Names in a directory of migrations.
+// The names in a directory of migrations.
 const (
 	engineDir    = "engine"
 	schemaFile   = "schema.sql"
@@ -37,7 +37,7 @@ const (
 	generatedBy  = "-- Code generated from engine/*.sql by `make generate`; DO NOT EDIT.\n"
 )
 
-// Files returns, by name, what is to be generated in a directory of migrations, as the rest of it is; "" is a file that has to go.
+// Files returns the files to generate in a directory of migrations, by name. An empty text means that the file has to be removed.
 func Files(dir fs.FS) (map[string]string, error) {
 	engine, err := readEngine(dir)
 	if err != nil {
@@ -67,14 +67,14 @@ func Files(dir fs.FS) (map[string]string, error) {
 	return files, nil
 }
 
-// inSchema is a statement that runs sql with the schema put in: that which is the first of the search_path then. So the bodies of the
-// functions name it, and work whatever the search_path of their callers.
+// inSchema returns a statement that runs sql with the schema put in. The schema is the first one of the search_path at that time. So the
+// bodies of the functions name it, and work whatever the search_path of their callers is.
 func inSchema(sql string) string {
 	return "DO $migration$\nBEGIN\nEXECUTE pg_catalog.replace(" + sqlBegin + strings.TrimRight(sql, "\n") + sqlEnd +
 		", '" + schemaMark + "', pg_catalog.format('%I.', current_schema));\nEND\n$migration$;\n"
 }
 
-// What inSchema puts around the SQL, and schemaMark for.
+// inSchema puts sqlBegin and sqlEnd around the SQL, and replaces schemaMark by the schema.
 const (
 	sqlBegin   = "$engine$\n"
 	sqlEnd     = "\n$engine$"
@@ -116,16 +116,16 @@ func readEngine(dir fs.FS) (engine []statement, err error) {
 	return engine, nil
 }
 
-// history is what the migrations before the one to be generated have made.
+// history is the result of all migrations before the generated one.
 type history struct {
-	next      int                  // the number of the one to be generated
-	generated []string             // the files that were generated and not released
-	made      map[string]statement // by key, as the released migrations have made it
-	byHand    map[string]string    // by key, the mark of what a migration written by hand has made of it since; or gone
+	next      int                  // the number of the migration to generate
+	generated []string             // the generated files that are not released
+	made      map[string]statement // by key: the statements that the released migrations have run
+	byHand    map[string]string    // by key: the mark of the statement that a later migration by hand leads to; or gone
 }
 
-// In a migration written by hand, a line "-- engine: table rate_limits 0123456789abcdef" says that it leads to the statement in engine/
-// that has this mark, and "-- engine: function f gone" that it drops the function.
+// byHandLine is a line in a migration that was written by hand. "-- engine: table rate_limits 0123456789abcdef" says that the migration
+// leads to the statement in engine/ with this mark; "-- engine: function f gone" says that it drops the function.
 var byHandLine = regexp.MustCompile(`(?m)^-- engine: (.+) ([0-9a-f]{16}|gone)$`)
 
 const gone = "gone"
@@ -169,12 +169,12 @@ func readHistory(dir fs.FS) (*history, error) {
 		}
 	}
 	for name := range released {
-		return nil, fmt.Errorf("%s is released (see %s), and is not there", name, releasedFile)
+		return nil, fmt.Errorf("%s is released (see %s), but is not there", name, releasedFile)
 	}
 	return h, nil
 }
 
-// readReleased reads the list of the released migrations, which is in the format of sha256sum.
+// readReleased reads the list of released migrations, in the format of sha256sum.
 func readReleased(dir fs.FS) (sums map[string]string, err error) {
 	text, err := fs.ReadFile(dir, releasedFile)
 	if err != nil {
@@ -195,7 +195,7 @@ func readReleased(dir fs.FS) (sums map[string]string, err error) {
 	return sums, nil
 }
 
-// replay notes down what a generated migration has made.
+// replay notes the statements of a generated migration.
 func (h *history) replay(text string) error {
 	_, up, _ := strings.Cut(text, sqlBegin)
 	up, _, found := strings.Cut(up, sqlEnd)
@@ -232,10 +232,10 @@ func (h *history) replayByHand(text string) error {
 	return nil
 }
 
-// changes is the SQL that leads from what was made before to the engine, and back.
+// changes returns the SQL that leads from the released state to the engine, and back.
 func (h *history) changes(engine []statement) (up, down string, err error) {
 	left := maps.Clone(h.made)
-	created := map[string]bool{} // the objects that are new
+	created := map[string]bool{} // the new objects
 	for _, s := range engine {
 		old, wasMade := h.made[s.key()]
 		delete(left, s.key())
@@ -248,23 +248,23 @@ func (h *history) changes(engine []statement) (up, down string, err error) {
 			down = s.dropped() + down
 		case !wasMade && !wasByHand:
 			up += s.lead + s.text + "\n"
-			if !created[s.object()] { // or else it goes with the object
+			if !created[s.object()] { // otherwise it goes with the object
 				down = s.uncomment() + down
 			}
 		case wasByHand && mark == s.mark() || wasMade && old.text == s.text:
-			// It is as it was.
+			// It has not changed.
 		case wasMade && old.replaceableBy(s):
 			up += s.lead + s.text + "\n"
 			down = old.text + "\n" + down
 		default:
-			return "", "", h.byHandError(s.file+": "+s.key()+" differs from what was released, which may change rows, or what older libraries call: no migration can be generated",
+			return "", "", h.byHandError(s.file+": "+s.key()+" differs from the released statement. The change may touch rows or break older libraries, so no migration can be generated",
 				"-- engine: "+s.key()+" "+s.mark())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(left)) {
 		old := left[key]
 		if old.comments == "" {
-			return "", "", h.byHandError(key+" was released, and older libraries may call it, but the engine has it no more: no migration can be generated",
+			return "", "", h.byHandError(key+" was released and is no longer in the engine. But older libraries may call it, so no migration can be generated",
 				"-- engine: "+key+" "+gone)
 		}
 		up += "\n" + old.uncomment()
@@ -274,5 +274,5 @@ func (h *history) changes(engine []statement) (up, down string, err error) {
 }
 
 func (h *history) byHandError(what, line string) error {
-	return fmt.Errorf("%s.\nWrite one, migrations/%05d_WHAT.sql, in both directions, with this line in it, which says where it leads:\n%s", what, h.next, line)
+	return fmt.Errorf("%s.\nWrite migrations/%05d_WHAT.sql by hand, in both directions. It must have this line, which says where it leads:\n%s", what, h.next, line)
 }

@@ -21,13 +21,13 @@ func TestTheMigrationsAreUpToDate(t *testing.T) {
 	}
 }
 
-// repo is a directory of migrations in which a person works.
+// repo is a directory of migrations, as a person edits it.
 type repo struct {
 	*testing.T
 	fstest.MapFS
 }
 
-// newRepo is the repository's, of which nothing is released.
+// newRepo returns the migrations of the repository, with nothing released.
 func newRepo(t *testing.T) repo {
 	r := repo{t, fstest.MapFS{releasedFile: {}}}
 	for _, file := range order {
@@ -51,7 +51,7 @@ func (r repo) read(name string) string {
 	return string(r.MapFS[name].Data)
 }
 
-// edit replaces text that is in a file of the engine once.
+// edit replaces a text that occurs once in a file of the engine.
 func (r repo) edit(file, old, with string) {
 	r.Helper()
 	file = engineDir + "/" + file
@@ -76,7 +76,7 @@ func (r repo) generate() {
 	}
 }
 
-// wantError generates, and wants an error with all these words in it.
+// wantError generates, and wants an error that contains all these words.
 func (r repo) wantError(words ...string) string {
 	r.Helper()
 	_, err := Files(r)
@@ -95,7 +95,7 @@ func (r repo) release(name string) {
 
 var beginning = regexp.MustCompile(`(?m)^(CREATE|CREATE OR REPLACE|DROP|COMMENT ON) \w+ ` + regexp.QuoteMeta(schemaMark) + `\w+`)
 
-// statements are what the statements of a migration begin with, in both directions.
+// statements returns the beginnings of a migration's statements, in both directions.
 func (r repo) statements(name string) (up, down []string) {
 	r.Helper()
 	parts := strings.Split(r.read(name), "-- +goose Down\n")
@@ -156,7 +156,7 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 	r.release(first)
 	released := r.read(first)
 
-	// A body, as it is edited more than once before the next release.
+	// A body is edited twice before the next release.
 	r.edit("consume.sql", body, "-- Once. "+body)
 	r.generate()
 	r.edit("consume.sql", "-- Once. ", "-- Twice. ")
@@ -172,14 +172,14 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 		t.Error("schema.sql does not follow")
 	}
 
-	// The change is taken back: there is nothing to migrate.
+	// The change is undone: there is nothing to migrate.
 	r.edit("consume.sql", "-- Twice. ", "")
 	r.generate()
 	if r.MapFS[second] != nil {
 		t.Errorf("what is not needed is left:\n%s", r.read(second))
 	}
 
-	// After the next release, the one after that restates its text.
+	// After the next release, the way down restores that release's text.
 	r.edit("consume.sql", body, "-- Thrice. "+body)
 	r.generate()
 	r.release(second)
@@ -216,7 +216,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	}
 	r.release(second)
 
-	// A comment that goes comes back on the way down, and one that comes goes.
+	// The way down restores a removed comment and removes a new one.
 	at := strings.Index(r.read(engineDir+"/keys.sql"), "COMMENT ON FUNCTION")
 	r.write(engineDir+"/keys.sql", r.read(engineDir + "/keys.sql")[:at])
 	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION "+schemaMark+"ratelimit_reset(text[], text[]) IS 'new';\n")
@@ -233,7 +233,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	}
 }
 
-// line is the one that the generator asks for.
+// line is the line that the generator asks for.
 func line(message string) string { return message[strings.LastIndex(message, "\n")+1:] + "\n" }
 
 func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
@@ -256,7 +256,7 @@ func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
 		t.Error("two migrations have one number")
 	}
 
-	// Another change before the release: the migration has to follow.
+	// After another change before the release, the migration must be edited.
 	r.edit("table.sql", "more   integer,", "more   bigint,")
 	message = r.wantError("table rate_limits", "migrations/00003_WHAT.sql")
 	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE rate_limits DROP more;\n")

@@ -7,44 +7,45 @@ import (
 	"strings"
 )
 
-// statement is one of the engine's: it makes an object, or comments on one.
+// statement is a statement of the engine. It makes an object or comments on one.
 type statement struct {
 	file     string
 	lead     string // the comments before it
 	text     string // with its semicolon
-	kind     string // of the object: FUNCTION, say
+	kind     string // of the object, such as FUNCTION
 	name     string
-	comments string // commentOn, if it makes none
+	comments string // commentOn if the statement is a comment, otherwise empty
 }
 
 const commentOn = "comment on "
 
-// object is what it makes or comments on. Names are not overloaded.
+// object returns the object that the statement makes or comments on. Names are not overloaded.
 func (s statement) object() string { return strings.ToLower(s.kind) + " " + s.name }
 
-// key tells it from the others.
+// key identifies the statement.
 func (s statement) key() string { return s.comments + s.object() }
 
-// mark stands for its text.
+// mark identifies the statement's text.
 func (s statement) mark() string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s.text)))[:16] }
 
-// created is the text that fails if the object is there, instead of replacing what may be somebody else's and stay so.
+// created returns the text with CREATE instead of CREATE OR REPLACE. It fails if the object exists. Replacing an object of another role
+// would leave it with its owner.
 func (s statement) created() string {
 	return strings.Replace(s.text, "CREATE OR REPLACE", "CREATE", 1) + "\n"
 }
 
-// replaceableBy says whether another statement can take the place of this one without a change for who knows only this.
+// replaceableBy reports whether the other statement can replace this one without a change for callers that know only this one.
 func (s statement) replaceableBy(other statement) bool {
 	return s.comments != "" || s.kind == "FUNCTION" && s.signature() == other.signature()
 }
 
-// signature is all of CREATE FUNCTION that callers know: arguments, defaults, columns.
+// signature is the part of CREATE FUNCTION that callers depend on: arguments, defaults and columns.
 func (s statement) signature() string {
 	head, _, _ := strings.Cut(s.text, "\nLANGUAGE ")
 	return strings.Join(strings.Fields(head), " ")
 }
 
-// dropped is the statement that drops the object.
+// dropped returns the statement that drops the object.
 func (s statement) dropped() string {
 	name := schemaMark + s.name
 	if s.kind == "FUNCTION" {
@@ -53,7 +54,7 @@ func (s statement) dropped() string {
 	return "DROP " + s.kind + " " + name + ";\n"
 }
 
-// arguments are those that tell functions of one name from each other.
+// arguments returns the arguments that identify a function among functions of its name.
 func (s statement) arguments() (arguments []string) {
 	list := s.text[strings.Index(s.text, "(")+1:]
 	depth, begin := 0, 0
@@ -78,7 +79,7 @@ func (s statement) arguments() (arguments []string) {
 	return arguments
 }
 
-// uncomment is the statement that takes a comment away.
+// uncomment returns the statement that removes a comment.
 func (s statement) uncomment() string {
 	head, _, _ := strings.Cut(s.text, " IS ")
 	return head + " IS NULL;\n"
@@ -86,10 +87,10 @@ func (s statement) uncomment() string {
 
 func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
 
-// known are the statements that the engine may have. The schema of each name is to be put in.
+// known matches the statements that the engine may have. Each name must have the mark of the schema.
 var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW) ` + regexp.QuoteMeta(schemaMark) + `(\w+)`)
 
-// split takes SQL apart.
+// split splits SQL into statements.
 func split(sql string) (statements []statement, err error) {
 	for {
 		begin := skipComments(sql)
@@ -115,13 +116,13 @@ func split(sql string) (statements []statement, err error) {
 		case match[1] == "COMMENT ON":
 			s.comments = commentOn
 		case s.kind == "FUNCTION":
-			s.text = "CREATE OR REPLACE" + strings.TrimPrefix(s.text, match[1]) // whatever it was: see created
+			s.text = "CREATE OR REPLACE" + strings.TrimPrefix(s.text, match[1]) // also if the file has CREATE; see created
 		}
 		statements = append(statements, s)
 	}
 }
 
-// skipComments is the length of the white space and comments that sql begins with.
+// skipComments returns the length of the white space and comments at the beginning of sql.
 func skipComments(sql string) int {
 	for i := 0; ; {
 		rest := strings.TrimLeft(sql[i:], " \t\n")
@@ -137,10 +138,10 @@ func skipComments(sql string) int {
 	}
 }
 
-// token is what may have a semicolon in it that ends no statement, or a semicolon that does.
+// token matches text whose semicolons do not end a statement, or a semicolon that does.
 var token = regexp.MustCompile(`--.*|(?s:/\*.*?\*/)|'[^']*'|"[^"]*"|\$\w*\$|;`)
 
-// statementEnd is the length of the statement that sql begins with.
+// statementEnd returns the length of the statement at the beginning of sql.
 func statementEnd(sql string) (int, error) {
 	for i := 0; ; {
 		at := token.FindStringIndex(sql[i:])

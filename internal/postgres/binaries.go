@@ -13,16 +13,16 @@ import (
 	"strconv"
 )
 
-// installed are the directories, apart from those in PATH, where packages put
-// server binaries. Debian and Homebrew keep several versions side by side, and
-// Debian has none of them in PATH.
+// installed are the directories outside PATH in which packages install server
+// binaries. Debian and Homebrew keep several versions side by side, and Debian
+// has none of them in PATH.
 var installed = []string{
 	"/usr/lib/postgresql/*/bin",
 	"/opt/homebrew/opt/postgresql*/bin",
 	"/usr/local/opt/postgresql*/bin",
 }
 
-// startBinaries runs a throwaway cluster with server binaries of this machine.
+// startBinaries runs a throwaway cluster with the server binaries of this machine.
 func startBinaries(ctx context.Context) (*Server, error) {
 	bin, err := findBinaries(installed)
 	if err != nil {
@@ -33,7 +33,7 @@ func startBinaries(ctx context.Context) (*Server, error) {
 
 func findBinaries(patterns []string) (string, error) {
 	if bin := os.Getenv(envBin); bin != "" {
-		bin, err := filepath.Abs(bin) // the server is started in another directory
+		bin, err := filepath.Abs(bin) // the server starts in another directory
 		if err != nil {
 			return "", err
 		}
@@ -44,7 +44,7 @@ func findBinaries(patterns []string) (string, error) {
 	}
 
 	if initdb, err := exec.LookPath("initdb"); err == nil {
-		// What PATH holds may be a link into a directory with all of them.
+		// The program in PATH may be a link into a directory with all programs.
 		if target, err := filepath.EvalSymlinks(initdb); err == nil {
 			if bin, err := filepath.Abs(filepath.Dir(target)); err == nil && holdsServer(bin) {
 				return bin, nil
@@ -76,8 +76,8 @@ func holdsServer(dir string) bool {
 
 var versionInPath = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// versionOf reads 17 out of /usr/lib/postgresql/17/bin or .../postgresql@17/bin.
-// It is 0 for a directory without a number.
+// versionOf returns 17 for /usr/lib/postgresql/17/bin or .../postgresql@17/bin,
+// and 0 for a directory without a number.
 func versionOf(binDir string) float64 {
 	v, _ := strconv.ParseFloat(versionInPath.FindString(filepath.Base(filepath.Dir(binDir))), 64)
 	return v

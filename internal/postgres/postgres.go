@@ -1,28 +1,28 @@
 // Package postgres finds or starts a PostgreSQL server for tests and examples.
 //
-// [Start] takes the first way that is possible, in this order:
+// [Start] takes the first of these ways that is possible:
 //
-//  1. url: the server that TXLIMIT_TEST_DATABASE_URL names. It is never
-//     stopped, and only schemas of our own are made in it, and dropped.
-//  2. binaries: installed server binaries (PATH, /usr/lib/postgresql/*/bin,
-//     Homebrew, or the one directory that TXLIMIT_TEST_POSTGRES_BIN names) run a
-//     throwaway cluster.
+//  1. url: the server that TXLIMIT_TEST_DATABASE_URL names. This package never
+//     stops it, and creates and drops only its own schemas there.
+//  2. binaries: a throwaway cluster of installed server binaries (PATH,
+//     /usr/lib/postgresql/*/bin, Homebrew, or only the directory that
+//     TXLIMIT_TEST_POSTGRES_BIN names).
 //  3. docker: a container of the image TXLIMIT_TEST_IMAGE, or postgres:17-alpine.
-//  4. download: server binaries that embedded-postgres downloads once run a
-//     throwaway cluster. Not possible for root.
+//  4. download: a throwaway cluster of server binaries that embedded-postgres
+//     downloads once. It is not possible for root.
 //
-// TXLIMIT_TEST_LADDER names one of the four to allow no other. A variable that
-// is set to the empty string counts as unset.
+// TXLIMIT_TEST_LADDER names one of the four ways and excludes the others. A
+// variable with an empty value counts as unset.
 //
-// With TXLIMIT_TEST_PGBOUNCER, a throwaway cluster is used through a PgBouncer
-// that is started, too: see pgbouncer.go.
+// With TXLIMIT_TEST_PGBOUNCER, clients reach a throwaway cluster through a
+// PgBouncer, which is started as well: see pgbouncer.go.
 //
-// A [Breakable] is a throwaway cluster of its own, which can be killed and
-// started again.
+// A [Breakable] is a separate throwaway cluster that can be killed and started
+// again.
 //
-// A throwaway cluster goes away with the process that started it, however that
-// process ends: see watchdog.go. A container does as long as testcontainers'
-// reaper is not disabled.
+// A throwaway cluster ends with the process that started it, however that process
+// ends: see watchdog.go. So does a container, unless the reaper of testcontainers
+// is disabled.
 package postgres
 
 import (
@@ -48,9 +48,8 @@ const (
 // rung is one way to a server.
 type rung struct {
 	name string
-	// env is the variable with which a person asks for this very rung. If it is
-	// set, a failure is final: another server than the one that was asked for
-	// would be a surprise.
+	// env is the variable that asks for this rung. If it is set, a failure is
+	// final: another server would be a surprise.
 	env   string
 	start func(context.Context) (*Server, error)
 }
@@ -67,10 +66,10 @@ var ladder = []rung{
 type Server struct {
 	url     string
 	what    string
-	foreign bool         // not ours: outlives Close, so our schemas must be dropped
+	foreign bool         // not started here: it outlives Close, so Close drops the schemas
 	stop    func() error // nil if there is nothing to stop
 	cluster string       // the cluster_name of a throwaway cluster
-	direct  string       // if url leads through PgBouncer, the one that does not
+	direct  string       // the URL without PgBouncer, if url leads through one
 
 	mu       sync.Mutex
 	closed   bool
@@ -79,8 +78,8 @@ type Server struct {
 }
 
 // Start finds or starts a server, as the package comment says. If no way is
-// possible, its error says for each why not, and what one can do about it. The
-// server lives until [Server.Close]; ctx bounds the start only.
+// possible, the error says for each way why not, and what to do about it. The
+// server lives until [Server.Close]; ctx bounds only the start.
 func Start(ctx context.Context) (*Server, error) {
 	s, err := climb(ctx, ladder, os.Getenv(envLadder))
 	if mode := os.Getenv(envPgBouncer); err == nil && mode != "" {
@@ -118,24 +117,25 @@ func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
 		}
 		failed = append(failed, fmt.Errorf("  %s: %w", r.name, err))
 	}
-	return nil, fmt.Errorf("postgres: no PostgreSQL to be had; each of these would do:\n%w", errors.Join(failed...))
+	return nil, fmt.Errorf("postgres: there is no PostgreSQL; any of these would do:\n%w", errors.Join(failed...))
 }
 
-// URL is the connection string of the server, for a user who may create
-// schemas. It is a URL, unless TXLIMIT_TEST_DATABASE_URL is in keyword=value
-// form: then so is this.
+// URL returns the connection string of the server, for a user with the right to
+// create schemas. It is a URL, unless TXLIMIT_TEST_DATABASE_URL has the
+// keyword=value form.
 func (s *Server) URL() string { return s.url }
 
-// Pooled says whether the server is used through a PgBouncer in transaction
-// mode: what a statement does to its session is then lost, or others' to find.
+// Pooled reports whether clients reach the server through a PgBouncer in
+// transaction mode. Then a statement's changes to its session are lost or appear
+// in the sessions of other clients.
 func (s *Server) Pooled() bool { return s.direct != "" }
 
-// String says in one phrase which server this is and where it came from.
+// String returns one phrase that names the server and its origin.
 func (s *Server) String() string { return s.what }
 
-// Close stops and removes what [Start] started. In a server that was there
-// before, it drops what schemas of ours are left. Further calls do nothing and
-// return the same error.
+// Close stops and removes everything that [Start] started. In a server that
+// existed before, it drops the remaining schemas of this package. Further calls do
+// nothing and return the same error.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +156,7 @@ func (s *Server) Close() error {
 	return s.closeErr
 }
 
-// probe connects, and returns the server's version ("15.18") and cluster_name.
+// probe connects and returns the server's version ("15.18") and cluster_name.
 func probe(ctx context.Context, url string) (version, cluster string, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -25,7 +25,7 @@ const envChild = "TXLIMIT_TEST_CHILD"
 func TestMain(m *testing.M) {
 	switch os.Getenv(envChild) {
 	case "":
-		_ = os.Unsetenv(envLadder) // that a developer has set: each test says which rungs it means
+		_ = os.Unsetenv(envLadder) // a developer may have set it; each test chooses its rungs
 		_ = os.Unsetenv(envPgBouncer)
 		os.Exit(m.Run())
 	case "serve": // prints the URL of a server, and ends when told how
@@ -76,8 +76,8 @@ func start(t *testing.T) *Server {
 	return s
 }
 
-// query runs the statements in order and returns the one text value that the
-// last yields.
+// query runs the statements in order and returns the single text value of the
+// last one.
 func query(t *testing.T, url string, statements ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -199,7 +199,7 @@ func TestTakenPortIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A server answers on that port, but it is not the one that was started.
+	// A server answers on that port, but it is another one.
 	s, err := startClusterOn(t.Context(), bin, port)
 	if !errors.Is(err, errPortTaken) {
 		t.Errorf("startClusterOn(taken port) = %v, %v, want errPortTaken", s, err)
@@ -247,7 +247,7 @@ func TestStartWorksWhereTheServersUserCannotGo(t *testing.T) {
 	}
 }
 
-// PG* variables are often set on developers' machines.
+// Developers often have PG* variables set on their machines.
 func TestStartIgnoresPostgresVariables(t *testing.T) {
 	t.Setenv(envLadder, "binaries")
 	for name, value := range map[string]string{
@@ -367,11 +367,11 @@ func TestNewestInstalledVersionIsTaken(t *testing.T) {
 	}
 }
 
-// without is the environment of a machine on which no rung but url is possible.
+// without returns the environment of a machine on which only the rung url is possible.
 func without(t *testing.T) []string {
 	t.Helper()
-	// A Docker that accepts connections and never answers. Were it refusing them,
-	// testcontainers would go on to look for a Docker that this machine may have.
+	// This Docker accepts connections and never answers. If it refused them,
+	// testcontainers would look for another Docker on this machine.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -382,7 +382,7 @@ func without(t *testing.T) []string {
 		envURL + "=", envBin + "=", envLadder + "=",
 		"PATH=" + empty, "HOME=" + empty, "XDG_CACHE_HOME=" + empty,
 		"DOCKER_HOST=tcp://" + silent.Addr().String(),
-		"HTTPS_PROXY=http://127.0.0.1:1", // nobody listens there: no download
+		"HTTPS_PROXY=http://127.0.0.1:1", // nothing listens there, so there is no download
 	}
 }
 

@@ -15,14 +15,14 @@ import (
 )
 
 // NewSchema creates a schema with a random name and returns a connection string
-// like [Server.URL] whose search_path is that schema alone. Calling drop drops
-// the schema with everything in it; it may be called more than once, and it
-// waits at most half a minute for those who hold locks in the schema.
+// like [Server.URL] whose search_path is that schema alone. drop drops the schema
+// with everything in it. It may be called more than once. It waits at most 30
+// seconds for locks in the schema.
 func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, err error) {
 	name := "txlimit_test_" + randomHex()
 	create := "CREATE SCHEMA " + name
 	if s.Pooled() {
-		// The search_path does not get through, but a user has one of his own.
+		// PgBouncer does not pass the search_path on, but a user has its own.
 		url, err = withUser(s.url, name)
 		create += "; " + newUser(name, map[string]string{"search_path": name})
 	} else {
@@ -32,7 +32,7 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 		return "", nil, fmt.Errorf("postgres: %w", err)
 	}
 
-	// Noted before it exists, so that Close does not miss it whatever happens.
+	// The schema is noted before it exists, so that Close never misses it.
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -66,8 +66,8 @@ func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, 
 	return url, drop, nil
 }
 
-// NewUser makes a user in a server that is [Server.Pooled], with whose settings
-// sessions start. He stays as long as the server.
+// NewUser makes a user in a server that is [Server.Pooled]. The user's sessions
+// start with the settings. The user exists as long as the server.
 func (s *Server) NewUser(ctx context.Context, settings map[string]string) (name string, err error) {
 	name = "txlimit_test_" + randomHex()
 	if err := s.exec(ctx, newUser(name, settings)); err != nil {
@@ -90,7 +90,8 @@ func randomHex() string {
 	return hex.EncodeToString(random)
 }
 
-// dropSchema takes no context: it cleans up, also after the caller's was cancelled.
+// dropSchema takes no context, since it cleans up even after the caller's context
+// was cancelled.
 func (s *Server) dropSchema(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -110,7 +111,7 @@ func (s *Server) exec(ctx context.Context, sql string) error {
 	return err
 }
 
-// withUser returns a URL with another user, who has no password.
+// withUser returns a URL with another user, without a password.
 func withUser(conn, name string) (string, error) {
 	u, err := url.Parse(conn)
 	if err != nil {
@@ -123,16 +124,16 @@ func withUser(conn, name string) (string, error) {
 // withSearchPath returns conn, a URL or keyword=value pairs, with the
 // search_path set to schema.
 //
-// It is set through "options", which psql and every driver understand; only pgx
-// and a few others know "search_path" as a parameter.
+// It sets "options", which psql and every driver understand. Only pgx and a few
+// others know "search_path" as a parameter.
 func withSearchPath(conn, schema string) (string, error) {
 	config, err := pgx.ParseConfig(conn)
 	if err != nil {
 		return "", err
 	}
-	// What is there already, be it from conn or PGOPTIONS; the last -c wins.
+	// Keep the options from conn or PGOPTIONS; the last -c wins.
 	options := strings.TrimSpace(config.RuntimeParams["options"] + " -c search_path=" + schema)
-	// The server applies this one after options: if it is there, it must agree.
+	// The server applies search_path after options. If it is set, it must agree.
 	_, asParam := config.RuntimeParams["search_path"]
 
 	if strings.HasPrefix(conn, "postgres://") || strings.HasPrefix(conn, "postgresql://") {
@@ -150,7 +151,7 @@ func withSearchPath(conn, schema string) (string, error) {
 		return u.String(), nil
 	}
 
-	// Of two equal keywords the later one counts.
+	// If a keyword occurs twice, the later one counts.
 	conn += " options='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(options) + "'"
 	if asParam {
 		conn += " search_path=" + schema

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startURL takes the server that the environment names.
+// startURL connects to the server that the environment names.
 func startURL(ctx context.Context) (*Server, error) {
 	url := os.Getenv(envURL)
 	if url == "" {
@@ -22,17 +22,17 @@ func startURL(ctx context.Context) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", envURL, err)
 	}
-	// The search path is checked now, not when the first test asks for a schema.
+	// Check the search path now, not when the first test asks for a schema.
 	if _, err := withSearchPath(url, "public"); err != nil {
 		return nil, fmt.Errorf("%s: %w", envURL, err)
 	}
 
-	// Without it a server that drops our packets would use up a test's whole time.
+	// Without the timeout, a server that drops packets would use up a test's whole time.
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	version, _, err := probe(ctx, url)
 	if err != nil {
-		return nil, fmt.Errorf("the server that %s names does not serve (unset it to let another be started): %w", envURL, err)
+		return nil, fmt.Errorf("the server that %s names does not answer (unset the variable to start another server): %w", envURL, err)
 	}
 	addr := net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
 	return &Server{

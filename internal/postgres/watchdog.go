@@ -17,26 +17,26 @@ import (
 	"time"
 )
 
-// A script runs one server from before its directory exists until after it is
-// removed: begin, then what prepares and starts the server, then end. Its
-// standard input is a pipe whose only write end this process has, so it reads
-// end of file when this process closes it or ends in any way, by SIGKILL too.
-// Closing the server and crashing are thus the same thing, and there is no
-// moment at which the server runs and nobody watches.
+// A script runs one server, from before the server's directory exists until after
+// it is removed: begin, then the commands that prepare and start the server, then
+// end. Its standard input is a pipe, and only this process has the write end. So
+// the script reads end of file when this process closes the pipe or ends in any
+// way, including SIGKILL. Closing and crashing are the same to it, and the server
+// never runs unwatched.
 const (
 	begin = `
 dir=$1 name=$2
 shift 2
 umask 077
 signal=QUIT
-exec 3<&0 </dev/null # nobody but the watcher below reads the pipe
+exec 3<&0 </dev/null # only the watcher below reads the pipe
 mkdir "$dir" || exit
 trap 'rm -rf "$dir"' EXIT
 `
 
-	// SIGQUIT is PostgreSQL's immediate shutdown. It is repeated because a shell
-	// starts its background commands with SIGQUIT ignored: one that comes before
-	// the server has a handler is lost.
+	// SIGQUIT is PostgreSQL's immediate shutdown. It is repeated, since a shell
+	// starts its background commands with SIGQUIT ignored: a signal is lost until
+	// the server has a handler.
 	end = `
 server=$!
 (
@@ -54,14 +54,14 @@ kill $watcher 2>/dev/null
 // watchdog is a running script.
 type watchdog struct {
 	name     string   // unique, and the cluster's cluster_name
-	dir      string   // the server's
+	dir      string   // the server's directory
 	lifeline *os.File // the write end of the script's standard input
-	log      *os.File // what the script and the server wrote
+	log      *os.File // the output of the script and the server
 	exited   chan struct{}
 }
 
-// startWatchdog runs a script between begin and end; args are its $1, $2 and so
-// on, and it has $dir and $name, and may set the $signal that stops the server.
+// startWatchdog runs a script between begin and end. args are its $1, $2 and so
+// on. It can read $dir and $name, and set the $signal that stops the server.
 func startWatchdog(script string, args ...string) (*watchdog, error) {
 	cred, err := unprivileged()
 	if err != nil {
@@ -74,8 +74,8 @@ func startWatchdog(script string, args ...string) (*watchdog, error) {
 	name := "txlimit-postgres-" + randomHex()
 	w := &watchdog{name: name, dir: filepath.Join(base, name), exited: make(chan struct{})}
 
-	// A file without a name cannot be left behind, and unlike a pipe it does not
-	// break the script when this process ends.
+	// A file without a name cannot be left behind. Unlike a pipe, it does not break
+	// the script when this process ends.
 	if w.log, err = os.CreateTemp("", name+"-log-"); err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func startWatchdog(script string, args ...string) (*watchdog, error) {
 		return nil, errors.Join(err, w.log.Close())
 	}
 
-	// Both ends close on exec: no other child of ours holds the write end.
+	// Both ends close on exec, so no other child process holds the write end.
 	stdin, lifeline, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(err, w.log.Close())
@@ -92,10 +92,10 @@ func startWatchdog(script string, args ...string) (*watchdog, error) {
 	w.lifeline = lifeline
 
 	cmd := exec.Command("sh", append([]string{"-c", begin + script + end, "txlimit-postgres", w.dir, name}, args...)...)
-	cmd.Dir = base // ours may be closed to the other user
+	cmd.Dir = base // the other user may not be allowed to enter this process's directory
 	cmd.Env = serverEnv(os.Environ())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, w.log, w.log
-	// In a session of its own, Ctrl-C and a closed terminal do not reach it.
+	// In its own session, the script does not get Ctrl-C or a hangup of the terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(err, lifeline.Close(), w.log.Close())
@@ -107,7 +107,7 @@ func startWatchdog(script string, args ...string) (*watchdog, error) {
 	return w, nil
 }
 
-// stop stops the server, and returns when its directory is gone.
+// stop stops the server and returns when its directory is gone.
 func (w *watchdog) stop() error {
 	defer w.log.Close()
 	if err := w.lifeline.Close(); err != nil {
@@ -138,8 +138,8 @@ func (w *watchdog) tail() string {
 	return string(bytes.TrimSpace(text))
 }
 
-// serverEnv is env without what would change the server's behaviour or the
-// language of its messages.
+// serverEnv returns env without the variables that would change the server's
+// behaviour or the language of its messages.
 func serverEnv(env []string) []string {
 	var kept []string
 	for _, kv := range env {
@@ -150,8 +150,8 @@ func serverEnv(env []string) []string {
 	return append(kept, "LC_ALL=C")
 }
 
-// unprivileged returns whom to run the server as: nil for ourselves, or, as
-// the server refuses to run as root, another user.
+// unprivileged returns the user that runs the server: nil for the current user, or
+// another user if the current one is root, which the server refuses.
 func unprivileged() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -171,8 +171,8 @@ func unprivileged() (*syscall.Credential, error) {
 	return nil, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
 }
 
-// tempDirFor returns the directory for temporary files, or /tmp if the user of
-// cred cannot get into that and write there.
+// tempDirFor returns the directory for temporary files, or /tmp if the user of cred
+// cannot enter that directory and write there.
 func tempDirFor(cred *syscall.Credential) (string, error) {
 	var errs []error
 	for _, dir := range []string{os.TempDir(), "/tmp"} {
@@ -180,8 +180,8 @@ func tempDirFor(cred *syscall.Credential) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		// Only a process of that user can tell: the modes of every directory above,
-		// groups and ACLs all have a say.
+		// Only a process of that user can find out: the modes of all parent
+		// directories, groups and ACLs matter.
 		cmd := exec.Command("sh", "-c", `test -d "$1" && test -w "$1" && test -x "$1"`, "sh", dir)
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}

@@ -4,8 +4,8 @@ package postgres
 
 import "errors"
 
-// watchdog needs a shell and a pipe that it inherits: elsewhere than on Unix,
-// use a URL or Docker.
+// watchdog needs a shell and an inherited pipe. On systems other than Unix, use a
+// URL or Docker.
 type watchdog struct {
 	name   string
 	exited chan struct{}

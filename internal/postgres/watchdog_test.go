@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// However the process ends that started a server, the server ends with it, and
+// A server ends with the process that started it, however that process ends, and
 // its directory is removed.
 func TestServerEndsWithItsProcess(t *testing.T) {
 	for _, row := range []struct {

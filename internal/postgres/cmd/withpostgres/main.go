@@ -2,11 +2,11 @@
 //
 //	go run ./internal/postgres/cmd/withpostgres [-f file.sql] -- command args...
 //
-// It finds or starts a server (see package postgres for how), makes a schema in
-// it, runs the SQL file there, and runs the command with TXLIMIT_DATABASE_URL
-// set to a connection string whose search_path is that schema. When the command
-// ends it removes all that it made, and exits with the command's exit code. (go
-// run itself turns every exit code but 0 into 1.)
+// It finds or starts a server, as package postgres describes. It makes a schema,
+// runs the SQL file in it, and runs the command with TXLIMIT_DATABASE_URL set to a
+// connection string whose search_path is that schema. When the command ends, it
+// removes everything that it made and exits with the command's exit code. (go run
+// itself turns every exit code but 0 into 1.)
 package main
 
 import (
@@ -45,11 +45,11 @@ func main() {
 	os.Exit(code)
 }
 
-// run returns the exit code of the command. An error is our own failure.
+// run returns the exit code of the command. An error is a failure of this program.
 func run(file string, command []string) (code int, err error) {
-	// Until the command runs, a signal ends the preparations. From then on SIGTERM
-	// is passed on; Ctrl-C the command gets from the terminal, as we do, and we
-	// only have to outlive it.
+	// Until the command runs, a signal ends the preparations. After that, SIGTERM is
+	// passed on to the command. The terminal sends Ctrl-C to both processes, and
+	// this one only has to outlive the command.
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	terminate := make(chan os.Signal, 1)
