@@ -1,53 +1,79 @@
-// Package ratelimit keeps rate limits in the Postgres that the application already has, checked and consumed inside its
-// own transaction. If the transaction rolls back, the tokens come back; if it commits, the limit and the business rows
-// commit together.
+// Package ratelimit keeps rate limits in the Postgres that an application already has. A limit is checked and consumed
+// inside the application's own transaction. If the transaction rolls back, the tokens come back. If it commits, the tokens
+// and the business rows commit together.
 //
-// A [Limit] is a definition: a [TokenBucket] or a [FixedWindow], usually a package-level variable. A [Request] asks for
-// some tokens of it, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve(), limit.Global(). A [Limiter],
-// whose zero value is ready, decides requests on a [DB]: a pgx transaction, connection or pool, or a [Coalescer]; and by way
-// of [SQL] on database/sql and in the transactions of GORM, sqlx, bun and ent.
+//	var (
+//		limits      ratelimit.Limiter // the zero value is ready
+//		sendMessage = ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
+//	)
 //
-// In the database, a limit and key is one row (name, key, value, ts), or one for each shard, a missing row is a full
-// one, and a call is one statement. The schema is in package migrations.
+//	func send(ctx context.Context, tx pgx.Tx, userID, text string) error {
+//		if _, err := limits.Consume(ctx, tx, sendMessage.Key(userID)); err != nil {
+//			return err // denied: a *ratelimit.DeniedError, with RetryAt and RetryAfter
+//		}
+//		_, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text)
+//		return err
+//	}
+//
+// # Limits, requests and the limiter
+//
+//   - A [Limit] is a definition: a [TokenBucket] or a [FixedWindow]. It is usually a package-level variable.
+//   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve() or
+//     limit.Global().
+//   - A [Limiter] decides requests. Its zero value is ready. Its verbs are Consume, Check, Charge, Refund and Reset.
+//   - A [DB] is where the limiter works: a pgx transaction, connection or pool, or a [Coalescer]. [SQL] makes a DB from a
+//     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.
+//
+// The database has one row (name, key, value, ts) for each limit and key, or one for each shard. A missing row is a full
+// limit. A call of a verb is one statement. Package migrations has the schema, which must be installed first.
+//
+// # Denials and errors
+//
+// A denial is an error in Go, a [*DeniedError], so that code which ignores the result does not let a denied caller pass. It
+// is not an error in SQL: the transaction stays usable, and nothing was written. A denied call that had to wait for another
+// transaction still locks the row until its own transaction ends.
+//
+// Invalid calls, and calls that can never be granted, are refused before anything is sent ([ErrInvalid],
+// [ErrExceedsCapacity]). A SQL error would abort the transaction.
+//
+// Any other error comes from the database, the connection or the context. Inside a transaction of the caller's, it means
+// that nothing was granted. If the call is a transaction of its own, or at COMMIT, a broken connection leaves open whether
+// tokens were consumed: the error then matches [ErrUnknownOutcome]. After any other error, nothing was consumed.
 //
 // # Transactions
 //
-// Every verb is exact at every isolation level. In READ COMMITTED, callers of one key wait for each other's commit. In
-// REPEATABLE READ and SERIALIZABLE one of them fails with SQLSTATE 40001 and must run its whole transaction again:
-// [Limiter.InTx] does, [Limiter.InSQLTx] on database/sql, and [Retry] around an ORM's transactions. The row of a key stays
-// locked from Consume to the end of the transaction, so it pays to consume late (with [Hot], first). Several limits that
-// are asked for in one call are locked in one order and never deadlock; calls one after another in a transaction may, and then
-// Postgres ends one of them with 40P01, which InTx runs again too.
+// Every verb is exact at every isolation level. In READ COMMITTED, callers that want the same key wait for each other's
+// commit. In REPEATABLE READ and SERIALIZABLE, one of them fails with SQLSTATE 40001, and its whole transaction must run
+// again. [Limiter.InTx] does that, [Limiter.InSQLTx] does it on database/sql, and [Retry] does it around an ORM's
+// transactions.
 //
-// A denial is an error in Go and none in SQL: the transaction stays usable. A denial writes nothing. Its one trace in the
-// database is that a call which had to wait for another transaction, and then found too little, holds the row's lock until
-// its own transaction ends.
+// A key's row stays locked from Consume to the end of the transaction, so consume late. With [Hot], consume first.
 //
-// What can be found wrong without asking the server is refused before anything is sent ([ErrInvalid],
-// [ErrExceedsCapacity]), since a SQL error would abort the transaction. Any other error comes from the database or the
-// connection, and grants nothing. In a transaction of the caller's, that is certain. Where the call is a transaction of its own,
-// and at COMMIT, a connection that breaks before the answer leaves open whether tokens were consumed: the error then matches
-// [ErrUnknownOutcome]. After any other error nothing was.
+// Ask for several limits in one call: they are locked in one order and never deadlock. Separate calls in one transaction
+// can deadlock with another transaction. Postgres then ends one of the two with SQLSTATE 40P01, and InTx runs it again.
 //
 // # Contention
 //
-// One key can be committed as often as its row can. Where that is too seldom: [Hot] has transactions of [Limiter.InTx] wait
-// their turn instead of conflicting, [Shards] spreads a key over several rows, a [Coalescer] decides many calls outside
-// transactions by one commit, and [Limiter.SendTx] sends a short transaction in one round trip.
+// One key can be consumed as often as its row can be committed. If that is too slow for a key:
 //
-// # Time
-//
-// The clock is the database's clock_timestamp() unless [Limiter.Clock] is set. A clock that steps back neither mints nor
-// takes tokens: the refill waits until it has caught up.
+//   - [Hot] makes transactions of [Limiter.InTx] wait their turn instead of conflicting.
+//   - [Shards] spreads a key over several rows.
+//   - A [Coalescer] decides many calls outside transactions with one commit.
+//   - [Limiter.SendTx] sends a short transaction in one round trip.
 //
 // # Reservations
 //
-// Request.Reserve takes tokens that are not there yet, and [Result].RetryAt says when the work may run. [Result.Receipt] is what to store
-// with the work, for a later [Limiter.Refund]. No refund breaks a RetryAt that somebody else was told; docs/refunds.md says what is
-// promised.
+// [Request.Reserve] takes tokens that are not there yet. [Result].RetryAt is when the work may run. [Result.Receipt] is the
+// text to store with the work, for a later [Limiter.Refund]. No refund breaks a RetryAt that another caller was given. See
+// docs/refunds.md in the repository for the exact promise.
+//
+// # Time
+//
+// The clock is the database's clock_timestamp(), unless [Limiter.Clock] is set. A clock that steps back neither adds nor
+// takes tokens: the refill waits until the clock has caught up.
 //
 // # Storage
 //
-// The table has a row for each key that was ever used. [Limiter.Sweep] deletes those that have been full for an hour, while traffic
-// runs. No decision changes.
+// The table has a row for each key that was ever used. [Limiter.Sweep] deletes the rows of keys that have been full for an
+// hour, without changing a decision. It can run beside all other calls.
 package ratelimit
