@@ -3,13 +3,14 @@ package ratelimit
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Config is the definition of a limit as data, for [New]: what a configuration file holds. Capacity and MaxReserved tell
-// unset (nil) from zero.
+// Config is the definition of a limit as data, for [New] and for configuration files. In Capacity and MaxReserved, nil
+// means unset, which is not the same as 0.
 //
 //	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
 type Config struct {
@@ -19,18 +20,20 @@ type Config struct {
 	Period      Duration   `json:"period"`                // required
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
-	Start       *time.Time `json:"start,omitempty"`       // of a fixed window; nil: by hash of name and key
-	Shards      int        `json:"shards,omitempty"`      // 0: 1, not sharded
+	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
+	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
 }
 
-// New makes a limit from its definition as data. It returns an error that matches [ErrInvalid] unless
+// New makes a limit from a Config. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
+// this holds:
 //
-//   - the name is valid UTF-8 without NUL, 1 to 255 bytes long,
-//   - 1e-15 <= rate <= 1e15,
-//   - the period is a whole number of microseconds, at least one,
-//   - capacity and maxReserved are 0 or within the same bounds,
-//   - start is between the years 1 and 9999, and only there for a fixed window,
-//   - 0 <= shards <= 100 (0 is 1).
+//   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
+//   - The kind is one of the two kinds.
+//   - 1e-15 <= rate <= 1e15.
+//   - The period is a whole number of microseconds, at least one.
+//   - Capacity and maxReserved are 0, or within the bounds of the rate.
+//   - Start is between the years 1 and 9999, and is only set for a fixed window.
+//   - 0 <= shards <= 100; 0 means 1.
 func New(c Config) (Limit, error) {
 	l := Limit{
 		name:        c.Name,
@@ -50,31 +53,43 @@ func New(c Config) (Limit, error) {
 		l.hasStart, l.start = true, c.Start.UTC()
 	}
 
-	if err := checkText("name", c.Name, maxNameLen); err != nil {
-		l.err = fmt.Errorf("%w: %w", ErrInvalid, err)
-		return l, l.err
+	var mistakes []string
+	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
+	badName := checkText("name", c.Name, maxNameLen)
+	if badName != nil {
+		mistake("%v", badName)
 	}
-	wrong := func(format string, args ...any) (Limit, error) {
-		l.err = fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, fmt.Sprintf(format, args...))
-		return l, l.err
+	if c.Kind != KindTokenBucket && c.Kind != KindFixedWindow {
+		mistake("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
 	}
-	switch {
-	case c.Kind != KindTokenBucket && c.Kind != KindFixedWindow:
-		return wrong("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
-	case c.Rate == 0 || !countable(c.Rate):
-		return wrong("rate %v is not between %v and %v", c.Rate, algebra.MinTokens, algebra.MaxTokens)
-	case c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0:
-		return wrong("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
-	case !countable(l.numbers.Capacity):
-		return wrong("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, algebra.MinTokens, algebra.MaxTokens)
-	case c.MaxReserved != nil && !countable(l.maxReserved):
-		return wrong("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, algebra.MinTokens, algebra.MaxTokens)
-	case c.Start != nil && c.Kind != KindFixedWindow:
-		return wrong("a token bucket has no start")
-	case c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999):
-		return wrong("start %v is not between the years 1 and 9999", c.Start)
-	case c.Shards < 0 || c.Shards > maxShards:
-		return wrong("%d shards are not between 1 and %d", c.Shards, maxShards)
+	if c.Rate == 0 || !countable(c.Rate) {
+		mistake("rate %v is not between %v and %v", c.Rate, algebra.MinTokens, algebra.MaxTokens)
+	}
+	if c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0 {
+		mistake("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
+	}
+	if c.Capacity != nil && !countable(l.numbers.Capacity) {
+		mistake("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, algebra.MinTokens, algebra.MaxTokens)
+	}
+	if c.MaxReserved != nil && !countable(l.maxReserved) {
+		mistake("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, algebra.MinTokens, algebra.MaxTokens)
+	}
+	if c.Start != nil && c.Kind == KindTokenBucket {
+		mistake("a token bucket has no start")
+	}
+	if c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999) {
+		mistake("start %v is not between the years 1 and 9999", c.Start)
+	}
+	if c.Shards < 0 || c.Shards > maxShards {
+		mistake("%d shards are not between 1 and %d", c.Shards, maxShards)
+	}
+	if mistakes != nil {
+		text := strings.Join(mistakes, "; ")
+		if badName == nil { // otherwise the name may be of any length, or not even UTF-8
+			text = fmt.Sprintf("limit %q: %s", c.Name, text)
+		}
+		l.err = fmt.Errorf("%w: %s", ErrInvalid, text)
+		return l, l.err
 	}
 	if l.hasStart {
 		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
@@ -82,7 +97,7 @@ func New(c Config) (Limit, error) {
 	return l, nil
 }
 
-// Duration is a time.Duration that is written as time.ParseDuration reads it: "1m30s".
+// Duration is a time.Duration whose text form is that of time.ParseDuration: "1m30s".
 type Duration time.Duration
 
 // MarshalText implements [encoding.TextMarshaler].

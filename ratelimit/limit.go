@@ -12,10 +12,10 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Bounds of what a limit or a request may hold, beside those of its numbers in package algebra.
+// Bounds of limits and requests. Package algebra has the bounds of their numbers.
 const (
 	maxNameLen = 255  // bytes
-	maxKeyLen  = 1024 // bytes, after several parts have been joined
+	maxKeyLen  = 1024 // bytes, of all parts joined
 	maxShards  = 100
 )
 
@@ -28,14 +28,17 @@ const (
 	KindFixedWindow Kind = "fixed window"
 )
 
-// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows live under
-// its name: give every limit of a schema its own. Plans of one limit may share a name if kind, period and start are the same.
+// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
+// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period and
+// start are the same.
 //
-// Changing the numbers of a limit takes effect at the next call; what is saved up is clamped to the new capacity, and nothing
-// is added to what was left at the last use. While two versions of the numbers are in use, as during a deployment, they grant
-// together in any time span at most the larger capacity, what the larger rate refills and the larger maxReserved, however they are sharded. But
-// if the kind differs, or period or [Start] of a fixed window, each refills by its own clock, so that what both refill adds up
-// until only one is in use.
+// A change of a limit's numbers takes effect at the next call. Saved-up tokens are cut to the new capacity, and nothing is
+// added to the balance of the last use.
+//
+// During a deployment, two versions of the numbers may be in use. In any time span, they grant together at most the larger
+// capacity, the refill at the larger rate, and the larger maxReserved. Shards may differ too. If the kind differs, or the
+// period or [Start] of a fixed window, each version refills by its own clock. Then both refills add up until only one
+// version is in use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit
@@ -43,24 +46,24 @@ type Limit struct {
 	shards      int
 	hasStart    bool
 	start       time.Time
-	err         error // what is wrong with the definition
+	err         error // the mistakes in the definition
 }
 
-// TokenBucket defines a limit that is refilled continuously, rate tokens per period, up to its capacity. Over any time
-// span it grants at most capacity + span*rate/period.
+// TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
+// it grants at most capacity + span*rate/period tokens.
 //
-// A definition that is wrong (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(KindTokenBucket, name, rate, period, options)
 }
 
-// FixedWindow defines a limit that is refilled by rate tokens at the start of each window of length period, up to its
-// capacity. With the default capacity it grants at most rate tokens in each window.
+// FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
+// period long. With the default capacity, the limit grants at most rate tokens in each window.
 //
-// Windows lie on a grid through [Start]. Without one, the grid's offset is a hash of name and key, so that not everybody's
-// windows begin together.
+// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of name and key, so that the windows of
+// different keys do not begin together.
 //
-// A definition that is wrong (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(KindFixedWindow, name, rate, period, options)
 }
@@ -70,39 +73,42 @@ func define(kind Kind, name string, rate float64, period time.Duration, options 
 	for _, option := range options {
 		option(&c)
 	}
-	l, _ := New(c) // which the limit remembers
+	l, _ := New(c) // the limit remembers the error
 	return l
 }
 
-// Option sets what a limit may have besides its rate.
+// Option sets an optional part of a limit's definition.
 type Option func(*Config)
 
-// Capacity sets the most tokens that can be saved up. The default is the rate. With 0 nothing is saved up, and every
-// request must reserve.
+// Capacity sets how many tokens can be saved up. The default is the rate. With 0, nothing is saved up, and every request
+// must reserve.
 func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
 
-// MaxReserved bounds what may be owed by reservations ([Request.Reserve]) at any time. By default there is no bound; with
-// 0 nothing can be reserved.
+// MaxReserved bounds how many tokens reservations ([Request.Reserve]) may owe at any time. The default is no bound. With 0,
+// nothing can be reserved.
 func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
 
-// Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods.
-// It is an error for a token bucket.
+// Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For
+// a token bucket, Start is a mistake.
 func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 
-// Shards spreads each key over n rows, each with an n-th of the rate, the capacity and the tokens, so that transactions on
-// one hot key need not wait for each other. The default is 1.
+// Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has 1/n
+// of the rate, the capacity and the tokens. The default is 1, the most is 100.
 //
-// A request takes from one shard: in READ COMMITTED from the better of two picked at random (the power of two choices); above it
-// from one picked at random, since one that is read and not taken from would conflict; with [Hot] from the one that was chosen
-// when queueing. When that has not enough, all shards are locked, what they hold together is added up (to within 1e-9 tokens or,
-// if that is more, the rounding of double precision, less than 1e-14 of the sum each time), and the remainder is spread evenly. A shard that
-// is full is not refilled, so a sharded limit grants no more than an unsharded one, and at times a little less.
+// A request takes from one shard. In READ COMMITTED, it is the better of two picked at random (the power of two choices).
+// At higher levels, it is one picked at random, since reading a second one could conflict. With [Hot], it is the shard that
+// was chosen when queueing.
+//
+// If that shard is short, all shards are added up and, if together they have enough, locked and charged. The rest is spread
+// evenly. A full shard does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little
+// less. The sum is exact to within 1e-9 tokens or the rounding of double precision (below 1e-14 of the sum each time),
+// whichever is more.
 func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 
-// Validate says what is wrong with the definition: an error that matches [ErrInvalid], or nil.
+// Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
-		return fmt.Errorf("%w: the zero Limit is none; use TokenBucket, FixedWindow or New", ErrInvalid)
+		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow or New", ErrInvalid)
 	}
 	return l.err
 }
@@ -120,7 +126,7 @@ func (l Limit) String() string {
 	return text
 }
 
-// reservable says, for texts, what may be reserved, if there is a bound.
+// reservable describes the bound on reservations, for texts. Without a bound it is empty.
 func (l Limit) reservable() string {
 	if math.IsInf(l.maxReserved, 1) {
 		return ""
@@ -128,13 +134,13 @@ func (l Limit) reservable() string {
 	return fmt.Sprintf(", at most %v reserved", l.maxReserved)
 }
 
-// Name is the name under which the limit's rows live.
+// Name is the name under which the limit's rows are stored.
 func (l Limit) Name() string { return l.name }
 
-// Capacity is the most tokens that can be saved up.
+// Capacity is how many tokens can be saved up.
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
-// Config is the limit's definition as data, defaults filled in. MaxReserved and Start stay nil where they are unset.
+// Config is the limit's definition as data, with defaults filled in. MaxReserved and Start stay nil if they are unset.
 func (l Limit) Config() Config {
 	c := Config{
 		Kind: KindTokenBucket, Name: l.name, Rate: l.numbers.Rate, Period: Duration(l.numbers.Period),
@@ -152,7 +158,7 @@ func (l Limit) Config() Config {
 	return c
 }
 
-// forKey is the limit's numbers for one key: without a start, each key has a grid of its own.
+// forKey is the limit's numbers for one key. Without a start, each key has a grid of its own.
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
 	if n.Window && !l.hasStart {
@@ -165,28 +171,28 @@ func (l Limit) forKey(key string) algebra.Limit {
 	return n
 }
 
-// gridStart is the first instant, from the year 1 on, of the grid with that offset.
+// gridStart is the first instant, from the year 1 on, of the grid with this offset.
 func (l Limit) gridStart(offset algebra.Micros) algebra.Micros {
 	return algebra.Min + offset%algebra.Micros(l.numbers.Period.Microseconds())
 }
 
-// countable says whether tokens is a number of them. NaN is none.
+// countable reports whether tokens is a valid number of tokens. NaN is not.
 func countable(tokens float64) bool {
 	return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens
 }
 
-// checkText refuses what Postgres would: invalid UTF-8, NUL bytes, entries too long for an index. And what is empty. It does not
-// quote the text: a key may be personal data, and errors are logged.
+// checkText refuses empty text, and text that Postgres would refuse: invalid UTF-8, NUL bytes, and entries too long for an
+// index. The error does not quote the text: a key may be personal data, and errors are logged.
 func checkText(what, s string, maxLen int) error {
 	switch {
 	case s == "":
-		return fmt.Errorf("empty %s", what)
+		return fmt.Errorf("the %s is empty", what)
 	case len(s) > maxLen:
-		return fmt.Errorf("%s of %d bytes, at most %d are allowed", what, len(s), maxLen)
+		return fmt.Errorf("the %s has %d bytes, and %d are allowed", what, len(s), maxLen)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%s is not valid UTF-8", what)
+		return fmt.Errorf("the %s is not valid UTF-8", what)
 	case strings.IndexByte(s, 0) >= 0:
-		return fmt.Errorf("%s has a NUL byte", what)
+		return fmt.Errorf("the %s has a NUL byte", what)
 	}
 	return nil
 }

@@ -37,6 +37,30 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
+func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
+	start := time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	few, many := 1e-16, math.NaN()
+	for _, row := range []struct {
+		config Config
+		want   []string
+	}{
+		{Config{Name: "messages", Kind: KindTokenBucket, Shards: 101}, []string{`limit "messages"`, "rate 0", "period 0s", "101 shards"}},
+		{Config{Name: "messages", Capacity: &few, MaxReserved: &many, Start: &start}, []string{`kind ""`, "rate 0", "capacity 1e-16", "maxReserved NaN", "start 0000"}},
+		{Config{Name: "a\x00b", Kind: KindTokenBucket, Rate: 1, Start: &start}, []string{"NUL", "period 0s", "a token bucket has no start", "start 0000"}},
+	} {
+		_, err := New(row.config)
+		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {
+			t.Errorf("%+v: %v", row.config, err)
+			continue
+		}
+		for _, want := range row.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%+v: %q does not name %s", row.config, err, want)
+			}
+		}
+	}
+}
+
 func TestTheLaterOptionWins(t *testing.T) {
 	if c := TokenBucket("l", 10, time.Minute, Capacity(5), Capacity(6), Shards(2), Shards(0)).Config(); *c.Capacity != 6 || c.Shards != 1 {
 		t.Errorf("%+v", c)
@@ -94,9 +118,9 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 	}
 }
 
-// One definition must be one definition, however its start came about: a call with both is an error otherwise.
+// Two equal starts must make equal definitions, or a call with both would be an error.
 func TestAStartIsTheInstantAlone(t *testing.T) {
-	now := time.Now() // has a monotonic reading
+	now := time.Now() // with a monotonic clock reading
 	limit := FixedWindow("l", 1, time.Hour, Start(now))
 	roundTrip(t, limit)
 	if FixedWindow("l", 1, time.Hour, Start(now.In(time.FixedZone("", 3600)))) != limit {
@@ -137,7 +161,7 @@ func FuzzNew(f *testing.F) {
 			!between(n.Capacity, 0, algebra.MaxTokens) || !between(limit.maxReserved, 0, algebra.MaxTokens) && hasReserved || limit.shards < 1 || limit.shards > maxShards {
 			t.Fatalf("accepted: %+v", limit)
 		}
-		// Postgres raises 22003 where a product or a quotient underflows to zero: a microsecond's refill of one shard.
+		// Postgres raises 22003 if a product or a quotient underflows to zero, such as one shard's refill in a microsecond.
 		if s := float64(limit.shards); n.Rate/s*1e-6/n.Period.Seconds() == 0 || n.Capacity > 0 && n.Capacity/s == 0 {
 			t.Fatalf("accepted, but it underflows in the database: %+v", limit)
 		}
@@ -152,7 +176,7 @@ func FuzzNew(f *testing.F) {
 	})
 }
 
-// roundTrip writes a limit's definition as JSON, reads it back, and wants the same limit.
+// roundTrip writes a limit's definition as JSON, reads it back, and expects the same limit.
 func roundTrip(t *testing.T, limit Limit) {
 	t.Helper()
 	text, err := json.Marshal(limit.Config())
@@ -168,7 +192,7 @@ func roundTrip(t *testing.T, limit Limit) {
 	}
 }
 
-// acceptable says whether Postgres takes a text and an index entry has room for it.
+// acceptable reports whether Postgres accepts a text and an index entry has room for it.
 func acceptable(s string, maxLen int) bool {
 	return s != "" && len(s) <= maxLen && utf8.ValidString(s) && !strings.ContainsRune(s, 0)
 }
