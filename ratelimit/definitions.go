@@ -7,17 +7,17 @@ import (
 	"sync/atomic"
 )
 
-// definitions are the limits that a [Limiter] was asked for first under their names. A name of two limits that refill by different
-// clocks would be granted by both, so the second is refused. The zero value is ready.
+// definitions remembers the first definition that a [Limiter] was asked for under each name. Two limits of one name that
+// refill by different clocks would both grant, so the second one is refused. The zero value is ready.
 type definitions struct {
-	byName atomic.Pointer[map[string]*Limit] // replaced, never changed
-	mu     sync.Mutex                        // held to replace it
+	byName atomic.Pointer[map[string]*Limit] // replaced as a whole, never changed
+	mu     sync.Mutex                        // held while byName is replaced
 }
 
-// maxDefinitions bounds how many names are remembered. Others are not checked.
+// maxDefinitions bounds how many names are remembered. Further names are not checked.
 const maxDefinitions = 1000
 
-// check refuses demands of limits that were defined otherwise before. It takes no lock for names that it knows.
+// check refuses demands whose limit was defined differently before. It takes no lock for known names.
 func (d *definitions) check(ds []demand) error {
 	unknown := false
 	var known map[string]*Limit
@@ -38,7 +38,7 @@ func (d *definitions) check(ds []demand) error {
 	return nil
 }
 
-// add remembers the limits of demands.
+// add remembers the limits of the demands.
 func (d *definitions) add(ds []demand) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +50,7 @@ func (d *definitions) add(ds []demand) error {
 		limit := demand.limit
 		first := known[limit.name]
 		switch {
-		case first != nil && !sameRefill(first, &limit): // another call was faster
+		case first != nil && !sameRefill(first, &limit): // another call has defined it meanwhile
 			return twoDefinitions(first, &limit)
 		case first == nil && len(known) < maxDefinitions:
 			known[limit.name] = &limit
@@ -60,13 +60,14 @@ func (d *definitions) add(ds []demand) error {
 	return nil
 }
 
-// sameRefill says whether two limits of a name may be plans of one limit, which differ in rate, capacity, maxReserved and shards alone.
+// sameRefill reports whether two limits of one name may be plans of one limit. Plans differ only in rate, capacity,
+// maxReserved and shards.
 func sameRefill(a, b *Limit) bool {
 	return a.numbers.Window == b.numbers.Window && a.numbers.Period == b.numbers.Period &&
 		a.hasStart == b.hasStart && a.numbers.Start == b.numbers.Start
 }
 
-// twoDefinitions is the error for two limits of one name.
+// twoDefinitions is the error for two definitions of one name.
 func twoDefinitions(a, b *Limit) error {
-	return programError{fmt.Errorf("%w: limit %q has two definitions: %q and %q", ErrInvalid, a.name, a, b)}
+	return programError{fmt.Errorf("%w: limit %q has two definitions, %q and %q: use one of them, give each its own name, or make a new Limiter to change it", ErrInvalid, a.name, a, b)}
 }

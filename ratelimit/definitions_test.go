@@ -14,7 +14,7 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 	window := FixedWindow("api", 3, time.Hour, Start(start))
 	for name, row := range map[string]struct {
 		other Limit
-		plan  bool // of the same limit
+		plan  bool // both are plans of one limit
 	}{
 		"rate":          {FixedWindow("api", 4, time.Hour, Start(start)), true},
 		"capacity":      {FixedWindow("api", 3, time.Hour, Start(start), Capacity(9)), true},
@@ -49,7 +49,7 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 	}
 }
 
-// TestARefusedCallDefinesNothing, so that the first call that is right decides.
+// A refused call must not define its limit: the first valid call does.
 func TestARefusedCallDefinesNothing(t *testing.T) {
 	var l Limiter
 	bucket, window := TokenBucket("api", 3, time.Hour), FixedWindow("api", 3, time.Hour)
@@ -67,7 +67,7 @@ func TestSoManyDefinitionsAreRemembered(t *testing.T) {
 	var l Limiter
 	bucket := func(i int) Request { return TokenBucket(fmt.Sprintf("limit %04d", i), 1, time.Minute).Key("ann") }
 	window := func(i int) Request { return FixedWindow(fmt.Sprintf("limit %04d", i), 1, time.Minute).Key("ann") }
-	var last []Request // of one call
+	var last []Request // one call
 	for i := range maxDefinitions + 10 {
 		if i >= maxDefinitions-10 {
 			last = append(last, bucket(i))
@@ -86,13 +86,13 @@ func TestSoManyDefinitionsAreRemembered(t *testing.T) {
 	if n := len(*l.definitions.byName.Load()); n != maxDefinitions {
 		t.Errorf("%d names are remembered, want %d", n, maxDefinitions)
 	}
-	// Several at once, of which not all are known.
+	// One call for several limits, of which some are unknown.
 	if _, err := l.newCall(VerbConsume, "", []Request{bucket(maxDefinitions + 9), window(1)}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestADefinitionIsDecidedOnce lets goroutines bring two definitions of a name at once: all that are granted bring the same.
+// Goroutines ask for two definitions of one name at once. All granted calls must have the same definition.
 func TestADefinitionIsDecidedOnce(t *testing.T) {
 	for round := range 200 {
 		var l Limiter
