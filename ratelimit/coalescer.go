@@ -19,88 +19,75 @@ import (
 // ErrClosed is returned by [Limiter.Consume] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
 var ErrClosed = errors.New("coalescer closed")
 
-// Coalescer is a [DB] for calls outside a transaction, of which there are many at once: those that arrive while others are at
-// the database are decided together, by one statement and one commit, or two (group commit for limits). It is made for one hot key
-// as much as for many. Only its Pool is required. It must not be copied after its first use, nor its fields be changed. Its methods
-// are safe for concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces, too.
+// Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
+// are decided together, by one statement and one commit, or two (group commit for limits). Only Pool is required. A
+// Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe for concurrent use, also
+// by different limiters. A struct that embeds a *Coalescer coalesces too.
 //
-// Nothing is approximate: each call of [Limiter.Consume] and [Limiter.Charge] is granted or denied against what those
-// before it left, in the order of their arrival (but for those whose statement waits for a row, or leaves them to a second one:
-// later calls may overtake them), and its result is the one that a call on the pool would have had. A call for several limits is
-// all or nothing. Unless there is a Pace, a call that meets no others goes straight to the pool, and nothing is delayed on
-// purpose, but to let those who were just answered ask again. An idle Coalescer has no goroutines. At most two connections are in
-// use.
+// Nothing is approximate. [Limiter.Consume] and [Limiter.Charge] are decided in order of arrival, with the result of a call
+// on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a second statement,
+// can be overtaken.) A lone call goes straight to the pool. [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] always
+// do. At most two connections are in use. Limits with [Shards] and limiters with a [Limiter.Clock] gain less.
 //
-// A row that another transaction has locked holds up all calls that share its statement. If the server's lock_timeout or
-// statement_timeout ends that, they are decided again: each key by itself, and a call for several limits by itself. Only those for
-// the locked row return the error. Until a statement for that key succeeds, its calls have one connection, and the others the
-// second. (After eight errors in a row, all calls of the first statement return its error: the table is locked, say.
-// After four, those do that share a limit with all that failed.)
+// A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
+// lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,
+// the calls are decided again, and only calls for the locked row return the error. Do not coalesce a limit that
+// transactions consume and then stay open.
 //
-// Without a timeout, the calls of the first statement, and later ones for its keys, wait until the row is free or their contexts are
-// over. So set a lock_timeout on the sessions of a pool for the Coalescer alone (RuntimeParams["lock_timeout"] = "200ms", for
-// example: transactions on it would fail with that, too), give each call a context with a deadline, and do not coalesce a limit
-// that transactions consume and then stay open.
-//
-// [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] are not coalesced: they go straight to the pool. Limits with
-// [Shards] and limiters with a [Limiter.Clock] gain less: a call for a sharded limit is a statement of its own, and only
-// calls whose clocks say the same are decided together.
-//
-// If ctx is over while a call waits for others to be decided, it returns at once and nothing is consumed. If it has been
-// sent, the call returns at once as well, but it may have been granted, as with any answer that is lost on its way. The
-// statement does not run under the context of any of the callers: it is given up when the contexts of all of them are over.
-//
-// After any other error, all calls of the statement return it and none of them is granted; as with a single call, a
-// connection that breaks leaves open what was consumed ([ErrUnknownOutcome]). A statement that could not be serialized, or was the
-// victim of a deadlock, is run again, at most 30 times: after that, the error matches [ErrAttemptsExhausted].
+// Canceled while queued: nothing is consumed. Canceled after sending: [ErrUnknownOutcome]. Other calls are not affected. An
+// error of the statement is returned to all its calls, and none is granted. A broken connection is [ErrUnknownOutcome]. A
+// serialization failure or a deadlock is retried, up to 30 attempts: then the error matches [ErrAttemptsExhausted].
+// docs/contention.md has the details.
 type Coalescer struct {
-	// Pool is where statements are sent. It is required. The Coalescer does not own it: close the Coalescer first.
+	// Pool is where statements are sent. Required. The Coalescer does not own the pool: close the Coalescer first.
 	Pool *pgxpool.Pool
 
-	// AsyncCommit lets the Coalescer's transactions commit with synchronous_commit = off: they do not wait until the commit is
-	// on disk. The default is the server's setting. If the server crashes, what was consumed in its last moments (up to three
-	// times wal_writer_delay, 0.6 s by default) is forgotten, and those tokens may be granted again.
+	// AsyncCommit makes the Coalescer's transactions commit with synchronous_commit = off: they do not wait for the disk.
+	// The default is the server's setting. If the server crashes, the consumption of its last moments is forgotten, up to
+	// three times wal_writer_delay (0.6 s by default). Those tokens may be granted again.
 	AsyncCommit bool
 
-	// Pace is for floods: a statement begins no sooner than Pace after the one before it, so that more calls share each, and the
-	// processors have time for others. The default, 0, is no pace. With 3 ms there are at most 333 statements a second, and a
-	// call, or [Coalescer.Close], waits up to 3 ms longer, unless there was no other for so long.
+	// Pace is the least time between the starts of two statements, for floods. Then more calls share each statement, and
+	// the processors have time for other work. The default, 0, is no pace. With 3 ms, there are at most 333 statements a
+	// second, and a call, or [Coalescer.Close], waits up to 3 ms longer. After 3 ms without a statement, there is no wait.
 	//
-	// Calls that share no statement keep to no pace: those for limits with [Shards], [Limiter.Check], [Limiter.Refund] and
-	// [Limiter.Reset]. Nor does a statement that is run again, or that decides what the one before it could not. Do not combine
-	// Pace with a [Limiter.Clock]: calls at different instants are a statement each, and keep to it.
+	// Calls that share no statement ignore the pace: calls for limits with [Shards], [Limiter.Check], [Limiter.Refund] and
+	// [Limiter.Reset]. So do retried statements, and statements for calls that the one before could not decide. Do not
+	// combine Pace with a [Limiter.Clock]: calls at different instants are separate statements, and each waits for the
+	// pace.
 	Pace time.Duration
 
-	// OnBatch, if it is not nil, is called for each statement that has decided calls, with how many it has decided: 1 for a call
-	// that went straight to the pool. It is called from several goroutines at once, while the calls wait for their answers: it
-	// should be quick. It must not use the Coalescer, which could wait for itself, nor panic: that ends the process, since no
-	// caller can recover it.
+	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that went
+	// straight to the pool counts as 1. It is called by several goroutines at once, while the calls wait for their answers:
+	// it should be quick. It must not use the Coalescer, which could wait for itself. It must not panic: no caller could
+	// recover the panic, so the process would end.
 	OnBatch func(calls int)
 
-	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED
-	skipSums atomic.Bool // sums would have decided too few keys of the last batch: the next goes to _ratelimit_coalesce at once
+	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to _ratelimit_coalesce at once
 
 	mu      sync.Mutex
-	queue   []*waiter     // in order of arrival, those that are decided again first; empty if flying is 0
-	flying  int           // calls or batches at the database, or about to be
-	due     time.Time     // with a Pace: when the next of them may begin
-	closed  bool          // nothing is let in any more
+	queue   []*waiter     // in order of arrival, calls to be decided again first; empty if flying is 0
+	flying  int           // calls or batches at the database, or about to be sent
+	due     time.Time     // with a Pace: when the next one may begin
+	closed  bool          // no further calls are accepted
 	drained chan struct{} // made by Close, which waits for it; closed when flying is 0
 
-	busy keySet // at the database. Each key is in one statement there: a second would only wait for the row
-	held keySet // of calls for several keys that wait in the queue, and are not to be overtaken. It is as of the last look at it
+	busy keySet // keys at the database. Each is in one statement there: a second one would only wait for the row
+	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
 
-	// A call is apart if it is decided again, or asks for a blamed key.
-	blamed      keySet // the server has ended the last statement for this key alone: its row may be locked
-	apartFlying bool   // a statement of calls that are apart is at the database; there is one at a time
-	failures    int    // of these, each for a key that was not blamed yet, one after another
+	// A call is apart if it is decided again, or asks for a blamed key. It shares no statement with other calls.
+	blamed      keySet // the last statement for this key alone timed out: its row may be locked
+	apartFlying bool   // a statement of calls that are apart is at the database; there is at most one
+	failures    int    // of such statements in a row, each for a key that was not blamed yet
 }
 
-// coalescer is how it is found in a DB, by coalescerOf.
+// coalescer lets coalescerOf find a Coalescer in a DB.
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
-// Close waits until every call that has arrived is decided, however long the database takes. Later Consumes and Charges return
-// [ErrClosed]: close it when the last caller has returned, after http.Server.Shutdown for example, and before the pool.
+// Close waits until every call that has arrived is decided, however long the database takes. Later calls of Consume and
+// Charge return [ErrClosed]. So close it after the last caller has returned, for example after http.Server.Shutdown, and
+// before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -116,7 +103,7 @@ func (c *Coalescer) Close() {
 	<-drained
 }
 
-// QueryRow goes straight to the pool.
+// QueryRow sends the query straight to the pool.
 func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return c.Pool.QueryRow(ctx, sql, args...)
 }
@@ -128,9 +115,9 @@ const (
 	maxBatch = 1024
 )
 
-// The SQLSTATEs that _ratelimit_coalesce refuses a batch with.
+// SQLSTATEs with which _ratelimit_coalesce refuses a batch.
 const (
-	stateSharded   = "RL002" // rows have to be combined first
+	stateSharded   = "RL002" // rows of shards have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
 )
 
@@ -138,33 +125,33 @@ const (
 type waiter struct {
 	ds  []demand
 	now pgtype.Timestamptz
-	// done is sent to once it is decided, or, if direct is set, once it has a place to go by itself.
+	// done receives once the call is decided or, if direct is set, once it may be sent by itself.
 	done chan struct{}
 
 	// Guarded by Coalescer.mu.
 	lone   bool    // cannot share a statement
-	again  bool    // the server has ended its statement: it is decided apart, or returns err
-	alone  bool    // and has done so again, of calls for one blamed key: it is decided by itself
-	direct bool    // has been given a place to go by itself
-	apart  bool    // that is the place of the calls that are apart
-	left   bool    // does not wait any more
-	flight *flight // of its statement; nil: none yet
+	again  bool    // its statement timed out: it is decided apart, or returns err
+	alone  bool    // that timed out too, with calls for one blamed key: it is decided by itself
+	direct bool    // it may be sent by itself
+	apart  bool    // it is sent in the place for calls that are apart
+	left   bool    // its caller no longer waits
+	flight *flight // its statement; nil: none yet
 
 	// The answer.
 	err    error
 	answer answer
 }
 
-// flight is the way of one statement.
+// flight is one statement on its way to the database and back.
 type flight struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
-	waiting int            // how many wait for it; guarded by Coalescer.mu
-	decided bool           // the same
-	told    sync.WaitGroup // those of them who do not know their answer yet, once it is decided
+	waiting int            // callers that wait for it; guarded by Coalescer.mu
+	decided bool           // guarded by Coalescer.mu
+	told    sync.WaitGroup // once it is decided: callers that do not have their answer yet
 }
 
-// newFlight puts waiters on a flight, those who have left too. Coalescer.mu is held.
+// newFlight puts waiters on a flight, including waiters that have left. Coalescer.mu is held.
 func newFlight(waiters []*waiter) *flight {
 	f := &flight{}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
@@ -182,7 +169,7 @@ func newFlight(waiters []*waiter) *flight {
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
-// decide decides a call: at once, if few enough others are at the database, or together with those that wait.
+// decide decides a call: at once if a place at the database is free, or else together with other calls in the queue.
 func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) error {
 	c.mu.Lock()
 	if c.closed {
@@ -234,8 +221,8 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	return err
 }
 
-// leave takes a waiter out, unless it has been decided or has got a place. It may have been sent by then. When the last one of
-// a statement goes, that is given up.
+// leave takes a waiter out, unless it is decided or has a place. sent says that its statement is at the database. When the
+// last waiter of a statement leaves, the statement is canceled.
 func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,7 +231,7 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 		return false, false
 	case f == nil:
 		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
-		if len(w.ds) > 1 || w.again { // others may have been held up by it alone
+		if len(w.ds) > 1 || w.again { // others may have waited for this one alone
 			c.fill()
 		}
 	default:
@@ -257,9 +244,9 @@ func (c *Coalescer) leave(w *waiter) (left, sent bool) {
 	return true, false
 }
 
-// landed gives the place of a call that went by itself to those that wait.
+// landed gives the place of a call that was sent by itself to the queue.
 func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err error) {
-	over := ctx.Err() != nil // then an error says nothing of the keys
+	over := ctx.Err() != nil // then an error says nothing about the keys
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy.remove(ds)
@@ -282,7 +269,7 @@ func (c *Coalescer) release() {
 	}
 }
 
-// flush decides what waits, until nothing does that may go.
+// flush decides queued calls until none is ready.
 func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
@@ -290,24 +277,24 @@ func (c *Coalescer) flush() {
 		err := c.coalesce(b)
 		switch state := sqlState(err); {
 		case state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
-			// Rows to be combined first, or text that the server cannot store: it concerns only some.
+			// Rows to combine first, or text that the server cannot store: only some of the calls are affected.
 			c.separate(b, nil)
 		case timedOut(err) && b.shared() && b.flight.ctx.Err() == nil:
 			c.separate(b, err)
 		default:
 			c.decided(b, err)
-			b.flight.told.Wait() // so that those who have more to ask at once share the next statement
+			b.flight.told.Wait() // so that callers that ask again at once share the next statement
 		}
 		b.clear()
 	}
 	batches.Put(b)
 }
 
-// decided tells the waiters of a batch. Those that have left do not look.
+// decided gives the waiters of a batch their answers. Waiters that have left do not read them.
 func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was given up, and nothing is known
+	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was canceled, and nothing is known
 		for _, w := range b.waiters {
 			c.judge(w.ds, b.apart, err)
 		}
@@ -322,8 +309,8 @@ func (c *Coalescer) decided(b *batch, err error) {
 	}
 }
 
-// split tells the waiters of a batch, and makes a batch of the others, who were not decided with them. These change flights
-// first: while the old one says that it is decided, none of them could leave.
+// split answers the waiters of a batch, and makes a batch of the others, which the statement did not decide. The others
+// change flights first: they could not leave a flight that counts as decided.
 func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.mu.Lock()
 	flight := newFlight(others)
@@ -340,7 +327,7 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.fill()
 }
 
-// direct decides one call the ordinary way, in the place that it has.
+// direct sends one call by itself, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
 	defer func() { c.landed(ctx, asked.demands, apart, err) }()
 	err = c.retry(ctx, func(db wire) error {
@@ -350,14 +337,14 @@ func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apa
 	return err
 }
 
-// observe tells of a statement.
+// observe reports a statement to OnBatch.
 func (c *Coalescer) observe(calls int, err error) {
 	if err == nil && c.OnBatch != nil {
 		c.OnBatch(calls)
 	}
 }
 
-// retry runs a statement in a transaction of its own, again if it could not be serialized.
+// retry runs a statement in a transaction of its own, again after a serialization failure or a deadlock.
 func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
@@ -377,7 +364,7 @@ func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) er
 	}
 }
 
-// once runs a statement in a transaction of its own. If begin, that is told to be READ COMMITTED.
+// once runs a statement in a transaction of its own. With begin, it is an explicit READ COMMITTED transaction.
 func (c *Coalescer) once(ctx context.Context, begin bool, statement func(db wire) error) error {
 	var db DB = c.Pool
 	switch {
@@ -403,10 +390,10 @@ func (c *Coalescer) once(ctx context.Context, begin bool, statement func(db wire
 	return statement(wire{db, true})
 }
 
-// asyncCommit holds until the end of the transaction.
+// asyncCommit lasts until the end of the transaction.
 const asyncCommit = "SELECT set_config('synchronous_commit', 'off', true)"
 
-// asyncDB sends asyncCommit ahead of a statement, in one round trip, which is one implicit transaction.
+// asyncDB sends asyncCommit before a statement, in the same round trip and implicit transaction.
 type asyncDB struct{ *pgxpool.Pool }
 
 func (db asyncDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
@@ -429,8 +416,8 @@ func (r asyncRow) Scan(dest ...any) error {
 	return err
 }
 
-// coalesce decides a batch. Where it can, it first asks each key for the sum of its calls, which is quicker. Calls that this decides
-// are told at once; _ratelimit_coalesce decides the rest.
+// coalesce decides a batch. If it can, it first asks for the sum of each key's calls, which is faster. Calls that this
+// decides are answered at once. _ratelimit_coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
 	ask := sums && !c.skipSums.Load()
@@ -473,6 +460,6 @@ func (c *Coalescer) coalesce(b *batch) error {
 	return err
 }
 
-// tooMany says whether to ask for sums does not pay if so many of the keys are left undecided. One in eight is an estimate, from
-// what the two statements cost.
+// tooMany reports whether sums do not pay, because they leave so many of the keys undecided. One in eight is an estimate
+// from the costs of the two statements.
 func tooMany(undecided, keys int) bool { return 8*undecided > keys }

@@ -15,19 +15,19 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// batch is what one statement decides.
+// batch is the calls that one statement decides.
 type batch struct {
 	waiters []*waiter
 	busy    []groupID // its keys in Coalescer.busy
 	apart   bool      // its calls are apart
 	flight  *flight
-	of      []int // the groups of the waiters' demands, one after another
+	of      []int // the group of each demand of the waiters, in order
 	groups  []group
-	order   []int32 // the places of the groups, sorted
+	order   []int32 // the indexes of the groups, in the order of the locks
 	index   map[groupID]int
 	args    dbsqlc.CoalesceParams
 	byOrd   []int32   // the group of each of args.Keys
-	limits  []Limit   // the definitions, by args' defs - 1
+	limits  []Limit   // the definitions; args.Defs has their indexes + 1
 	counts  []float64 // the sums
 }
 
@@ -35,30 +35,30 @@ var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}
 
 type groupID struct{ name, key string }
 
-// group is what a batch asks of one limit and key.
+// group is a batch's demands for one limit and key.
 type group struct {
-	first   *demand // its limit is the others' unless mixed
+	first   *demand // unless mixed, all demands have its limit
 	numbers algebra.Limit
 	repeats int
-	// mixed says that the requests are not all the same: the database and settle decide them one by one.
+	// mixed means that the demands differ: the database and settle decide them one by one.
 	mixed bool
 
-	ord      int32 // the place among args.Keys, from 1: those that are not mixed come first
+	ord      int32 // the place in args.Keys, from 1: groups that are not mixed come first
 	at       algebra.Micros
 	after    float64
-	known    bool // the database answered a row
-	inserted bool // for which it had none
-	granted  int  // of the calls
+	known    bool // the database answered with a row
+	inserted bool // there was no row before
+	granted  int  // number of granted calls
 	rows     []algebra.Row
 	row      [1]algebra.Row
 }
 
-// shared says whether its calls do not all ask for the same keys.
+// shared reports whether some calls of the batch ask for keys that others do not ask for.
 func (b *batch) shared() bool {
 	return slices.ContainsFunc(b.waiters, func(w *waiter) bool { return len(w.ds) < len(b.groups) })
 }
 
-// clear forgets what the batch held, but not the memory.
+// clear forgets the contents of the batch, but keeps the memory.
 func (b *batch) clear() {
 	clear(b.waiters)
 	clear(b.groups)
@@ -69,7 +69,7 @@ func (b *batch) clear() {
 	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.limits[:0]
 }
 
-// group sorts the demands by limit and key and makes the statement's arguments.
+// group groups the demands by limit and key, and makes the statement's arguments.
 func (b *batch) group() {
 	for _, w := range b.waiters {
 		for i := range w.ds {
@@ -89,7 +89,7 @@ func (b *batch) group() {
 		}
 	}
 
-	// Arrays that are empty, not nil: those are NULL.
+	// The arrays are empty, not nil: nil is NULL.
 	a := &b.args
 	*a = dbsqlc.CoalesceParams{
 		Names: empty(a.Names), Rates: empty(a.Rates), Periods: empty(a.Periods), Capacities: empty(a.Capacities),
@@ -102,7 +102,7 @@ func (b *batch) group() {
 	for i := range b.groups {
 		b.order = append(b.order, int32(i))
 	}
-	slices.SortFunc(b.order, func(i, j int32) int { // in which the database locks
+	slices.SortFunc(b.order, func(i, j int32) int { // the order in which the database locks
 		x, y := b.groups[i].first, b.groups[j].first
 		return cmp.Or(strings.Compare(x.limit.name, y.limit.name), strings.Compare(x.key, y.key))
 	})
@@ -161,7 +161,7 @@ func empty[T any](s []T) []T {
 	return s[:0]
 }
 
-// def is the number of a limit among the statement's definitions. The same one may be there more than once.
+// def is the number of a limit among the statement's definitions. A limit may be among them more than once.
 func (b *batch) def(limit *Limit) int32 {
 	for i := max(0, len(b.limits)-8); i < len(b.limits); i++ {
 		if b.limits[i] == *limit {
@@ -177,12 +177,13 @@ func (b *batch) def(limit *Limit) int32 {
 	return int32(len(b.limits))
 }
 
-// sums says whether each key can be asked for the sum of its calls. All are for one limit (a token bucket, if there are several
-// keys), for whole counts, so that nothing is rounded, reserve nothing, and the sum is at most the capacity.
+// sums reports whether the statement can ask each key for the sum of its calls. All calls must be for one limit (a token
+// bucket, if there are several keys) and must not reserve. Counts must be whole, so that nothing is rounded, and no sum may
+// exceed the capacity.
 func (b *batch) sums() bool {
 	for i := range b.groups {
 		g := &b.groups[i]
-		// Where a key is asked of several times, group has seen to the count and the floor.
+		// For repeated calls, group has already compared count and floor.
 		if g.mixed || g.first.floor != 0 || g.first.count != math.Trunc(g.first.count) || g.sum() > g.numbers.Capacity {
 			return false
 		}
@@ -190,11 +191,11 @@ func (b *batch) sums() bool {
 	return len(b.limits) == 1 && (len(b.groups) == 1 || !b.groups[0].numbers.Window)
 }
 
-// sum is what the calls of a group ask for together.
+// sum is the total count of a group's calls.
 func (g *group) sum() float64 { return g.first.count * float64(g.repeats) }
 
-// consumeSums asks for the sums. The answer is about the keys for whose calls that decides: not those of which there is enough for
-// some of the calls.
+// consumeSums asks for the sums. The answer has the keys whose calls are all decided by that. It leaves out keys that have
+// enough for only some of their calls.
 func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.CoalesceRow, err error) {
 	a := &b.args
 	var row dbsqlc.ConsumeKeysRow
@@ -214,7 +215,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	if err != nil {
 		return dbsqlc.CoalesceRow{}, err
 	}
-	answer = dbsqlc.CoalesceRow{ // none of the first Early is left out
+	answer = dbsqlc.CoalesceRow{ // all of the first Early are kept
 		Seen: row.Seen, At: row.At, Early: row.Early,
 		Ord: row.Ord[:0], Value: make([]float64, 0, len(row.Ord)), Ts: row.Ts[:0], After: row.Value[:0],
 	}
@@ -222,7 +223,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 		g := &b.groups[b.byOrd[ord-1]]
 		before, after := row.Value[i], row.Value[i]
 		if i < int(row.Early.Int32) {
-			before += g.sum() // exact, since they are whole
+			before += g.sum() // exact, since all counts are whole
 		} else if rows := []algebra.Row{{Value: before, TS: algebra.At(row.Ts[i].Time)}}; g.numbers.Enough(rows, 1, g.first.count, 0, algebra.At(row.At.Time)) {
 			continue // enough for some of the calls
 		}
@@ -234,8 +235,8 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	return answer, nil
 }
 
-// consumeSum is consumeSums for a batch of one key: _ratelimit_consume is quicker, and also decides fixed windows and keys without a
-// row. A denial is remembered.
+// consumeSum is consumeSums for a batch of one key. _ratelimit_consume is faster, and also decides fixed windows and keys
+// without a row. A denial is remembered.
 func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]
 	sum := *g.first
@@ -258,7 +259,7 @@ func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow,
 	}, nil
 }
 
-// keep keeps the calls for keys that the database has decided, and returns the others. The calls are for one key each.
+// keep keeps the calls for keys that the database has decided, and returns the others. Each call is for one key.
 func (b *batch) keep(answer *dbsqlc.CoalesceRow) (others []*waiter) {
 	if len(answer.Ord) == len(b.groups) {
 		return nil
@@ -280,7 +281,7 @@ func (b *batch) keep(answer *dbsqlc.CoalesceRow) (others []*waiter) {
 	return others
 }
 
-// undecided is how many keys their sums would not have decided: those without a row, and those with enough for some of the calls.
+// undecided is how many keys the sums would not have decided: keys without a row, and keys with enough for only some calls.
 func (b *batch) undecided() (n int) {
 	for i := range b.groups {
 		if g := &b.groups[i]; g.inserted || g.granted > 0 && g.granted < g.repeats {
@@ -290,11 +291,11 @@ func (b *batch) undecided() (n int) {
 	return n
 }
 
-// errDisagree is returned to a batch whose decisions by the database are not those that its state calls for: a defect.
-// What was consumed is gone, nobody is granted it.
+// errDisagree is the error of a batch for which settle derives other decisions than the database's: a defect. The consumed
+// tokens are lost, and no call is granted.
 var errDisagree = errors.New("the database and the library disagree about a decision")
 
-// settle works out each call's answer from the states that the database's decisions began with.
+// settle derives each call's answer from the states before the database's decisions.
 func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	at, seen := algebra.At(row.At.Time), algebra.At(row.Seen.Time)
 	for i := range b.groups {
@@ -304,9 +305,9 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 		g := &b.groups[b.byOrd[ord-1]]
 		g.known, g.after = true, row.After[i]
 		g.row[0] = algebra.Row{Value: row.Value[i], TS: algebra.At(row.Ts[i].Time)}
-		g.inserted = g.row[0].TS == seen // as good as surely
+		g.inserted = g.row[0].TS == seen // almost certainly
 		g.rows = g.row[:]
-		if math.IsNaN(row.Value[i]) { // inserted
+		if math.IsNaN(row.Value[i]) { // the row was inserted
 			g.rows = nil
 		}
 		g.at = at
@@ -327,7 +328,7 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	return nil
 }
 
-// decide does for one call what the database did. of says what its demands' groups are.
+// decide repeats the database's decision for one call. of has the groups of the call's demands.
 func (b *batch) decide(w *waiter, of []int) {
 	a := &w.answer
 	a.granted = true
@@ -362,7 +363,7 @@ func (b *batch) decide(w *waiter, of []int) {
 	}
 }
 
-// numbers are those of a demand's limit.
+// numbers are the numbers of a demand's limit.
 func (b *batch) numbers(g *group, d *demand) algebra.Limit {
 	if !g.mixed {
 		return g.numbers

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// maxBlamed bounds the keys that are remembered: nobody may ask for them again.
+	// maxBlamed bounds how many blamed keys are remembered: some may never be asked for again.
 	maxBlamed = 1 << 13
-	// maxFailures is after how many failures no more calls are decided again.
+	// maxFailures is after how many failures calls are no longer decided again.
 	maxFailures = 8
-	// maxSharedFailures is the same for calls that share a key with all those that failed.
+	// maxSharedFailures is the same for calls that share a key with all failed calls.
 	maxSharedFailures = 4
 )
 
-// next frees the keys of the batch, and moves calls that can share a statement from the queue to it. If none may go, it gives up the
-// place, or leaves it to a call that goes alone.
+// next frees the keys of the batch, and moves calls that can share a statement from the queue to it. If no call is ready,
+// it gives up the place. If a call has to be sent by itself, it leaves the place to that call.
 func (c *Coalescer) next(b *batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,16 +57,16 @@ func (c *Coalescer) next(b *batch) bool {
 	}
 }
 
-// apart says whether a call is to share no statement with calls for other keys. c.mu is held.
+// apart reports whether a call must not share a statement with calls for other keys. c.mu is held.
 func (c *Coalescer) apart(w *waiter) bool { return w.again || c.blamed.has(w.ds) }
 
-// waits says whether a call has to wait for others that are at the database. c.mu is held.
+// waits reports whether a call has to wait for calls at the database. c.mu is held.
 func (c *Coalescer) waits(ds []demand, apart bool) bool {
 	return c.busy.has(ds) || apart && c.apartFlying
 }
 
-// ready says whether a call in the queue may go. If it may not, nobody behind it goes first with one of its keys. (If it asks for one
-// key and is not decided again, what holds it up holds up those behind it, too.) c.mu is held.
+// ready reports whether a queued call may be sent. If not, later calls must not overtake it with one of its keys. (For one
+// key, and the first time, no note is needed: the same reason holds up the later calls too.) c.mu is held.
 func (c *Coalescer) ready(w *waiter) bool {
 	if !c.waits(w.ds, c.apart(w)) && !c.held.has(w.ds) {
 		return true
@@ -77,7 +77,7 @@ func (c *Coalescer) ready(w *waiter) bool {
 	return false
 }
 
-// take moves the first call that is ready and those that can share its statement from the queue to the batch. c.mu is held.
+// take moves the first ready call, and the calls that can share its statement, from the queue to the batch. c.mu is held.
 func (c *Coalescer) take(b *batch, first int) {
 	leader, rest := c.queue[first], c.queue[:first]
 	for i, w := range c.queue[first:] {
@@ -98,8 +98,8 @@ func (c *Coalescer) take(b *batch, first int) {
 	b.flight = newFlight(b.waiters)
 }
 
-// together says whether a call may share the statement of another. Where that is apart, they are for one key, or for others beside one
-// that is blamed. c.mu is held.
+// together reports whether a call may share another's statement. Calls that are apart may if both ask for the same single
+// key, or if the same keys of both are blamed. c.mu is held.
 func (c *Coalescer) together(leader, w *waiter, apart bool) bool {
 	switch {
 	case !apart:
@@ -113,7 +113,7 @@ func (c *Coalescer) together(leader, w *waiter, apart bool) bool {
 	return len(blamed) > 0 && slices.Equal(blamed, c.blamedOf(w.ds))
 }
 
-// blamedOf is those of the keys that are blamed. c.mu is held.
+// blamedOf are the blamed keys among the demands'. c.mu is held.
 func (c *Coalescer) blamedOf(ds []demand) (ids []groupID) {
 	for i := range ds {
 		if id := ds[i].id(); c.blamed.has(ds[i : i+1]) {
@@ -133,7 +133,7 @@ func (c *Coalescer) occupy(b *batch) {
 	}
 }
 
-// vacate notes that they are no more. c.mu is held.
+// vacate notes that they no longer are. c.mu is held.
 func (c *Coalescer) vacate(b *batch) {
 	for _, id := range b.busy {
 		delete(c.busy, id)
@@ -142,7 +142,7 @@ func (c *Coalescer) vacate(b *batch) {
 	b.busy = b.busy[:0]
 }
 
-// fill gives a second place to those who still wait. c.mu is held.
+// fill uses the second place for queued calls. c.mu is held.
 func (c *Coalescer) fill() {
 	if len(c.queue) > 0 && c.flying < maxInFlight {
 		c.flying++
@@ -150,7 +150,8 @@ func (c *Coalescer) fill() {
 	}
 }
 
-// takeTurn is how long a statement still has to wait, by the pace. 0: it may begin, and the next is due a pace later. c.mu is held.
+// takeTurn is how long the pace makes a statement wait. With 0, it may begin, and the next one is due a pace later. c.mu is
+// held.
 func (c *Coalescer) takeTurn() time.Duration {
 	if c.Pace <= 0 {
 		return 0
@@ -163,15 +164,16 @@ func (c *Coalescer) takeTurn() time.Duration {
 	return 0
 }
 
-// separate puts the calls of a batch of which nothing was decided back in front of the queue: to go alone, or, after a timeout, apart.
+// separate puts the undecided calls of a batch back at the front of the queue: to be sent by themselves or, after a
+// timeout, apart.
 func (c *Coalescer) separate(b *batch, timeout error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.flight.cancel()
 	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are soon decided
+	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are decided sooner
 	if !c.apartFlying && !slices.ContainsFunc(c.queue, func(w *waiter) bool { return w.again }) {
-		c.failures = 0 // all of before is decided
+		c.failures = 0 // all earlier calls are decided
 	}
 	for _, w := range b.waiters {
 		w.flight, w.lone, w.again, w.alone, w.err = nil, timeout == nil, timeout != nil, timeout != nil && b.apart, timeout
@@ -179,20 +181,20 @@ func (c *Coalescer) separate(b *batch, timeout error) {
 	c.queue = slices.Insert(c.queue, 0, b.waiters...)
 }
 
-// timedOut says whether the server has ended a statement that took long, perhaps since it waited for a lock. Nothing was decided.
+// timedOut reports whether the server ended a slow statement, perhaps because it waited for a lock. Nothing was decided.
 func timedOut(err error) bool {
 	state := sqlState(err)
 	return state == "55P03" || state == "57014" // lock_not_available, query_canceled
 }
 
-// judge learns from how a statement for these demands alone has ended. c.mu is held.
+// judge learns from the end of a statement for these demands alone. c.mu is held.
 func (c *Coalescer) judge(ds []demand, apart bool, err error) {
 	switch {
 	case err == nil && apart:
 		c.failures = 0
 		c.blamed.remove(ds)
 	case timedOut(err):
-		guilty := c.blamedOf(ds) // again and again, beside others
+		guilty := c.blamedOf(ds) // blamed before; the others only share their statement
 		if len(c.blamed) > maxBlamed {
 			clear(c.blamed)
 		}
@@ -217,7 +219,7 @@ func (c *Coalescer) judge(ds []demand, apart bool, err error) {
 	}
 }
 
-// giveUp tells calls that are to be decided again the error that they have. c.mu is held.
+// giveUp returns their last error to calls that would be decided again. c.mu is held.
 func (c *Coalescer) giveUp(on func(w *waiter) bool) {
 	c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool {
 		if on(w) {
@@ -231,7 +233,7 @@ func (c *Coalescer) giveUp(on func(w *waiter) bool) {
 // keySet is a set of keys of limits.
 type keySet map[groupID]struct{}
 
-// has says whether one of the keys is in the set.
+// has reports whether one of the keys is in the set.
 func (s keySet) has(ds []demand) bool {
 	if len(s) == 0 {
 		return false
