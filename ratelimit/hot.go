@@ -12,63 +12,39 @@ import (
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
-// Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in the
-// process, before a connection is taken, in order of arrival. The queue is the [Limiter]'s: use one for all of the process.
-// Name the limits that many transactions want at once; elsewhere there is nothing to gain. `go run ./bench hot_queue_vs_retry`
-// prints what it is worth.
+// Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in order
+// of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process. Name only
+// limits that many transactions want at once. `go run ./bench hot_queue_vs_retry` prints the gain.
 //
-// A turn is all of a transaction, wherever in it Consume stands: keep it short, and let Consume come first, which saves BEGIN's
-// round trip. Where other statements take their time before the limit, READ COMMITTED without Hot commits more (`go run ./bench
-// hot_queue_vs_update`); each that waits holds a connection then.
+// You hold the turn for the whole transaction: keep it short, and consume first, with fn's ctx, which names the chosen
+// shard. Hot itself consumes nothing and ignores counts. Transactions that use the limit without Hot are not in the queue,
+// and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid requests,
+// and Hot inside the function of another transaction with Hot, are [ErrInvalid].
 //
-// A row can be held by one transaction at a time, until its commit is on disk. Without the queue, all who want it take a
-// connection each to wait on, and at the levels above READ COMMITTED most of them wait in vain and must run again. With it,
-// no more than two of a process are past the queue: one that runs, and one whose first statement waits in the database. There
-// they take turns with those of other processes. The snapshot is taken when the turn has come, after the one before has
-// committed: so transactions that queue for the same limit do not conflict over it. (SERIALIZABLE ones of several processes
-// seldom do, if they meet in the last instant of a COMMIT; they run again. now() is when the wait began.) Up to their first
-// statements, the functions of both may run at the same time.
-//
-// How much the requests ask for does not matter, and nothing is consumed: that is for fn to do, with the context that it is
-// given. Of a limit with shards, InTx chooses one when it queues, of two at random that with the shorter queue in this
-// process, and Consume with fn's context takes from that one. So one transaction of a process runs for each shard. If the
-// shard lacks tokens, Consume takes from all of them, and can conflict with the other turns; and so can a key's first use,
-// which makes all rows.
-//
-// The turn ends with the transaction, whatever becomes of it; an attempt that has to run again queues anew. If ctx ends
-// before it is there, so does InTx, with an error that matches ctx's. Requests that are wrong in themselves, and InTx with
-// Hot inside the function of another with Hot, which could wait for itself, are errors that match [ErrInvalid]. (Inside one
-// without, it waits for itself if that has consumed.) Transactions that use the limit without Hot are not in the queue, and can
-// conflict with those that are.
-//
-// Several of this option add up. Without a request there is no queue.
-//
-// In the database, the turn is a lock on one of the views rate_limits_turn_00 to _31 of package migrations, by LOCK TABLE in
-// BEGIN's round trip, or with database/sql, or a db that is not pgx's, in one of its own, before fn. The role needs UPDATE on
-// them. The lock belongs to the transaction, so that transaction poolers such as PgBouncer do no harm. Different limits and keys
-// may meet on a view; then they take turns. lock_timeout and statement_timeout end the wait there, with their own errors.
+// In the database, the turn is a lock on a view, rate_limits_turn_00 to _31 of package migrations. The role needs UPDATE on
+// the views. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
 	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
 }
 
-// turns is what a transaction with these options has to queue for.
+// turns are the demands that a transaction with these options queues for.
 func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if len(o.hot) == 0 {
 		return nil, nil
 	}
 	if ctx.Value(turnKey{}) != nil {
-		return nil, fmt.Errorf("%w: a transaction with Hot, in the function of another with Hot, could wait for itself", ErrInvalid)
+		return nil, fmt.Errorf("%w: a transaction with Hot inside the function of another one with Hot could wait for itself", ErrInvalid)
 	}
-	return demands(VerbReset, o.hot) // which does not look at how much is asked for, either
+	return demands(VerbReset, o.hot) // Reset ignores counts, too
 }
 
-// stripes is how many views there are to lock.
+// stripes is the number of views that can be locked.
 const stripes = 32
 
-// turn is what a transaction has queued for. Its context carries it.
+// turn is the lanes that a transaction has queued for. Its context carries it.
 type turn []lane
 
-// String names the limits, but not the keys, which may be personal data.
+// String names the limits, but no keys, since they may be personal data.
 func (t turn) String() string {
 	var names []string
 	for _, n := range t {
@@ -77,14 +53,14 @@ func (t turn) String() string {
 	return strings.Join(slices.Compact(names), ", ")
 }
 
-// lane is what is queued for: a limit, a key and, if the limit has shards, one of them.
+// lane is one place to queue: a limit, a key and, if the limit has shards, one shard.
 type lane struct {
 	name, key     string
 	shard, shards int
 }
 
-// stripe is the number of the view that is locked for the lane. The shards of a limit lie side by side, so that they do not
-// meet. All versions of this library must agree on it.
+// stripe is the number of the view that is locked for the lane. The shards of a limit have consecutive views, so that they
+// do not share one. All versions of this library must compute the same number.
 func (n lane) stripe() int {
 	h := fnv.New32a()
 	h.Write([]byte(n.name))
@@ -93,10 +69,9 @@ func (n lane) stripe() int {
 	return int((h.Sum32() + uint32(n.shard)) % stripes)
 }
 
-// places is how many transactions may be past the queue: one that runs, and one that waits for it in the database, so that
-// no round trip lies between the end of one and the begin of the next. With the server on the same machine 1 and 2 are
-// equally fast; with half a millisecond in between, 1 has three quarters of the throughput of 2, and 3 has no more. The
-// transactions of other shards fill such pauses: with ten of them 1 is as fast as 2 or faster, for half the connections.
+// places is how many transactions may be past the queue. With 2, one runs while the next waits in the database, so no round
+// trip lies between them: half a millisecond from the server, 1 place has three quarters of the throughput. With ten
+// shards, 1 is as fast or faster, for half the connections.
 func (n lane) places() int {
 	if n.shards > 1 {
 		return 1
@@ -104,7 +79,7 @@ func (n lane) places() int {
 	return 2
 }
 
-// views are those to lock for the turn, in the order of their numbers, which is everybody's.
+// views are the views to lock for the turn. All transactions lock them in the order of their numbers.
 func (t turn) views() []string {
 	var numbers []int
 	for _, n := range t {
@@ -119,13 +94,13 @@ func (t turn) views() []string {
 }
 
 func lockQuery(views ...string) string {
-	// The weakest mode that conflicts with itself.
+	// This is the weakest mode that conflicts with itself.
 	return "lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
 }
 
 type turnKey struct{}
 
-// hotShard is the shard that the transaction of this context has queued for, if it has.
+// hotShard is the shard that the transaction of this context has queued for, if any.
 func hotShard(ctx context.Context, limit Limit, key string) (shard int, ok bool) {
 	t, _ := ctx.Value(turnKey{}).(turn)
 	for _, n := range t {
@@ -136,22 +111,22 @@ func hotShard(ctx context.Context, limit Limit, key string) (shard int, ok bool)
 	return 0, false
 }
 
-// queues holds the queues of a process, by stripe: lanes that meet on a view take turns in any case, and here they do not hold
-// connections meanwhile, however many keys somebody finds that meet. The zero value is ready. A queue has an entry as long as
-// there is somebody in it.
+// queues holds the queues of a process, by stripe. Lanes that share a view take turns anyway. In one queue, they hold no
+// connections meanwhile, even for many keys of an attacker. The zero value is ready. A queue exists only while a
+// transaction is in it.
 type queues struct {
 	mu       sync.Mutex
 	byStripe map[int]*queue
 }
 
 type queue struct {
-	past    int             // how many have been let pass and have not left
-	waiting []chan struct{} // in order of arrival; closed when it is their turn
+	past    int             // transactions that have passed and not left
+	waiting []chan struct{} // in order of arrival; closed when the turn comes
 }
 
-// enter waits for a turn on all demands. If it is granted, leave must be called when the transaction has ended.
+// enter waits for a turn on all demands. If err is nil, the caller must call leave when the transaction has ended.
 //
-// Queues are entered in everybody's order, each once, so that nobody waits in a circle.
+// All transactions enter their queues in the same order, each queue once, so none wait in a circle.
 func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(), err error) {
 	var entered []lane
 	leave = func() {
@@ -203,7 +178,7 @@ func (q *queues) length(n lane) int {
 	return 0
 }
 
-// wait waits until the lane lets us pass, or until ctx is over.
+// wait waits until the lane lets the caller pass, or until ctx ends.
 func (q *queues) wait(ctx context.Context, n lane) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -238,11 +213,11 @@ func (q *queues) wait(ctx context.Context, n lane) error {
 		return ctx.Err()
 	}
 	q.mu.Unlock()
-	q.leave(n) // we were let pass at the same moment
+	q.leave(n) // the turn came at the same moment
 	return ctx.Err()
 }
 
-// leave lets the next one in the lane's queue pass.
+// leave lets the next transaction in the lane's queue pass.
 func (q *queues) leave(n lane) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

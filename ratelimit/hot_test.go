@@ -21,7 +21,7 @@ var (
 	wide  = TokenBucket("wide", 10, time.Minute, Shards(10))
 )
 
-// demanded is what Hot makes of requests.
+// demanded is the demands that Hot makes from requests.
 func demanded(t *testing.T, requests ...Request) []demand {
 	t.Helper()
 	ds, err := demands(VerbReset, requests)
@@ -31,7 +31,7 @@ func demanded(t *testing.T, requests ...Request) []demand {
 	return ds
 }
 
-// enterInTurn lets n goroutines enter, each when the one before has got in line, and sends their numbers as they pass.
+// enterInTurn lets n goroutines enter, one after another, and sends their numbers as they pass.
 func enterInTurn(t *testing.T, q *queues, hot []demand, n int, ctx func(i int) context.Context) (passed chan int, leaves []func(), errs []error, wait func()) {
 	t.Helper()
 	passed = make(chan int, n)
@@ -49,7 +49,7 @@ func enterInTurn(t *testing.T, q *queues, hot []demand, n int, ctx func(i int) c
 	return passed, leaves, errs, wg.Wait
 }
 
-// locked asks under the mutex.
+// locked calls ask under the mutex.
 func (q *queues) locked(f func() int) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -130,7 +130,7 @@ func TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother(t *testing.T) {
 	t.Parallel()
 	var q queues
 	one, other := lane{plain.name, "a", 0, 1}, lane{plain.name, "b", 0, 1}
-	if one.stripe() > other.stripe() { // the first to be entered
+	if one.stripe() > other.stripe() { // the first one to enter
 		one, other = other, one
 	}
 	a, b := demanded(t, plain.Key(one.key)), demanded(t, plain.Key(other.key))
@@ -164,7 +164,7 @@ func TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother(t *testing.T) {
 	q.empty(t)
 }
 
-// Everything at random: several limits in any order, contexts that end at any moment.
+// Everything is random: several limits in any order, and contexts that end at any moment.
 func TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck(t *testing.T) {
 	t.Parallel()
 	var q queues
@@ -212,7 +212,7 @@ func TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck(t *testing.T) {
 	if granted.Load() == 0 || refused.Load() == 0 {
 		t.Error("this test wants both")
 	}
-	for i := 0; runtime.NumGoroutine() > before+8; i++ { // other tests run beside it
+	for i := 0; runtime.NumGoroutine() > before+8; i++ { // other tests run at the same time
 		if i == 1000 {
 			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 		}
@@ -220,7 +220,7 @@ func TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck(t *testing.T) {
 	}
 }
 
-// Keys that meet on a view wait in one queue: of two keys, no more pass than of one, and who wants both enters once.
+// Keys that share a view share a queue: no more transactions pass than for one key. A transaction that wants both enters once.
 func TestKeysThatMeetWaitInOneQueue(t *testing.T) {
 	t.Parallel()
 	var q queues
@@ -258,8 +258,8 @@ func TestKeysThatMeetWaitInOneQueue(t *testing.T) {
 	q.empty(t)
 }
 
-// Whoever wants several enters their queues in the order of the views. In the order of the limits and keys, which meet on views as
-// chance has it, two could have entered what the other waits for.
+// A transaction enters its queues in the order of the views. The order of limits and keys differs from that at random: in that
+// order, two transactions could each enter a queue that the other one waits for.
 func TestQueuesAreEnteredInTheOrderOfTheViews(t *testing.T) {
 	t.Parallel()
 	var q queues
@@ -315,7 +315,7 @@ func TestTheShardTravelsInTheContext(t *testing.T) {
 	}
 }
 
-// Other processes may run another version: which view belongs to a limit and key must never change.
+// Other processes may run another version, so the view of a limit and key must never change.
 func TestTheStripesStayTheSame(t *testing.T) {
 	t.Parallel()
 	for want, n := range map[string]lane{
@@ -340,7 +340,7 @@ func TestTheStripesStayTheSame(t *testing.T) {
 	}
 }
 
-// untouched is a database that nothing may reach.
+// untouched is a database that must not be called.
 type untouched struct{ t *testing.T }
 
 func (u untouched) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {

@@ -13,14 +13,16 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Receipt says what [Limiter.Consume] took, for [Limiter.Refund]. [Result.Receipt] makes it. Store it with the work that was granted:
-// it is text, and fits a text column of a jobs table and a string of JSON. It is empty if nothing was taken.
+// Receipt records the tokens that [Limiter.Consume] took, for a later [Limiter.Refund]. [Result.Receipt] makes it. Store it
+// with the granted work: it is text, and fits a text column of a jobs table or a string of JSON. It is empty if nothing was
+// taken.
 //
-// A receipt is trusted, so it should not go to clients. However it is altered, a refund gives back no more than the count that is
-// asked for, and fills no limit above its capacity. It names the limit and the key; nothing else in it is of use to a program.
+// A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the count
+// asked for, and fills no limit above its capacity. The receipt names the limit and the key. Nothing else in it is of use
+// to a program.
 type Receipt string
 
-// receipt is what a Receipt says.
+// receipt is the content of a Receipt.
 type receipt struct {
 	Version int       `json:"v"`
 	At      time.Time `json:"at"`    // of the decision
@@ -28,24 +30,25 @@ type receipt struct {
 	Taken   []taken   `json:"taken"`
 }
 
-// taken is what was taken of one limit and key.
+// taken is the tokens taken of one limit and key.
 type taken struct {
 	Limit    string  `json:"limit"`
 	Key      string  `json:"key,omitempty"`
 	Count    float64 `json:"count"`
-	Refunded float64 `json:"refunded,omitempty"` // of Count, given back or not
-	Held     float64 `json:"held"`               // what the rows that decided held afterwards, as if Refunded had not been taken
-	Rows     int     `json:"rows"`               // how many they were: one or all
-	Shards   int     `json:"shards"`             // of so many
+	Refunded float64 `json:"refunded,omitempty"` // the part of Count in earlier refunds, whether it came back or not
+	Held     float64 `json:"held"`               // the tokens left in the rows that decided, as if Refunded had not been taken
+	Rows     int     `json:"rows"`               // the number of rows that decided: one or all
+	Shards   int     `json:"shards"`             // the number of all shards
 }
 
 const (
 	receiptVersion = 1
-	maxHeld        = 1e300 // no sum overflows
+	maxHeld        = 1e300 // so that no sum overflows
 )
 
-// Receipt is what to store for a later [Limiter.Refund]. That of a refund says what is left to be given back. It is empty if nothing
-// was taken: by a denial, a check or a charge, which cannot be refunded. A Consume of 0 tokens has one, of which 0 can be refunded.
+// Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is empty if
+// nothing was taken (a denial or a check) and for a charge, which cannot be refunded. A Consume of 0 tokens has a receipt,
+// of which 0 can be refunded.
 func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
@@ -67,19 +70,19 @@ func (r Result) Receipt() Receipt {
 	return made.text()
 }
 
-// text is the receipt as it is stored.
+// text is the stored form of a receipt.
 func (r *receipt) text() Receipt {
 	if len(r.Taken) == 0 {
 		return ""
 	}
 	text, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // finite numbers, and years of four digits
+		panic(err) // never: all numbers are finite, and years have four digits
 	}
 	return Receipt(text)
 }
 
-// find is what was taken of a limit and key, or nil.
+// find is the entry of a limit and key, or nil.
 func (r *receipt) find(limit, key string) *taken {
 	for i := range r.Taken {
 		if t := &r.Taken[i]; t.Limit == limit && t.Key == key {
@@ -92,7 +95,7 @@ func (r *receipt) find(limit, key string) *taken {
 // read reads a receipt that may have been altered.
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
-		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken, or all is refunded already", ErrInvalid)
+		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken, or everything is refunded already", ErrInvalid)
 	}
 	r := &receipt{}
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
@@ -100,7 +103,7 @@ func (text Receipt) read() (*receipt, error) {
 	err := decoder.Decode(r)
 	if err == nil {
 		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("something follows it")
+			err = errors.New("there is more text after it")
 		}
 	}
 	if err == nil {
@@ -126,36 +129,36 @@ func (r *receipt) validate() error {
 	for i, t := range r.Taken {
 		switch {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
-			return fmt.Errorf("limit %q is in it twice for one key", t.Limit)
+			return fmt.Errorf("limit %q is there twice with one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
 			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards:
-			return fmt.Errorf("limit %q: it was altered, its numbers contradict each other", t.Limit)
+			return fmt.Errorf("limit %q: its numbers contradict each other, so it was altered", t.Limit)
 		}
 	}
 	return nil
 }
 
-// covers checks that the receipt has what the demands ask for, and trims what rounding has added.
+// covers checks that the receipt has the tokens that the demands ask for, and trims a rounding excess.
 func (r *receipt) covers(ds []demand) error {
 	for i := range ds {
 		d := &ds[i]
 		t := r.find(d.limit.name, d.key)
 		if t == nil {
-			return fmt.Errorf("%w: limit %q: the receipt has nothing of it for this key, or no more", ErrInvalid, d.limit.name)
+			return fmt.Errorf("%w: limit %q: the receipt has no tokens for this key, or they are all refunded", ErrInvalid, d.limit.name)
 		}
 		left := t.Count - t.Refunded
 		if d.count > left+t.rounding() {
-			return fmt.Errorf("%w: limit %q: %v to be refunded, the receipt has %v left", ErrInvalid, d.limit.name, d.count, left)
+			return fmt.Errorf("%w: limit %q: a refund of %v, but the receipt has %v left", ErrInvalid, d.limit.name, d.count, left)
 		}
 		d.count = min(d.count, left)
 	}
 	return nil
 }
 
-// rounding is by how much parts may add up to more or less than the whole.
+// rounding is how far the sum of the parts may differ from the whole.
 func (t *taken) rounding() float64 { return 1e-12 * t.Count }
 
-// algebra is what the rule has to know.
+// algebra is the entry as the refund rule needs it.
 func (r *receipt) algebra(t *taken) algebra.Taken {
 	part := 1.0
 	if t.Rows < t.Shards {
@@ -164,8 +167,8 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
 }
 
-// refund notes that the demands have been refunded, and makes the rows of the answer what they are by now. It returns how many tokens
-// came back to each.
+// refund notes that the demands have been refunded, and brings the answer's rows up to date. It returns how many tokens
+// came back for each demand.
 func (r *receipt) refund(ds []demand, a *answer) []float64 {
 	refunded := make([]float64, len(ds))
 	for i, d := range ds {
@@ -173,14 +176,15 @@ func (r *receipt) refund(ds []demand, a *answer) []float64 {
 		numbers, rows := d.limit.forKey(d.key), a.rows[i]
 		if len(rows) > 0 {
 			if back := numbers.Refund(rows, r.algebra(t), d.count, a.at); back > 0 {
-				// The refund pays a debt first. What another part of it finds paid is still owed to those who wait.
+				// A refund pays debts first. Those tokens belong to waiting work, so a later refund must not count them as
+				// still missing.
 				total := numbers.Total(rows, a.at)
 				t.Held += min(back, max(-total, 0))
 				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)
 				refunded[i] = min(back, numbers.Capacity-total)
 			}
 		}
-		t.Held += d.count // as if so much less had been taken
+		t.Held += d.count // as if d.count had not been taken
 		t.Refunded += d.count
 	}
 	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })

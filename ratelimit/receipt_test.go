@@ -15,7 +15,7 @@ var (
 	receiptLimit = TokenBucket("bucket", 10, time.Hour, Shards(2))
 )
 
-// receiptText is a receipt of 8 of 10 tokens of ann's, which one of two shards held.
+// receiptText is a receipt for 8 of ann's 10 tokens, taken from one of two shards.
 const receiptText = `{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:05:00Z","taken":[{"limit":"bucket","key":"ann","count":8,"refunded":3,"held":2,"rows":1,"shards":2}]}`
 
 func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
@@ -66,14 +66,14 @@ func TestAReceiptIsForWhatItNames(t *testing.T) {
 	}
 }
 
-// What is left says what the next refund has to know.
+// The rest of a receipt has everything that the next refund needs.
 func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 	at := algebra.At(receiptNoon)
 	for _, row := range []struct {
 		name      string
 		count     float64
 		rows      []algebra.Row
-		left      taken // of limit and key
+		left      taken // for limit and key
 		remaining float64
 	}{
 		{"a part", 2, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 4},
@@ -116,7 +116,7 @@ func TestAReceiptSaysWhatWasTaken(t *testing.T) {
 	}}
 	want := Receipt(`{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:01:00Z","taken":[` +
 		`{"limit":"bucket","key":"ann","count":2.5,"held":1,"rows":1,"shards":2},{"limit":"window","key":"bob","count":4,"held":-3,"rows":1,"shards":1},` +
-		`{"limit":"window","key":"cid","count":0,"held":10,"rows":1,"shards":1}]}`) // of 0 tokens, so that 0 can be refunded
+		`{"limit":"window","key":"cid","count":0,"held":10,"rows":1,"shards":1}]}`) // 0 tokens taken, so 0 can be refunded
 	if got := result.Receipt(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -343,7 +343,7 @@ var goMutations = []mutation{
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
-		old: "		t.Held += d.count // as if so much less had been taken\n", new: "",
+		old: "		t.Held += d.count // as if d.count had not been taken\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt is never used up",
@@ -527,7 +527,7 @@ var goMutations = []mutation{
 		tests: "TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp",
 	}, {
 		name: "hot-cancelled-at-its-turn", file: "ratelimit/hot.go", what: "who is cancelled at the moment of his turn does not give it back",
-		old: "	q.leave(n) // we were let pass at the same moment\n", new: "",
+		old: "	q.leave(n) // the turn came at the same moment\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck",
 	}, {
 		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not given back when the transaction has ended",
