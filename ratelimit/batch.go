@@ -9,30 +9,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// QueueConsume queues a [Limiter.Consume] on the caller's batch, so that it costs no round trip of its own. What is wrong
-// with the requests ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued. Otherwise the result
-// is filled in, and [Limiter.Observer] called, when the batch has been sent and its results are read: by
-// [Limiter.SendTx], or by Close of the pgx.BatchResults. Until then it is not OK. As in any transaction, what it says holds if
-// that is committed: with SendTx, if it returns nil.
+// QueueConsume queues a [Limiter.Consume] on a batch of the caller's, so that it needs no round trip of its own. An invalid
+// request ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued.
 //
-// Here a denial is an error in SQL too (SQLSTATE PT429), so that it stops the batch: the statements after it do not run, and
-// Close returns the [*DeniedError]. What becomes of the statements before it depends on where the batch is sent:
+// The result is filled in, and [Limiter.Observer] called, when the batch's results are read: by [Limiter.SendTx], or by
+// Close of the pgx.BatchResults. Until then, it is not OK. As in any transaction, the result holds only if the transaction
+// commits. With SendTx, it holds if SendTx returns nil.
 //
-//   - with [Limiter.SendTx]: the transaction is rolled back;
-//   - on a connection or a pool: a batch that has no BEGIN in it is a transaction of its own, and is rolled back;
-//   - on a transaction of the caller's: that is aborted, as by any SQL error, and can only be rolled back, as far as to a
-//     savepoint of pgx's Begin if the batch is sent on that.
+// In a batch, a denial is an error in SQL too (SQLSTATE PT429). It stops the batch: the statements after it do not run, and
+// Close returns the [*DeniedError]. The effect on the statements before it depends on where the batch is sent:
 //
-// To go on after a denial, Consume in the transaction instead. Do so too where most calls are denied: as an error, a denial
-// costs more than a grant, and the server logs it (the names of the limits, their numbers, and no keys).
+//   - With [Limiter.SendTx], the transaction is rolled back.
+//   - On a connection or a pool, a batch without BEGIN is a transaction of its own, and is rolled back.
+//   - On a transaction of the caller's, the transaction is aborted, as by any SQL error, and must be rolled back. If the
+//     batch was sent on a nested transaction (pgx's Begin), a rollback to its savepoint is enough.
 //
-// Let Close read the results. Whoever reads them one by one (Exec, Query, QueryRow) gets what a server sends, a
-// *pgconn.PgError for a denial, and the result is not filled in. In the function of a [Limiter.InTx] with [Hot], ctx must be
-// the one that it is given: of a limit with shards it says which one was chosen. Otherwise only the Observer is given ctx. The
-// Observer is told how long the answer was waited for once its turn to be read had come.
+// To go on after a denial, call Consume in the transaction instead. Do the same if most calls are denied: as an error, a
+// denial costs more than a grant. The server logs it, with the limits' names and numbers and without keys.
+//
+// Let Close read the results. Code that reads them one by one (Exec, Query, QueryRow) gets the server's *pgconn.PgError for
+// a denial, and the result is not filled in.
+//
+// In the function of a [Limiter.InTx] with [Hot], pass the ctx of that function: for a limit with shards, it names the
+// chosen shard. Otherwise ctx is only passed to the Observer. The Observer's Took is the wait for the answer, from the
+// moment at which it is the next to be read.
 func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
 	if batch == nil {
-		return nil, fmt.Errorf("%w: no batch", ErrInvalid)
+		return nil, fmt.Errorf("%w: the batch is nil", ErrInvalid)
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
@@ -48,7 +51,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()
-		result = unanswered(requests) // SendTx may have sent the batch before
+		result = unanswered(requests) // SendTx may send the batch several times
 		a, err := s.read(r, s.demands)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// TestAnUnknownOutcome has errors of COMMIT say what they leave open. What really happens then is in integration_test/faults.
+// TestAnUnknownOutcome classifies errors of COMMIT. integration_test/faults causes them on real servers.
 func TestAnUnknownOutcome(t *testing.T) {
 	state := func(code string) error { return fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: code}) }
 	for _, test := range []struct {
@@ -28,7 +28,7 @@ func TestAnUnknownOutcome(t *testing.T) {
 
 		{state("40001"), false},
 		{state("40P01"), false},
-		{state("23505"), false}, // of a deferred constraint
+		{state("23505"), false}, // a deferred constraint
 		{state("57014"), false},
 		{state("PT429"), false},
 		{state("40003"), true}, // statement_completion_unknown

@@ -8,30 +8,32 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lateTx is what InTx gives its function: a transaction that begins, on a pool, with the first statement. If that is one of this
-// package, BEGIN, the locks of a turn and the statement are one round trip; before any other, BEGIN and the locks are one of their own.
+// lateTx is the transaction that InTx passes to its function. On a pool, it begins with the first statement. If that is one
+// of this package's, BEGIN, the locks of a turn and the statement share a round trip. Otherwise BEGIN and the locks take
+// one.
 type lateTx struct {
-	ctx       context.Context // InTx's
+	ctx       context.Context // the context of InTx
 	conn      *pgx.Conn
 	isolation pgx.TxIsoLevel
 	turn      turn
 
-	tx     pgx.Tx // nil: there was no statement yet
-	failed error  // why it did not begin: what follows fails so, and tx is closed or aborted
-	ended  bool   // the connection may be another's by now
+	tx     pgx.Tx // nil: no statement yet
+	failed error  // why it did not begin: later statements fail with it, and tx is closed or aborted
+	ended  bool   // the connection may have another owner by now
 }
 
 // beginning begins the transaction, and locks the views of the turn before anything takes a snapshot.
 func (t *lateTx) beginning() *pgx.Batch {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})
-	for _, view := range t.turn.views() { // one by one: each of these queries stays prepared
+	for _, view := range t.turn.views() { // one by one, so that each of these queries stays prepared
 		batch.Queue(lockQuery(view))
 	}
 	return batch
 }
 
-// lapsed says that the context of a statement is over, but not InTx's: it is not sent, and the transaction can begin with the next.
+// lapsed reports whether a statement's context has ended, but not InTx's. Then the statement is not sent, and the next one
+// can begin the transaction.
 func (t *lateTx) lapsed(ctx context.Context) bool { return ctx.Err() != nil && t.ctx.Err() == nil }
 
 // begin begins the transaction if it has not begun.
@@ -49,8 +51,8 @@ func (t *lateTx) begin(ctx context.Context) error {
 	return t.failed
 }
 
-// queryOwn sends a query of this package. The first of the transaction goes with BEGIN; other queries may have arguments that mean
-// something else in a batch.
+// queryOwn sends a query of this package. The first query of the transaction is sent with BEGIN. Only this package's
+// queries are: in a batch, the arguments of others may mean something else.
 func (t *lateTx) queryOwn(ctx context.Context, sql string, args []any) pgx.Row {
 	if t.tx != nil || t.lapsed(ctx) {
 		return t.QueryRow(ctx, sql, args...)
@@ -77,11 +79,11 @@ type firstReply struct {
 }
 
 func (r *firstReply) Scan(dest ...any) error {
-	before := r.batch.Len() - 1                // BEGIN, and the lock of a turn
-	query := r.batch.QueuedQueries[before].SQL // as it was sent; read may drop it
+	before := r.batch.Len() - 1                // BEGIN, and the locks of a turn
+	query := r.batch.QueuedQueries[before].SQL // as it was sent, since read may drop it
 	if err := read(r.results, r.batch, before); err != nil {
 		var preparing pgx.ErrPreprocessingBatch
-		if !errors.As(err, &preparing) || preparing.SQL() != query { // else it is ours, whose function may be missing
+		if !errors.As(err, &preparing) || preparing.SQL() != query { // else the query is ours, and its function may be missing
 			err = beginFailed(r.late.turn, err)
 		}
 		r.late.failed = err
@@ -98,7 +100,7 @@ func (r *firstReply) Scan(dest ...any) error {
 	return err
 }
 
-// failedResults make rows that fail with err.
+// failedResults makes results that all fail with err.
 func failedResults(err error) pgx.BatchResults { return pgx.FailedBatchResults(new(pgx.Batch), err) }
 
 func (t *lateTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -148,7 +150,8 @@ func (t *lateTx) LargeObjects() pgx.LargeObjects {
 	return t.tx.LargeObjects()
 }
 
-// Conn begins the transaction, since what is sent on the connection is to be part of it. If there is none, nothing may be sent.
+// Conn begins the transaction, because statements sent on the connection must be part of it. If it cannot begin, Conn
+// closes the connection, so that nothing can be sent outside it.
 func (t *lateTx) Conn() *pgx.Conn {
 	if t.begin(t.ctx) != nil && !t.ended && t.conn.PgConn().TxStatus() == 'I' {
 		_ = t.conn.Close(t.ctx)
@@ -164,7 +167,7 @@ func (t *lateTx) Commit(ctx context.Context) error {
 	return t.tx.Commit(ctx)
 }
 
-// Rollback keeps a transaction that has not begun from doing so later.
+// Rollback also keeps a transaction that has not begun from beginning later.
 func (t *lateTx) Rollback(ctx context.Context) error {
 	t.ended = true
 	if t.tx == nil {

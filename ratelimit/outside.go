@@ -9,38 +9,44 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// OutsideTx returns a context with which a verb may write on a pool inside a transaction of the same pool. Without it, inside the
-// function of [Limiter.InTx] or [Limiter.InSQLTx], [Limiter.Consume], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] on the
-// pool return an error that matches [ErrInvalid], and send nothing: most often, tx was meant. [Limiter.Check], which only reads, is
-// allowed.
+// OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
+// verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
+// [Limiter.Consume], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and send nothing.
+// [Limiter.Check], which only reads, is allowed.
 //
-// Use it for a count that outlives a rollback and cannot be made before the transaction begins:
+// Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
 //	_, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, failedLogins.Key(user))
 //
-// Such a call is a transaction of its own. Each attempt of InTx makes it again. It takes a second connection of the pool, which is
-// not there if every connection is held by a caller that wants another.
+// Such a call is a transaction of its own, and each attempt of InTx makes it again. It takes a second connection of the
+// pool. If every connection is held by a caller that wants another, none is free.
 //
-// It hangs, until its context is over, if the transaction around it has consumed the same limit and key: it waits for the row, and
-// the transaction for it. Postgres does not see this deadlock, and whether the call took its tokens after all is unknown. So use a limit that the transaction does not, and a deadline.
+// If the surrounding transaction has consumed the same limit and key, the call hangs until its context ends. The call waits
+// for the row, and the transaction waits for the call. Postgres does not see this deadlock, and the outcome of the call is
+// unknown. So use a limit that the transaction does not use, and a deadline.
 //
-// The pool is recognized as a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer]; all enclosing transactions count. These are not
-// found out: a pool in a type of your own or of others (a *sqlx.DB), another pool or a connection for the same database, a context
-// that is not made from fn's, and transactions that this package has not begun, such as an ORM's in [Retry].
+// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, or in a [Coalescer]. All enclosing transactions count.
+// These are not recognized:
+//
+//   - a pool in another type, such as a *sqlx.DB;
+//   - another pool, or a connection, for the same database;
+//   - a context that does not derive from fn's;
+//   - a transaction begun outside this package, such as an ORM's in [Retry].
 func OutsideTx(ctx context.Context) context.Context {
 	return context.WithValue(ctx, openTxKey{}, (*openTx)(nil))
 }
 
-// openTx is a transaction on a pool, for the context of its function, which may be kept when the transaction has ended.
+// openTx is a transaction on a pool, in the context of its function. The context may outlive the transaction.
 type openTx struct {
-	pool   any     // as poolOf has it
-	around *openTx // whose function has begun it; nil: none
+	pool   any     // the result of poolOf
+	around *openTx // the transaction around it; nil: none
 	ended  atomic.Bool
 }
 
 type openTxKey struct{}
 
-// within returns a context that says that a transaction is open on db, until end is called. If db is no pool, nothing has to be said.
+// within returns a context that says that a transaction is open on db, until end is called. If db is not a pool, it returns
+// ctx.
 func within(ctx context.Context, db any) (_ context.Context, end func()) {
 	pool := poolOf(db)
 	if pool == nil {
@@ -51,7 +57,8 @@ func within(ctx context.Context, db any) (_ context.Context, end func()) {
 	return context.WithValue(ctx, openTxKey{}, open), func() { open.ended.Store(true) }
 }
 
-// errOutside is the error of a verb that would write outside the transaction that ctx is in, on the pool of that transaction, or nil.
+// errOutside is the error of a verb that would write on the pool of ctx's transaction, but outside that transaction; or
+// nil.
 func errOutside(ctx context.Context, v Verb, db DB) error {
 	pool := poolOf(db)
 	if pool == nil || v == VerbCheck {
@@ -67,7 +74,7 @@ func errOutside(ctx context.Context, v Verb, db DB) error {
 	return nil
 }
 
-// poolOf is the *pgxpool.Pool or *sql.DB on which a handle works, or nil.
+// poolOf is the *pgxpool.Pool or *sql.DB of a handle, or nil.
 func poolOf(db any) any {
 	switch db := db.(type) {
 	case *pgxpool.Pool, *sql.DB:

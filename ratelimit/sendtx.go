@@ -8,28 +8,30 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// batchTxBeginner is what SendTx sends a transaction to.
+// batchTxBeginner is the handle that SendTx takes.
 type batchTxBeginner interface {
 	txBeginner
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// SendTx runs the queries of a batch in a transaction, SERIALIZABLE unless told otherwise, on a *pgxpool.Pool, a *pgxpool.Conn or a
-// *pgx.Conn: BEGIN, the batch and COMMIT are sent together, in one round trip. (In pgx's default mode, a connection that meets a query for the first time prepares it
-// in one more.) An error of a query, a denial among them, stops the batch, rolls it back, in another round trip, and is returned; the
-// connection is left clean and goes back to its pool.
+// SendTx sends BEGIN, a batch and COMMIT together, in one round trip. The transaction is SERIALIZABLE unless [Isolation]
+// says otherwise. db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. In pgx's default mode, a connection that meets a
+// query for the first time prepares it in one more round trip.
 //
-// If the database could not serialize the transaction (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT,
-// it is sent again, within the bounds of [Limiter.InTx]; when they run out, the error matches [ErrAttemptsExhausted]. The batch is not
-// used up: copies of its queries are sent. It can be sent again, but not by two goroutines at once. It must not begin or end a
-// transaction itself. The option [Hot] is refused.
+// An error of a query, such as a denial, stops the batch. The transaction is rolled back, in another round trip, and SendTx
+// returns the error. The connection is left clean and goes back to its pool.
 //
-// Functions that were set for the results of the queries (by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are
-// called with each attempt. COMMIT is on its way by then: where no query failed, an error that such a function returns rolls
-// nothing back. It keeps those after it from being called, and SendTx returns it when the transaction is committed.
+// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, the batch is sent again, within the
+// bounds of [Limiter.InTx]. When the attempts run out, the error matches [ErrAttemptsExhausted]. SendTx sends copies of the
+// queries, so the batch can be sent again, but not by two goroutines at once. The batch must not begin or end a transaction
+// itself. The option [Hot] is [ErrInvalid].
 //
-// If the connection broke or ctx was over when it had been sent, the error matches [ErrUnknownOutcome], since COMMIT may have
-// reached the server with the rest: the batch is not sent again.
+// Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each attempt.
+// COMMIT has been sent by then: if no query failed, an error of such a function rolls nothing back. Later functions are not
+// called, and SendTx returns the error after the commit.
+//
+// If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT may
+// have reached the server. The batch is not sent again.
 func (l *Limiter) SendTx(
 	ctx context.Context,
 	db interface {
@@ -41,7 +43,7 @@ func (l *Limiter) SendTx(
 ) error {
 	o := newTxOptions(options)
 	if isNil(db) || batch == nil {
-		return fmt.Errorf("%w: no database, or no batch to send", ErrInvalid)
+		return fmt.Errorf("%w: the database or the batch is nil", ErrInvalid)
 	}
 	if inTransaction(db) {
 		return errInTransaction
@@ -60,10 +62,10 @@ func (l *Limiter) SendTx(
 	return err
 }
 
-// sendOnce sends the batch in one transaction. If there is no err, it was committed, and failed is the error of a function
-// that read its results.
+// sendOnce sends the batch in one transaction. If err is nil, the transaction was committed, and failed is the error of a
+// function that read its results.
 func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel, batch *pgx.Batch) (failed, err error) {
-	// BEGIN, copies of the queries, since pgx sends none twice, and COMMIT.
+	// BEGIN, copies of the queries (pgx sends no query twice), and COMMIT.
 	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
 	for i, q := range batch.QueuedQueries {
@@ -74,7 +76,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 			if failed = q.Fn(results); failed == nil {
 				return nil
 			}
-			// Is it the batch that has failed? Read on to COMMIT, calling nobody.
+			// The function or the batch may have failed: read on to COMMIT, without calling functions.
 			return read(results, &sent, len(batch.QueuedQueries)-i)
 		}
 	}
@@ -94,7 +96,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 			rollbackCtx, cancel = context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 			defer cancel()
 		}
-		_ = tx.Rollback(rollbackCtx) // after COMMIT it only lets go of the connection
+		_ = tx.Rollback(rollbackCtx) // after COMMIT it only releases the connection
 	}()
 	err = results.Close()
 	if err == nil {
@@ -103,21 +105,21 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	}
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
-	case tx.Conn() == nil: // there was none to send it on
+	case tx.Conn() == nil: // there was no connection to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
-		return nil, failed // the same, by somebody who knows more about it
+		return nil, failed // the same error, with more details
 	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
 		return nil, explain(string(VerbConsume), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
-	case failed != nil && sqlState(err) == "": // it may have left its row unread, which is an error in pgx's modes without a pipeline
+	case failed != nil && sqlState(err) == "": // the function may have left its row unread, an error in pgx's modes without a pipeline
 		return nil, unknownUnless(fmt.Errorf("%w; and then: %w", failed, err))
 	}
 	return nil, unknownUnless(err)
 }
 
-// read reads n results, up to an error.
+// read reads n results, up to the first error.
 func read(results pgx.BatchResults, batch *pgx.Batch, n int) error {
 	for range n {
 		if _, err := results.Exec(); err != nil {
@@ -127,8 +129,8 @@ func read(results pgx.BatchResults, batch *pgx.Batch, n int) error {
 	return nil
 }
 
-// keepPrepared returns a query's error. pgx prepares the queries of a batch that failed anew, since that may be why. Where it is not,
-// pgx shall find none in it, so that a flood of denials, or of conflicts, is not one of preparations.
+// keepPrepared returns a query's error. pgx prepares the queries of a failed batch again, in case that was the cause. After
+// a denial or a conflict it was not, so pgx gets an empty batch: a flood of denials must not prepare anything.
 func keepPrepared(batch *pgx.Batch, err error) error {
 	if retryable(err) || sqlState(err) == denialState {
 		batch.QueuedQueries = nil

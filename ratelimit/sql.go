@@ -10,22 +10,23 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// sqlQuerier is what SQL takes.
+// sqlQuerier is the handle that SQL takes.
 type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] of a handle of database/sql (a *sql.Tx, *sql.Conn or *sql.DB, or what has the same method), on any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes. Every
-// verb works on it as on pgx: in a transaction a call is part of it, on a connection or a pool it is one of its own. Make it
-// where it is needed; it holds nothing but the handle.
+// SQL makes a [DB] from a handle of database/sql: a *sql.Tx, *sql.Conn or *sql.DB, or any other type with the same method.
+// It works on any driver for Postgres (pgx's stdlib, lib/pq), in any of the driver's modes. Every verb works on it as on
+// pgx. On a transaction, a call is part of it; on a connection or a pool, a call is a transaction of its own. The DB holds
+// only the handle, so make it where it is needed:
 //
 //	_, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID))
 //
-// Of the ORMs, a *sqlx.Tx and a bun.Tx can be passed as they are, of GORM the tx.Statement.ConnPool, and of ent a transaction
+// With sqlx and bun, pass the *sqlx.Tx or the bun.Tx. With GORM, pass tx.Statement.ConnPool. With ent, pass a transaction
 // generated with the feature sql/execquery.
 //
-// A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. The DB is for the verbs; statements of your own are
-// better off with the handle: on the DB, arguments go as text, and QueryRow scans as database/sql does.
+// A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. Use the DB for the verbs only, and send other
+// statements on the handle: on the DB, arguments are sent as text, and QueryRow scans as database/sql does.
 func SQL(
 	db interface {
 		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -37,8 +38,8 @@ func SQL(
 	return sqlDB{db}
 }
 
-// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB that a handle of bun's embeds. That itself formats queries: it would look for
-// question marks to put the arguments in, and send none.
+// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB inside a handle of bun. Bun formats queries itself: it looks for question
+// marks to put the arguments in, finds none, and sends no arguments.
 func unwrapped(db sqlQuerier) sqlQuerier {
 	v := reflect.Indirect(reflect.ValueOf(db))
 	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
@@ -56,10 +57,11 @@ func unwrapped(db sqlQuerier) sqlQuerier {
 	return db
 }
 
-// sqlDB asks on database/sql.
+// sqlDB is a DB on database/sql.
 type sqlDB struct{ db sqlQuerier }
 
-// QueryRow asks when the row is scanned. As in pgx, a pgx.QueryRewriter in front of the arguments has its way; else they go as text.
+// QueryRow sends the query when the row is scanned. As in pgx, a pgx.QueryRewriter as the first argument rewrites the
+// query. Without one, the arguments are sent as text.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
 	var rewriter pgx.QueryRewriter
 	if len(args) > 0 {
@@ -89,8 +91,8 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	if pool, ok := on.(interface {
 		Conn(ctx context.Context) (*sql.Conn, error)
 	}); ok {
-		// On a pool, database/sql runs a query again when the driver says that the connection was bad. Some say so too late, when
-		// it has reached the server: pgx's in the simple protocol, and lib/pq. On a connection it is run once.
+		// On a pool, database/sql repeats a query if the driver reports a bad connection. Some drivers report it too late,
+		// after the query reached the server: pgx's in the simple protocol, and lib/pq. On a connection it runs once.
 		conn, err := pool.Conn(ctx)
 		if err != nil {
 			return unsentError{err}
@@ -103,7 +105,7 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 		return err
 	}
 	defer func() {
-		// What has been answered outside a transaction is not committed before the end.
+		// Outside a transaction, an answered query is not committed before its end.
 		if closeErr := rows.Close(); err == nil {
 			err = closeErr
 		}
@@ -126,33 +128,34 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	return nil
 }
 
-// unsentError is one that came before anything was sent.
+// unsentError is an error from before anything was sent.
 type unsentError struct{ error }
 
-// SafeToRetry is what pgconn.SafeToRetry asks.
+// SafeToRetry is called by pgconn.SafeToRetry.
 func (unsentError) SafeToRetry() bool { return true }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// sqlTxBeginner is what InSQLTx takes.
+// sqlTxBeginner is the handle that InSQLTx takes.
 type sqlTxBeginner interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn: SERIALIZABLE unless told otherwise, run again when the database could not
-// serialize it or ended a deadlock with it, be it at COMMIT, rolled back when fn panics, and with the same options.
+// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn, with the same options. The transaction is
+// SERIALIZABLE unless [Isolation] says otherwise. It is run again after a serialization failure or a deadlock, also at
+// COMMIT, and rolled back if fn panics.
 //
 //	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
 //		_, err := limits.Consume(ctx, ratelimit.SQL(tx), signUps.Global())
 //		return err
 //	})
 //
-// In fn, a verb that writes on [SQL] of the same *sql.DB is an error that matches [ErrInvalid]: see [OutsideTx].
+// In fn, a verb that writes on [SQL] of the same *sql.DB is [ErrInvalid]: see [OutsideTx]. So is a level of [Isolation]
+// that database/sql does not know.
 //
-// As always with database/sql, the transaction is rolled back as soon as ctx ends, behind the back of fn; with [Hot], its turn may
-// then be given away before the server has heard of it. A *sql.Conn must not be in a transaction, which would not be found out and
-// whose rollback would be lost. A level of [Isolation] that database/sql does not know is an error
-// that matches [ErrInvalid].
+// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot], its turn
+// may then be given away before the server has ended the transaction. A *sql.Conn must not be in a transaction: InSQLTx
+// cannot detect it, and a rollback of the outer transaction would be lost.
 func (l *Limiter) InSQLTx(
 	ctx context.Context,
 	db interface {
@@ -162,12 +165,12 @@ func (l *Limiter) InSQLTx(
 	options ...TxOption,
 ) error {
 	if isNil(db) || fn == nil {
-		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
+		return fmt.Errorf("%w: the database or the function is nil", ErrInvalid)
 	}
 	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
 		level, ok := sqlLevels[isolation]
 		if !ok {
-			return nil, fmt.Errorf("%w: isolation level %q", ErrInvalid, isolation)
+			return nil, fmt.Errorf("%w: database/sql does not know the isolation level %q", ErrInvalid, isolation)
 		}
 		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// txBeginner is what InTx takes.
+// txBeginner is the handle that InTx takes.
 type txBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
@@ -23,7 +23,7 @@ type TxOption func(*txOptions)
 
 type txOptions struct {
 	isolation pgx.TxIsoLevel
-	isolated  bool // isolation was asked for
+	isolated  bool // the caller set isolation
 	attempts  int
 	hot       []Request
 }
@@ -41,44 +41,45 @@ func Isolation(level pgx.TxIsoLevel) TxOption {
 	return func(o *txOptions) { o.isolation, o.isolated = level, true }
 }
 
-// Attempts sets how often the transaction is tried at the most. The default is 30, which with the pauses in between takes
-// about 5 s; less than 1 is 1.
+// Attempts sets how often the transaction is tried at most. The default is 30, which takes about 5 s with the pauses in
+// between. A number below 1 is 1.
 func Attempts(n int) TxOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
 
 const (
 	defaultAttempts = 30
 
-	// The pause before another attempt is random, up to a bound that doubles from the first to the last of these.
+	// The pause before another attempt is random, up to a bound that doubles from firstPause to lastPause.
 	firstPause = 25 * time.Millisecond
 	lastPause  = 400 * time.Millisecond
 )
 
-// rollbackTimeout bounds a rollback, which has to happen when ctx is already over.
+// rollbackTimeout bounds a rollback, which must happen even when ctx has ended.
 const rollbackTimeout = 5 * time.Second
 
-// InTx runs fn in a transaction, SERIALIZABLE unless told otherwise, and commits it. db is a *pgxpool.Pool, a *pgxpool.Conn or a
-// *pgx.Conn; a connection that is in a transaction already, which COMMIT would end, is [ErrInvalid]. If the database could not serialize it
-// (SQLSTATE 40001) or ended a deadlock with it (40P01), be it at COMMIT, it is rolled back and run again from the start:
-// so fn must not do anything that a rollback does not undo. When the attempts run out, or ctx after the first, the error matches
-// [ErrAttemptsExhausted].
+// InTx runs fn in a transaction and commits it. The transaction is SERIALIZABLE unless [Isolation] says otherwise. db is a
+// *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. A connection that is already in a transaction is [ErrInvalid].
 //
-// fn must pass on the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v): an error that
-// hides its SQLSTATE is not retried. Any other error of fn, a denial among them, rolls back and is returned as it is. If
-// fn panics, or its goroutine exits, the transaction is rolled back.
+// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, the transaction is rolled back and
+// run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
+// ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// On a *pgxpool.Pool, a connection is taken before fn, and the transaction begins with fn's first statement (or tx.Conn). If that is
-// a verb on tx itself, not on a wrapper of it, BEGIN is sent with it and costs no round trip. (In pgx's default mode, a connection that meets a
-// query, BEGIN among them, for the first time prepares it in one more.) If it cannot begin, all statements of fn fail, nothing runs
-// outside it, and InTx returns why, even if fn hides it. (A first statement whose own context is over is not sent, and is not the
-// first: the next one is.) On any other db it begins before fn.
+// fn must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
+// hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is returned as it is. If fn
+// panics, or its goroutine exits, the transaction is rolled back.
 //
-// With [Hot], transactions that want the same limits wait their turn instead of conflicting.
+// In fn, consume on tx. A verb that writes on db itself, if db is a pool, is [ErrInvalid], unless its context is from
+// [OutsideTx]. With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
-// In fn, consume on tx. A verb that writes on db itself, where that is a pool, is an error that matches [ErrInvalid], unless its
-// context is of [OutsideTx].
+// On a *pgxpool.Pool, InTx takes a connection before fn, and the transaction begins with fn's first statement (or tx.Conn).
+// If that statement is a verb on tx itself, not on a wrapper, BEGIN is sent with it and costs no round trip. In pgx's
+// default mode, a connection that meets a query for the first time, BEGIN included, prepares it in one more round trip. On
+// any other db, the transaction begins before fn.
 //
-// An error of COMMIT that is not one of the above (the connection broke) leaves open whether the transaction was
-// committed: it matches [ErrUnknownOutcome], and the transaction is not run again. After any other error nothing was committed.
+// If the transaction cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns the reason even if
+// fn hides it. A first statement whose own context has ended is not sent, and the next statement begins the transaction.
+//
+// If the connection breaks at COMMIT, the transaction may be committed or not. The error matches [ErrUnknownOutcome], and
+// the transaction is not run again. After any other error, nothing was committed.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {
@@ -88,7 +89,7 @@ func (l *Limiter) InTx(
 	options ...TxOption,
 ) error {
 	if isNil(db) || fn == nil {
-		return fmt.Errorf("%w: no database, or no function to run", ErrInvalid)
+		return fmt.Errorf("%w: the database or the function is nil", ErrInvalid)
 	}
 	if inTransaction(db) {
 		return errInTransaction
@@ -104,19 +105,19 @@ func (l *Limiter) InTx(
 		tx := &lateTx{ctx: ctx, conn: conn, isolation: isolation, turn: t}
 		return &transaction{
 			run: func(ctx context.Context) error {
-				if connOf(db) != nil { // fn may know it, and use it beside tx
+				if connOf(db) != nil { // fn may use the connection beside tx
 					if err := tx.begin(ctx); err != nil {
 						return err
 					}
 				}
 				err := fn(ctx, tx)
 				if err == nil {
-					err = tx.begin(ctx) // where fn had no statement
+					err = tx.begin(ctx) // fn had no statement
 				}
 				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
 					return tx.failed
 				}
-				if err == nil && conn.IsClosed() && !tx.ended { // fn may hide that, too; COMMIT cannot be sent
+				if err == nil && conn.IsClosed() && !tx.ended { // fn may hide that too; COMMIT cannot be sent
 					return fmt.Errorf("ratelimit: commit: %w", pgconn.ErrConnClosed)
 				}
 				return err
@@ -127,13 +128,14 @@ func (l *Limiter) InTx(
 			},
 			rollback: func(ctx context.Context) error {
 				defer release()
-				return tx.Rollback(ctx) // pgx closes a connection that it cannot roll back: either way it is undone
+				return tx.Rollback(ctx) // if that fails, pgx closes the connection, which also rolls back
 			},
 		}, nil
 	})
 }
 
-// beginAtOnce is for a handle that is no pool or connection of pgx's: BEGIN and the lock are a round trip each, before fn.
+// beginAtOnce is for a handle that is not a pool or a connection of pgx: BEGIN and the lock are a round trip each, before
+// fn.
 func beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
@@ -153,7 +155,7 @@ func beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t
 	}, nil
 }
 
-// acquire is connOf, or for a pool one of its connections, until it is released.
+// acquire is connOf or, for a pool, one of its connections until release is called.
 func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func(), err error) {
 	pool, ok := db.(*pgxpool.Pool)
 	if !ok {
@@ -166,7 +168,7 @@ func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func()
 	return c.Conn(), c.Release, nil
 }
 
-// connOf is the connection that a handle is, or nil: for a pool, or a handle of the caller's own.
+// connOf is the connection of a handle. It is nil for a pool, and for a handle of another type.
 func connOf(db txBeginner) *pgx.Conn {
 	switch db := db.(type) {
 	case *pgx.Conn:
@@ -179,7 +181,8 @@ func connOf(db txBeginner) *pgx.Conn {
 
 var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
 
-// inTransaction says whether a connection is in a transaction, which COMMIT would end too early. (BEGIN in one is only a warning.)
+// inTransaction reports whether a connection is in a transaction, which COMMIT would end too early. (BEGIN inside one is
+// only a warning.)
 func inTransaction(db txBeginner) bool {
 	conn := connOf(db)
 	if conn == nil || conn.IsClosed() {
@@ -189,33 +192,35 @@ func inTransaction(db txBeginner) bool {
 	return status == 'T' || status == 'E'
 }
 
-// Retry runs fn until its error is not one of a transaction that could not be serialized (SQLSTATE 40001) or was ended to
-// break a deadlock (40P01), within the bounds of [Limiter.InTx]. It is for the transaction function of an ORM, which begins,
-// commits and rolls back, at the isolation level that it is told:
+// Retry runs fn again after a serialization failure (SQLSTATE 40001) or a deadlock (40P01), within the bounds of
+// [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, at the isolation
+// level that it is given:
 //
 //	err := ratelimit.Retry(ctx, func(ctx context.Context) error {
 //		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { ... }, &sql.TxOptions{Isolation: sql.LevelSerializable})
 //	})
 //
-// fn must not do anything that a rollback does not undo, and must pass on the errors of its statements and of COMMIT such that
-// errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx during a
-// pause, the error matches [ErrAttemptsExhausted]. Retries may be nested: an error that matches it already, of an InTx or a
-// [Coalescer] in fn for example, is returned as it is, so that attempts do not multiply.
+// fn must not do anything that a rollback does not undo. It must return the errors of its statements and of COMMIT such
+// that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx ends
+// during a pause, the error matches [ErrAttemptsExhausted].
 //
-// The one option is [Attempts]. [Isolation] and [Hot], which only a transaction begun by this package could keep to, are
-// errors that match [ErrInvalid].
+// Retries may be nested. An error that already matches ErrAttemptsExhausted, from an InTx or a [Coalescer] in fn, is
+// returned as it is: attempts do not multiply.
+//
+// The only option is [Attempts]. [Isolation] and [Hot] are [ErrInvalid], since Retry does not begin the transaction.
 func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
 	o := newTxOptions(options)
 	if fn == nil {
-		return fmt.Errorf("%w: no function to run", ErrInvalid)
+		return fmt.Errorf("%w: the function is nil", ErrInvalid)
 	}
 	if o.isolated || len(o.hot) > 0 {
-		return fmt.Errorf("%w: Retry begins no transaction: Isolation and Hot are for InTx and InSQLTx", ErrInvalid)
+		return fmt.Errorf("%w: Retry does not begin the transaction: Isolation and Hot are for InTx and InSQLTx", ErrInvalid)
 	}
 	return retry(ctx, o.attempts, nil, func() (committing bool, err error) { return true, fn(ctx) })
 }
 
-// retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was committed.
+// retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was
+// committed.
 func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
 	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
@@ -241,7 +246,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 	}
 }
 
-// exhausted is the error of the last attempt, with the reason that the server gave for a 40001 in its text, if the error is pgx's.
+// exhausted wraps the error of the last attempt. For a 40001 of pgx, the text includes the reason that the server gave.
 func exhausted(attempts int, err error) error {
 	reason := ""
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
@@ -250,7 +255,7 @@ func exhausted(attempts int, err error) error {
 	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, err, reason)
 }
 
-// pause waits before the next attempt, unless ctx is over before.
+// pause waits before the next attempt. It returns false if ctx ends first.
 func pause(ctx context.Context, attempt int) bool {
 	select {
 	case <-time.After(rand.N(min(firstPause<<min(attempt-1, 10), lastPause))):
@@ -260,7 +265,7 @@ func pause(ctx context.Context, attempt int) bool {
 	}
 }
 
-// over is the error of a context that is over, and its cause if it has another.
+// over is the error of a context that has ended, and its cause if there is another.
 func over(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != ctx.Err() { //nolint:errorlint // they are the same if there is no cause
 		return fmt.Errorf("%w: %w", ctx.Err(), cause)
@@ -268,16 +273,16 @@ func over(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// transaction is one that has begun, or begins with its first statement. Either commit or rollback is called, once, and lets go of
-// its connection.
+// transaction is a transaction that has begun, or begins with its first statement. Either commit or rollback is called,
+// once, and releases the connection.
 type transaction struct {
 	run, commit, rollback func(ctx context.Context) error
 }
 
-// beginner makes a transaction. Before anything in it takes a snapshot, the views of the turn are locked, if there is one.
+// beginner makes a transaction. It locks the views of the turn, if there is one, before anything takes a snapshot.
 type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error)
 
-// inTx runs transactions until one could be serialized.
+// inTx runs a transaction until it could be serialized.
 func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin beginner) error {
 	o := newTxOptions(options)
 	hot, err := o.turns(ctx)
@@ -287,7 +292,7 @@ func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin be
 	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, begin) })
 }
 
-// once runs one transaction, when it is its turn on the hot limits. committing says that its error is that of COMMIT.
+// once runs one transaction, when its turn on the hot limits has come. committing says that the error is COMMIT's.
 func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
 	var t turn
 	if len(hot) > 0 {
@@ -314,23 +319,23 @@ func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, ho
 	if err := tx.run(ctx); err != nil {
 		return false, err
 	}
-	if ctx.Err() != nil { // no driver would send COMMIT, but not every one says so
+	if ctx.Err() != nil { // no driver would send COMMIT, but some return no error
 		return false, fmt.Errorf("ratelimit: commit: %w", over(ctx))
 	}
-	committing = true // which ends the transaction, whatever it returns
+	committing = true // COMMIT ends the transaction, with or without an error
 	if err := tx.commit(ctx); err != nil {
 		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
 	return true, nil
 }
 
-// beginFailed explains the error of a transaction that did not begin, or could not lock what it queues for.
+// beginFailed explains the error of a transaction that did not begin, or could not lock the views of its turn.
 func beginFailed(t turn, err error) error {
 	what := "begin"
 	if len(t) > 0 {
 		what += ", with a turn on " + t.String()
 	}
-	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also for a database that one may not connect to
+	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also if the role may not connect
 	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+
 			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, err)
@@ -338,13 +343,13 @@ func beginFailed(t turn, err error) error {
 	return fmt.Errorf("ratelimit: %s: %w", what, err)
 }
 
-// isNil says whether a handle is nil, or an interface that holds a nil pointer.
+// isNil reports whether a handle is nil, or an interface that holds a nil pointer.
 func isNil(db any) bool {
 	v := reflect.ValueOf(db)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// retryable says whether the whole transaction should be run again. What has been, as often as it may, should not.
+// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not.
 func retryable(err error) bool {
 	state := sqlState(err)
 	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
