@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Jitter spreads what would all happen at the same instant: it returns an instant from at on, and before at + span. The same
-// key gets the same share of the span each time, in every process; the shares of different keys are spread evenly. It
-// is never earlier than at, and it is at itself if span is less than 2 µs.
+// Jitter spreads events that would all happen at the same instant. It returns an instant from at on and before at + span.
+// The same key gets the same share of the span each time, in every process. Different keys are spread evenly. The result is
+// never before at, and is at itself if span is less than 2 µs.
 //
-// Reservations of one fixed window, for example, may all run at the instant at which another begins. Spread over a part of
-// the period, they do not come in one moment, nor later than in the window that their tokens are taken from:
+// Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part of
+// the period, they do not all run at once. They still run in the window from which their tokens are taken:
 //
 //	runAt := ratelimit.Jitter(result.RetryAt, 10*time.Second, userID)
 //
-// The share is h / 2^64, and the delay that share of the span, rounded down to a microsecond, which is what a timestamptz
-// holds; h is the first 64 bits of the SHA-256 of the key, whose parts are joined as those of [Limit.Key]. To have a key take
-// another place for another limit, make the limit's name a part.
+// The delay is span × h / 2^64, rounded down to a microsecond, the resolution of a timestamptz. Here h is the first 64 bits
+// of the SHA-256 of the key, whose parts are joined as by [Limit.Key]. To give a key different delays for different limits,
+// make the limit's name a part of the key.
 func Jitter(at time.Time, span time.Duration, key ...string) time.Time {
 	if span < 0 {
 		return at

@@ -22,7 +22,7 @@ func TestJitterIsTheSameForTheSameKeyAndWithinTheSpan(t *testing.T) {
 		if again := Jitter(at, span, key...); !again.Equal(got) {
 			t.Fatalf("seed %d: key %q: %v, then %v", seed, key, got, again)
 		}
-		// Its share is the same of every span.
+		// A key has the same share of every span.
 		share := got.Sub(at).Seconds() / span.Seconds()
 		if hour := Jitter(at, time.Hour, key...).Sub(at).Hours(); span > time.Second && math.Abs(hour-share) > 2e-6 {
 			t.Fatalf("seed %d: key %q: %v of %v, but %v of an hour", seed, key, share, span, hour)
@@ -37,7 +37,7 @@ func TestJitterIsTheSameForTheSameKeyAndWithinTheSpan(t *testing.T) {
 	if got := Jitter(at, math.MaxInt64, "ann"); got.Before(at) {
 		t.Errorf("the longest span overflows: %v", got)
 	}
-	// In another process, version or language it is the same: the formula is a promise (here by hashlib of Python).
+	// The result is the same in another process, version or language, since the formula is public. These are from Python's hashlib.
 	if got := Jitter(at, time.Hour, "sendMessage", "user|17").Sub(at); got != 32*time.Minute+13*time.Second+612238*time.Microsecond {
 		t.Errorf("the share of this key has changed: %v", got)
 	}
@@ -46,8 +46,8 @@ func TestJitterIsTheSameForTheSameKeyAndWithinTheSpan(t *testing.T) {
 	}
 }
 
-// The keys are those of an application: numbered users. A chi-squared test on 100 equal parts of the span, whose bound is
-// passed by one in a million truly uniform samples; the keys are the same in each run, so it is no matter of luck.
+// The keys are numbered users, as in an application. The chi-squared test is on 100 equal parts of the span. One in a million
+// truly uniform samples exceeds its bound. The keys are the same in each run, so luck plays no part.
 func TestJitterSpreadsKeysEvenly(t *testing.T) {
 	const keys, parts = 100_000, 100
 	at := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)

@@ -12,15 +12,15 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// What an application has, and the examples use: one limiter for the process, and a pool.
+// The examples use these. An application has them too: one limiter for the process, and a pool.
 var (
 	ctx    = context.Background()
 	limits ratelimit.Limiter // the zero value is ready
 	pool   *pgxpool.Pool
 )
 
-// TestMain gives the examples the database that TXLIMIT_DATABASE_URL names, an empty schema but for the limiter's. This
-// module has none: integration_test runs the examples with its own and checks that they ran, and by hand it is
+// TestMain gives the examples the database in TXLIMIT_DATABASE_URL, whose schema has only the limiter's objects. This module has
+// no database: integration_test runs the examples with its own one, and checks that they ran. To run them by hand:
 //
 //	go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql -- go test -v -run Example ./ratelimit
 //

@@ -14,16 +14,17 @@ type Request struct {
 	err     error
 }
 
-// Key makes a request for one token of a key's share of the limit: a user, a team, an address. A key of several parts
-// ("eu", userID) is stored as "eu|userID", with a backslash before each "|" and backslash of the parts, so that no other
-// parts make the same key.
+// Key makes a request for one token of a key's share of the limit. A key is, for example, a user, a team or an address.
+// Several parts ("eu", userID) are stored as "eu|userID", with a backslash before each "|" and backslash of the parts. So
+// different parts never make the same key.
 //
-// No part may be empty: an empty user id must not be everybody's bucket. A limit without keys is asked for with
-// [Limit.Global]. The key is stored in the clear; hash what should not be (an address, an e-mail).
+// A key is valid UTF-8 without NUL, at most 1024 bytes long. No part may be empty: a missing user id must not count for all
+// users together. For a limit without keys, use [Limit.Global]. The key is stored in the clear. Hash keys that should not
+// be readable, such as an address or an e-mail.
 //
 // Keys are compared byte by byte. Make an e-mail address or a name canonical first, as the application compares it, or one
-// user has several keys: Key(strings.ToLower(norm.NFC.String(strings.TrimSpace(email)))), norm being
-// golang.org/x/text/unicode/norm. Better, count by the id of the user that was found.
+// user has several keys: Key(strings.ToLower(norm.NFC.String(strings.TrimSpace(email)))), with norm from
+// golang.org/x/text/unicode/norm. The id of the user that was found is a better key.
 func (l Limit) Key(parts ...string) Request {
 	r := Request{limit: l, tokens: 1, err: l.Validate()}
 	if len(parts) == 0 {
@@ -31,7 +32,7 @@ func (l Limit) Key(parts ...string) Request {
 	}
 	for i, part := range parts {
 		if part == "" && r.err == nil {
-			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty; Global asks for a limit without keys", ErrInvalid, l.name, i+1)
+			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty (for a limit without keys, use Global)", ErrInvalid, l.name, i+1)
 		}
 	}
 	r.key = joinKey(parts)
@@ -48,15 +49,15 @@ func (l Limit) Global() Request {
 	return Request{limit: l, tokens: 1, err: l.Validate()}
 }
 
-// Count sets how many tokens are asked for, a fraction if need be. The default is 1. A [Limiter.Check] of 0 reads the balance, and
-// is never denied. A [Limiter.Consume] of 0 is denied while the limit is in debt.
+// Count sets how many tokens are asked for: 0, or 1e-15 to 1e15, fractions included. The default is 1. A [Limiter.Check] of
+// 0 reads the balance, and is never denied. A [Limiter.Consume] of 0 is denied while the limit is in debt.
 func (r Request) Count(tokens float64) Request {
 	r.tokens = tokens
 	return r
 }
 
-// Reserve lets the request take tokens that are not there yet, down to a balance of -maxReserved. The result's RetryAt
-// then says when they will have been refilled, which is when the work may run.
+// Reserve lets the request take tokens that are not there yet, down to a balance of -maxReserved. The result's RetryAt is
+// the instant at which they will have been refilled, and so at which the work may run.
 func (r Request) Reserve() Request {
 	r.reserve = true
 	return r

@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// splitKey is the inverse of joinKey: that there is one proves that no two keys collide.
+// splitKey is the inverse of joinKey. Since there is an inverse, no two keys collide.
 func splitKey(key string) []string {
 	parts := []string{""}
 	for i := 0; i < len(key); i++ {
@@ -109,7 +109,7 @@ func FuzzRequest(f *testing.F) {
 func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	eighths := func(n int) float64 { return float64(r.IntN(n)) / 8 } // whose sums are exact
+	eighths := func(n int) float64 { return float64(r.IntN(n)) / 8 } // their sums are exact
 	granted, denied, never := 0, 0, 0
 	for n := range 20_000 {
 		maxReserved := math.Inf(1)
@@ -191,7 +191,7 @@ func TestRequestsAreValues(t *testing.T) {
 }
 
 func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
-	limit := TokenBucket("limit", 1, time.Hour) // full, and any debt is allowed
+	limit := TokenBucket("limit", 1, time.Hour) // a full limit, with no bound on debts
 	for i := range 100 {
 		count := float64(i) / 10
 		ds, err := demands(VerbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()})

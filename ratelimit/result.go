@@ -7,70 +7,71 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Result is the answer to one call. All instants are on the clock that decided, the database's unless [Limiter.Clock] is
-// set, in UTC and to the microsecond.
+// Result is the answer to one call. All instants are by the clock that decided, which is the database's unless
+// [Limiter.Clock] is set. They are in UTC, to the microsecond.
 type Result struct {
-	// OK says whether the call was granted. Several requests are granted all together or not at all.
+	// OK reports whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision. A call that had to wait for another transaction that held the row, and was then granted,
-	// has the instant at which it began to wait.
+	// At is the instant of the decision. If the call waited for another transaction that held the row, and was then
+	// granted, it is the instant at which the wait began.
 	At time.Time
 
-	// RetryAt is when the work may run, if the call was granted: at once, or for a reservation when what it owes will have
-	// been refilled. If it was denied, it is the first instant at which the very same call would be granted if nobody else
-	// consumed in between. For several requests it is the latest of theirs. It is never later than the year 9999.
+	// RetryAt of a granted call is when the work may run: at once or, for a reservation, when its tokens will have been
+	// refilled. RetryAt of a denied call is the first instant at which the same call would be granted if nothing else
+	// consumed in between. For several requests, it is the latest RetryAt among them. It is never later than the year 9999.
 	RetryAt time.Time
 
-	// RetryAfter is the time from At to RetryAt, measured on the clock that decided: a timer needs no agreement
-	// on what time it is.
+	// RetryAfter is the time from At to RetryAt, by the clock that decided. A timer set to it works even if the local clock
+	// is wrong.
 	RetryAfter time.Duration
 
-	// Remaining is the least balance of the call's requests, and ResetAt the latest of their resets: those of the one request,
-	// if there is but one. See [Status].
+	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
 	Remaining float64
 	ResetAt   time.Time
 
-	// Requests answers each request of the call, in order.
+	// Requests has the status of each request of the call, in order.
 	Requests []Status
 
-	receipt *receipt // of a refund: what is left
+	receipt *receipt // after a refund: the rest
 }
 
-// Status is the answer to one request, as it stands after the call. Requests of one call for the same limit and key share
+// Status is the answer to one request, as of the end of the call. Requests of one call for the same limit and key share
 // their numbers.
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for
 
-	// Refunded is how many of them a refund gave back: what harms no promise, and no more than fills the limit. Otherwise it is 0.
+	// Refunded is how many tokens a refund gave back: as many as break no promise, and no more than fill the limit.
+	// Otherwise it is 0.
 	Refunded float64
 
-	// OK says whether this request was granted or, in a call that was denied, would have been without the others.
+	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been granted
+	// by itself.
 	OK bool
 
-	// Remaining is the balance in tokens; what reservations and charges owe is below zero. For a sharded limit that
-	// took from one shard it is an estimate: what the shard holds, times the number of shards.
+	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. If a sharded limit took
+	// from one shard, it is an estimate: that shard's balance times the number of shards.
 	Remaining float64
 
-	// ResetAt is when a token bucket will be full if nobody consumes, or when the fixed window's next window begins.
+	// ResetAt is when a token bucket will be full if nothing is consumed, or when a fixed window's next window begins.
 	ResetAt time.Time
 
-	// RetryAt is the same as [Result.RetryAt], for this request alone.
+	// RetryAt is [Result.RetryAt] for this request alone.
 	RetryAt time.Time
 
 	took took
 }
 
-// took is what a receipt has to say of a request that was consumed: what the rows that it took from held afterwards, together, and how
-// many they were. None: nothing was consumed.
+// took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
+// rows. With 0 rows, nothing was consumed.
 type took struct {
 	held float64
 	rows int
 }
 
-// fill works out what the answer to a call means for its requests.
+// fill works out the results of the requests from the answer to the call.
 func (r *Result) fill(c *call, a *answer) {
 	var refunded []float64
 	if c.verb == VerbRefund {
@@ -97,11 +98,11 @@ func (r *Result) fill(c *call, a *answer) {
 	r.Remaining, r.ResetAt = remaining, resetAt.Time()
 }
 
-// waiting is what there is to say of reservations that may forfeit tokens (see forfeits), and were not made: by a check or a denial.
+// waiting is about reservations that may forfeit tokens (see forfeits) and were not made, because of a check or a denial.
 type waiting struct {
-	asked   []algebra.Demand // none: there are no such reservations
-	lefts   []float64        // what each limit would have left
-	retryAt algebra.Micros   // when all of them would be granted; otherwise now
+	asked   []algebra.Demand // empty: there are no such reservations
+	lefts   []float64        // the balance that each limit would have left
+	retryAt algebra.Micros   // when all of them would be granted, or else now
 }
 
 func (c *call) waiting(a *answer) (w waiting) {
@@ -121,7 +122,7 @@ func (c *call) waiting(a *answer) (w waiting) {
 	return w
 }
 
-// status is what the rows of a demand mean for its requests. at is its RetryAt, and reset its ResetAt.
+// status works out the status of a demand's requests from its rows. at is the RetryAt, and reset the ResetAt.
 func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
 	if taken && c.verb == VerbConsume {
@@ -131,7 +132,7 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 		}
 	}
 	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
-	if taken && len(rows) == 1 && c.verb != VerbRefund { // one shard speaks for all
+	if taken && len(rows) == 1 && c.verb != VerbRefund { // estimate all shards from one
 		for len(rows) < shards {
 			rows = append(rows, rows[0])
 		}
@@ -156,7 +157,7 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 		}
 	case !s.OK:
 		at = numbers.When(rows, shards, d.count, d.floor, now)
-	case a.granted && d.count == 0: // by a check, which reads what is owed
+	case a.granted && d.count == 0: // by a check, which reads the debt
 		at = numbers.When(rows, shards, 0, 0, now)
 	case a.granted: // by a check: when the work might run
 		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)

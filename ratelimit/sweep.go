@@ -12,45 +12,20 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Sweep deletes the rows of limits that say nothing, and returns how many: those of keys that have been full for an hour. A
-// missing row means the same, so that no decision changes, and the table holds the keys that are in use instead of all
-// that ever were. Run it every so often, in one process or in all of them:
+// Sweep deletes the rows of keys that have been full for an hour, and returns how many it deleted. A missing row means a
+// full key, so no decision changes. Run it every ten minutes or so, in one process or in all.
 //
-//	for ctx.Err() == nil {
-//		deleted, err := limits.Sweep(ctx, pool, sendMessage, signUps, llmTokens)
-//		slog.Info("swept", "rows", deleted, "error", err)
-//		select {
-//		case <-ctx.Done():
-//		case <-time.After(10 * time.Minute):
-//		}
-//	}
+// db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
+// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, and two limits of one name are [ErrInvalid]
+// too.
 //
-// It looks at all rows of the limits, 1000 at a time in the order of their keys, each thousand in a short READ COMMITTED transaction
-// of its own, and pauses in between for three times as long as a thousand has taken. It never waits for a row that another transaction
-// has locked, nor for another sweep, but leaves the row to the next. A call for a row that is being deleted waits for that
-// transaction; in REPEATABLE READ and SERIALIZABLE that is a conflict (SQLSTATE 40001), as with any other writer. So db must be a connection or a pool, or [SQL]
-// of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it is then. A transaction, which would hold all locks to its end, is an
-// error that matches [ErrInvalid] (but for a *sql.Conn in one, which is not found out), as are wrong limits, none, and two of one name.
+// Sweep reads the limits' rows in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after
+// each. It skips locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE
+// 40001). If ctx ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer.
 //
-// When ctx is over or the database fails, what is deleted stays deleted; it is counted, except for a thousand whose commit was not
-// answered. The next Sweep begins anew.
-//
-// # Whose numbers
-//
-// What a full row is follows from the limits' numbers, which are in the program alone. Rows of a limit that it has no more are
-// never swept: delete them by name. While processes with different numbers of a limit run side by side, sweep it by the largest
-// capacity and the slowest rate of them, or leave it out: a key that is full by a smaller capacity, once its row is deleted,
-// is full by a larger one as well. (The hour makes up for it where it refills the difference, as it does for most limits by the
-// second or minute.) After that, sweep by the new numbers.
-//
-// # What is not exactly the same
-//
-// A clock that steps back by more than an hour comes to instants at which a key whose row was deleted was not full yet. Until it
-// has caught up, such a key may be granted up to its capacity too much, once.
-//
-// A sharded limit whose rows are gone begins as on its first use: what is taken first is taken evenly from all shards, so that all
-// of them are refilled. With its rows, it would have been taken from one, and been refilled more slowly. Neither grants more than
-// the limit without shards.
+// Sweep uses the limits' numbers. While a deployment changes them, sweep by the largest capacity and the slowest rate, or
+// leave the limit out. Rows of a limit that no longer exists in the program stay: delete them by name. See
+// docs/operations.md.
 func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted int64, err error) {
 	if len(limits) == 0 {
 		return 0, fmt.Errorf("%w: no limit to sweep", ErrInvalid)
@@ -61,7 +36,7 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 			return 0, err
 		}
 		if names[limit.name] {
-			return 0, fmt.Errorf("%w: limit %q is to be swept twice in one call", ErrInvalid, limit.name)
+			return 0, fmt.Errorf("%w: limit %q is there twice", ErrInvalid, limit.name)
 		}
 		names[limit.name] = true
 	}
@@ -79,7 +54,7 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	return deleted, nil
 }
 
-// sweep deletes the rows of one limit that say nothing.
+// sweep deletes the rows of one limit that mean the same as no row.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
 		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
@@ -106,7 +81,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		select {
 		case <-ctx.Done():
 			return deleted, ctx.Err()
-		case <-time.After(3 * time.Since(begin)): // others want the processor and the disk, too
+		case <-time.After(3 * time.Since(begin)): // leaves the processor and the disk to other work
 		}
 		if !row.Next.Valid {
 			return deleted, nil
@@ -118,10 +93,10 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 // inReadCommitted runs fn in a READ COMMITTED transaction of its own.
 type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error
 
-// readCommitted is how transactions are run on a DB, if it is not in one already.
+// readCommitted is how transactions are run on a DB that is not in a transaction.
 func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 	if noDatabase(db) {
-		return nil, fmt.Errorf("%w: no database", ErrInvalid)
+		return nil, fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
 	}
 	level := Isolation(pgx.ReadCommitted)
 	if coalescer, ok := coalescerOf(db); ok {
@@ -144,6 +119,6 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			return l.InSQLTx(ctx, beginner, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, SQL(tx)) }, level)
 		}, nil
 	}
-	return nil, fmt.Errorf("%w: a sweep needs a connection or a pool, to make transactions of its own; %T is none, or is in a transaction",
+	return nil, fmt.Errorf("%w: Sweep needs a pool, or a connection that is not in a transaction, for transactions of its own; this is a %T",
 		ErrInvalid, db)
 }
