@@ -13,25 +13,26 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// answer is what the database has decided about the demands of a call.
+// answer is the database's decision about the demands of a call.
 type answer struct {
 	granted bool
 	at      algebra.Micros
-	rows    [][]algebra.Row // of each demand; none: its limit is full
+	rows    [][]algebra.Row // per demand; none: the limit is full
 
-	// Where the rows of a single demand with a single row are, which is most often all there is.
+	// Memory for the most common case: one demand with one row.
 	single [1][]algebra.Row
 	row    [1]algebra.Row
 }
 
-// setRow makes a row the only one.
+// setRow makes row the only row of the answer.
 func (a *answer) setRow(row algebra.Row) {
 	a.row[0] = row
 	a.single[0] = a.row[:]
 	a.rows = a.single[:]
 }
 
-// setRows gives each row to its demand. ord has the demand's place, from 1; without it, there is one row for each demand.
+// setRows assigns rows to their demands. ord has the number of each row's demand, from 1. If ord is nil, each demand has
+// one row. It returns false if the rows do not fit the demands.
 func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 	if ord == nil && len(rows) != demands || ord != nil && len(ord) != len(rows) {
 		return false
@@ -51,10 +52,10 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 	return true
 }
 
-// The queries answer with one value, the function's row by record_send: to have columns of it, the function would have to stand in
-// FROM, which costs the server 6 % more instructions for one limit.
+// Each query answers with one value: the function's row, encoded by record_send. Separate columns would need the function
+// in FROM, which costs the server 6 % more instructions for one limit.
 
-// readOne reads a _ratelimit_decision, the answer about one demand of a limit without shards.
+// readOne reads a _ratelimit_decision: the answer for one demand of a limit without shards.
 func readOne(reply pgx.Row, _ int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -70,7 +71,7 @@ func readOne(reply pgx.Row, _ int) (*answer, error) {
 	return a, nil
 }
 
-// readSeveral reads a _ratelimit_decisions, the answer about any demands.
+// readSeveral reads a _ratelimit_decisions: the answer for any demands.
 func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -102,7 +103,7 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	return a, nil
 }
 
-// readReset reads how many rows are gone, which says nothing about the limits.
+// readReset reads the number of deleted rows. It is not used, since it says nothing about the limits.
 func readReset(reply pgx.Row, _ int) (*answer, error) {
 	var deleted int32
 	if err := reply.Scan(&deleted); err != nil {
@@ -114,10 +115,10 @@ func readReset(reply pgx.Row, _ int) (*answer, error) {
 // denialState is the SQLSTATE of a denial in a batch.
 const denialState = "PT429"
 
-// denialIn is the answer about so many demands that _ratelimit_raise put into an error. Anybody may raise a PT429: what is not to the
-// letter what _ratelimit_raise writes is no denial of ours.
+// denialIn reads the answer that _ratelimit_raise puts into an error. Other SQL may raise PT429 too, so an error that
+// _ratelimit_raise would not write exactly like this is not taken for a denial.
 func denialIn(err error, demands int) (a *answer, ok bool) {
-	if err == nil { // before pgErr is allocated
+	if err == nil { // avoids allocating pgErr
 		return nil, false
 	}
 	var pgErr *pgconn.PgError

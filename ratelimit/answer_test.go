@@ -59,7 +59,7 @@ func (b bytesRow) Scan(dest ...any) error {
 	return nil
 }
 
-// What the server has done is not known if its answer cannot be read, least of all that it was a grant.
+// If an answer cannot be read, the outcome is unknown. Above all, it is not a grant.
 func TestAnAnswerThatCannotBeReadIsUnknown(t *testing.T) {
 	granted := []byte{0, 0, 0, 16, 0, 0, 0, 1, 1} // a boolean: type, length, value
 	for name, answer := range map[string][]byte{

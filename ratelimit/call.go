@@ -8,13 +8,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// call is one use of a verb, as newCall has validated it.
+// call is one use of a verb, validated by newCall.
 type call struct {
 	verb     Verb
 	requests []Request
 	demands  []demand
-	receipt  *receipt           // of a refund
-	now      pgtype.Timestamptz // NULL: by the database's clock
+	receipt  *receipt           // for a refund
+	now      pgtype.Timestamptz // NULL: the database's clock
 }
 
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
@@ -38,13 +38,14 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err
 	return c, err
 }
 
-// takes says whether the call takes tokens.
+// takes reports whether the call takes tokens.
 func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
 
-// goesAlone says whether a Coalescer decides the call by a statement of its own.
+// goesAlone reports whether a Coalescer sends the call as a statement of its own.
 func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
 
-// timestamp checks an instant that the caller gave. The grids of fixed windows begin in the first 292 years.
+// timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
+// within 292 years of the year 1.
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	t = t.UTC()
 	if t.Year() < 1000 || t.Year() > 9999 {
@@ -53,14 +54,14 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// decide has the database decide the call by a statement of its own, or on a Coalescer together with others.
+// decide has the database decide the call: by a statement of its own or, on a Coalescer, together with other calls.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
 	var err error
 	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		writes := c.takes() || c.verb == VerbRefund // Reset does, too, but can be called again
+		writes := c.takes() || c.verb == VerbRefund // Reset writes too, but can safely be repeated
 		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
@@ -75,7 +76,7 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 	return err
 }
 
-// fill fills in the result from the answer to the call's statement.
+// fill fills in the result from the statement's answer.
 func (c *call) fill(result *Result, a *answer) {
 	if c.verb == VerbReset {
 		result.OK = true
@@ -87,10 +88,10 @@ func (c *call) fill(result *Result, a *answer) {
 	}
 }
 
-// conclude is what the caller gets.
+// conclude makes the result and the error for the caller.
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
-	case err != nil: // perhaps after an answer, at COMMIT
+	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.requests), explain(string(c.verb), err)
 	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
@@ -98,7 +99,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	return result, nil
 }
 
-// unanswered is the result of a call about which nothing is known.
+// unanswered is the result of a call that has no answer.
 func unanswered(requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
@@ -107,7 +108,7 @@ func unanswered(requests []Request) Result {
 	return result
 }
 
-// explain says what the library did when the database failed.
+// explain adds the failed operation to a database error and, for a missing function, a hint.
 func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)

@@ -10,33 +10,33 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// demand is what a call asks of one limit and key: the sum of all its requests for them.
+// demand is the sum of a call's requests for one limit and key.
 type demand struct {
 	limit    Limit
 	key      string
 	count    float64
 	floor    float64 // the lowest balance that may be left
-	need     float64 // the least balance that is enough: count + floor, summed up without rounding floor
-	reserve  bool    // it may wait
+	need     float64 // the lowest balance that is enough: count + floor, summed up without rounding floor
+	reserve  bool    // the work may wait for its tokens
 	requests []int
 }
 
 func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
-// demands validates the requests and adds up those for the same limit and key, sorted in the order in which the database
-// locks.
+// demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
+// the database locks.
 func demands(v Verb, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
-		return nil, fmt.Errorf("%w: no request", ErrInvalid)
+		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
 	}
 	ds := make([]demand, 0, len(requests))
-	var index map[[2]string]int // of several
+	var index map[[2]string]int // nil for a single request
 	if len(requests) > 1 {
 		index = make(map[[2]string]int, len(requests))
 	}
 	for i, r := range requests {
 		if r.err == nil {
-			r.err = r.limit.Validate() // the zero Request
+			r.err = r.limit.Validate() // for the zero Request
 		}
 		if r.err != nil {
 			return nil, r.err
@@ -57,8 +57,8 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		if d.limit != r.limit {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
-		// Requests for one key are granted one after another: each may leave no less than its own floor, and those
-		// after it leave less than it did.
+		// Requests for one key are granted one after another. Each must leave its own floor, and each later one leaves less
+		// than the one before.
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
@@ -81,7 +81,7 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 	return ds, nil
 }
 
-// validate refuses a sum that can never be granted.
+// validate refuses a count that can never be granted.
 func (d *demand) validate(v Verb) error {
 	if d.count > algebra.MaxTokens && v != VerbReset {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
@@ -90,7 +90,7 @@ func (d *demand) validate(v Verb) error {
 		return nil
 	}
 	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-		if d.need <= d.limit.numbers.Capacity { // it is enough but for rounding
+		if d.need <= d.limit.numbers.Capacity { // too much only by rounding
 			d.floor = left
 			return nil
 		}
@@ -100,10 +100,10 @@ func (d *demand) validate(v Verb) error {
 	return nil
 }
 
-// floor is the lowest balance that the request alone may leave.
+// floor is the lowest balance that the request by itself may leave.
 func (r Request) floor(v Verb) float64 {
 	switch {
-	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which asks what the balance is, be it a debt
+	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which reads the balance, even a debt
 		return math.Inf(-1)
 	case r.reserve:
 		return -r.limit.maxReserved
@@ -112,13 +112,13 @@ func (r Request) floor(v Verb) float64 {
 	}
 }
 
-// forfeits says whether what is granted may forfeit tokens while its work waits (see algebra.Reserve): a reservation of a fixed window,
-// and any reservation of several limits, which wait for one another. One of a token bucket alone never does.
+// forfeits reports whether a grant may forfeit tokens while its work waits (see algebra.Reserve). Only two kinds can: a
+// reservation of a fixed window, and a reservation in a call for several limits, which wait for each other.
 func forfeits(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }
 
-// sharded says whether any of the limits is.
+// sharded reports whether any of the limits has shards.
 func sharded(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
 }

@@ -7,28 +7,26 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// A query is sent in one of two forms. The native one is sqlc's, whose arguments and columns pgx sends in Postgres' binary
-// format. Where that is not to be had, in pgx's query modes exec and simple_protocol and with database/sql, it is the portable
-// one, which depends on no driver, and on no setting of the session (DateStyle, TimeZone, extra_float_digits, bytea_output):
-// arguments go as Postgres' own text, to which the casts in the queries give their types, and the row comes back in the
-// binary format, in hex, as the one column of the answer.
+// A query is sent in one of two forms. The native form is sqlc's, in pgx's binary format. The portable form, for
+// database/sql and pgx's modes exec and simple_protocol, depends on no driver or session setting (DateStyle, TimeZone,
+// extra_float_digits, bytea_output): text arguments, which the query casts, and a record in hex.
 
-// portable is the portable form of a query, which has to be one that can stand in FROM.
+// portable is the portable form of a query that can stand in FROM.
 func portable(sql string, args []any) (string, []any, error) {
 	args, err := texts(args)
 	return "SELECT encode(record_send(q), 'hex') FROM (" + sql + ") AS q", args, err
 }
 
-// types know Postgres' formats. One must not be used by two at once.
+// types knows Postgres' formats. A Map must not be used by two goroutines at once.
 var types = sync.Pool{New: func() any { return pgtype.NewMap() }}
 
-// texts is the arguments of a query as strings in Postgres' own format, or nil.
+// texts returns the arguments of a query as strings in Postgres' own format. NULL is nil.
 func texts(args []any) ([]any, error) {
 	m := types.Get().(*pgtype.Map)
 	defer types.Put(m)
 	all := make([]any, len(args))
 	for i, arg := range args {
-		text, err := m.Encode(0, pgtype.TextFormatCode, arg, []byte{}) // not nil, which is NULL
+		text, err := m.Encode(0, pgtype.TextFormatCode, arg, []byte{}) // not nil, so that only NULL is nil
 		if err != nil {
 			return nil, fmt.Errorf("argument %d: %w", i+1, err)
 		}

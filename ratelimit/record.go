@@ -9,18 +9,18 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// record reads a decision as record_send writes it: the number of its columns, and for each the type, the length and the value in
-// Postgres' binary format. If something is not as it was asked for, it has failed, and what is read is nothing. (scanRecord reads any
-// row, by pgtype, but in 5 allocations for one limit and 23 for three.)
+// record reads a decision as record_send writes it: the number of columns, and each column's type, length and value in
+// Postgres' binary format. Unexpected data sets failed, and makes the values meaningless. (scanRecord reads any row by
+// pgtype, but needs 5 allocations for one limit and 23 for three.)
 type record struct {
 	rest   []byte
 	failed bool
 }
 
-// errRecord: what cannot be read may have been committed. Here it is not known on what it was asked.
+// errRecord is for an answer that cannot be read. The call may have been committed: the handle is not known here.
 var errRecord = fmt.Errorf("%w: the database's answer cannot be read", ErrUnknownOutcome)
 
-// ended says whether all has been read, and nothing else was there.
+// ended reports whether everything was read, without failure.
 func (r *record) ended() bool { return !r.failed && len(r.rest) == 0 }
 
 func (r *record) bytes(n uint64) []byte {
@@ -33,7 +33,7 @@ func (r *record) bytes(n uint64) []byte {
 	return b
 }
 
-// uint is a number of so many bytes.
+// uint reads a number of size bytes.
 func (r *record) uint(size uint64) (v uint64) {
 	for _, b := range r.bytes(size) {
 		v = v<<8 | uint64(b)
@@ -41,14 +41,14 @@ func (r *record) uint(size uint64) (v uint64) {
 	return v
 }
 
-// expect fails unless that number, of 4 bytes, is next.
+// expect fails unless the next number, of 4 bytes, is v.
 func (r *record) expect(v uint64) {
 	if r.uint(4) != v {
 		r.failed = true
 	}
 }
 
-// value is one of so many bytes, with its length before it. That of a NULL is -1.
+// value reads a value of size bytes, after its length. The length of a NULL is -1.
 func (r *record) value(size uint64) uint64 {
 	r.expect(size)
 	return r.uint(size)
@@ -65,8 +65,8 @@ func (r *record) float() float64 { return math.Float64frombits(r.column(pgtype.F
 
 func (r *record) instant() algebra.Micros { return sinceY2K(r.column(pgtype.TimestamptzOID, 8)) }
 
-// sinceY2K is a timestamptz: microseconds since 2000. An infinite one, which can only have been written by hand, is the first or the
-// last there is.
+// sinceY2K converts a timestamptz, which is in microseconds since 2000. An infinite one, which only a hand-written row can
+// have, becomes the first or the last instant.
 func sinceY2K(v uint64) algebra.Micros {
 	switch v {
 	case math.MaxInt64:
@@ -77,7 +77,7 @@ func sinceY2K(v uint64) algebra.Micros {
 	return algebra.Micros(v) + 946_684_800_000_000
 }
 
-// array is an array of values of so many bytes; nil for NULL.
+// array reads an array of values of size bytes; nil for NULL.
 func (r *record) array(oid, element, size uint64) []uint64 {
 	r.expect(oid)
 	length := r.uint(4)
@@ -86,7 +86,7 @@ func (r *record) array(oid, element, size uint64) []uint64 {
 	}
 	a := record{rest: r.bytes(length)}
 	dimensions := a.uint(4)
-	a.uint(4) // whether there are NULLs, which value refuses
+	a.uint(4) // the flag for NULLs, which value refuses
 	a.expect(element)
 	all := []uint64{}
 	if dimensions == 1 {
@@ -97,6 +97,6 @@ func (r *record) array(oid, element, size uint64) []uint64 {
 			all = append(all, a.value(size))
 		}
 	}
-	r.failed = r.failed || !a.ended() // as where there are more dimensions
+	r.failed = r.failed || !a.ended() // also for several dimensions
 	return all
 }

@@ -34,7 +34,7 @@ func written(t *testing.T, oids []uint32, values ...any) []byte {
 	return record
 }
 
-// What pgtype writes is read as it was; and if anything is cut off, or added, it is not read at all.
+// A record written by pgtype is read unchanged. A record that was cut or extended is not read at all.
 func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -67,7 +67,7 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 		rows, values, ts := []algebra.Row{}, []float64{}, []time.Time{}
 		for range r.IntN(4) {
 			row := algebra.Row{Value: math.Float64frombits(r.Uint64()), TS: instant()}
-			if math.IsNaN(row.Value) { // which is not itself
+			if math.IsNaN(row.Value) { // NaN is not equal to itself
 				row.Value = math.Inf(-1)
 			}
 			rows, values, ts = append(rows, row), append(values, row.Value), append(ts, row.TS.Time())
@@ -92,7 +92,7 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 	}
 }
 
-// A NULL would be an empty limit, of long ago; no rows, a full one.
+// A NULL would be read as an empty limit of long ago, and missing rows as a full limit.
 func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 	t.Parallel()
 	now, null := time.Now(), pgtype.Timestamptz{}
@@ -121,7 +121,7 @@ func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 	}
 }
 
-// What somebody wrote by hand. Time goes from the one, and never reaches the other.
+// Infinite instants are only written by hand. Refills count from -infinity on, and never reach +infinity.
 func TestInfiniteInstantsAreTheFirstAndTheLast(t *testing.T) {
 	t.Parallel()
 	for infinity, want := range map[pgtype.InfinityModifier]algebra.Micros{pgtype.Infinity: algebra.Max, pgtype.NegativeInfinity: algebra.Min} {

@@ -12,16 +12,16 @@ import (
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
-// statement is what a call asks of the database: one of the queries in queries/ratelimit.sql, its arguments in their order there, and
-// how its answer is read. It is run on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
+// statement is the SQL of a call: one of the queries in queries/ratelimit.sql, its arguments in their order there, and the
+// function that reads the answer. It is sent on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
 type statement struct {
 	sql     string
 	args    []any // the first place is free: see replyTo
-	demands int   // how many it is about
+	demands int   // number of demands
 	read    func(reply pgx.Row, demands int) (*answer, error)
 }
 
-// statement is the shortest one that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
+// statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	takes, now := c.takes(), nullable(c.now)
 	switch {
@@ -41,10 +41,10 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	return c.apply(ctx, now, orRaise)
 }
 
-// arguments leaves the first place free.
+// arguments leaves the first place free, for replyTo.
 func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
 
-// isConsume says whether a query is that of a statement of Consume.
+// isConsume reports whether a query is a statement of Consume.
 func isConsume(sql string) bool {
 	switch sql {
 	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply:
@@ -75,7 +75,7 @@ func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool)
 	)}
 }
 
-// consumeSeveral takes all of the demands or nothing, of limits without shards.
+// consumeSeveral takes all demands or none, of limits without shards.
 func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 	c := columnsOf(ds)
 	return statement{sql: dbsqlc.ConsumeSeveral, demands: len(ds), read: readSeveral, args: arguments(
@@ -85,11 +85,11 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 	)}
 }
 
-// apply takes any demands, all or nothing, or says whether it would.
+// apply takes any demands, all or none, or reports whether it would.
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
 	op := c.verb
 	if op == VerbCharge {
-		op = VerbConsume // without a floor
+		op = VerbConsume // a charge is a consume without a floor
 	}
 	n := len(c.demands)
 	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
@@ -107,7 +107,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	)}
 }
 
-// refund gives the demands back. The answer is the rows as they were before: what came back is worked out from them.
+// refund gives the demands back. The answer is the rows as they were before: the refunded tokens are worked out from them.
 func refund(r *receipt, ds []demand, now *time.Time) statement {
 	c := columnsOf(ds)
 	taken, held, parts := make([]float64, len(ds)), make([]float64, len(ds)), make([]float64, len(ds))
@@ -131,7 +131,7 @@ func reset(ds []demand) statement {
 	return statement{sql: dbsqlc.Reset, demands: len(ds), read: readReset, args: arguments(names, keys)}
 }
 
-// columns are demands as arrays, in the order of the demands, which is that of the locks.
+// columns are demands as arrays, in the order of the demands, which is the order of the locks.
 type columns struct {
 	names, keys []string
 	rates       []float64
@@ -158,7 +158,7 @@ func columnsOf(ds []demand) columns {
 	return c
 }
 
-// pick chooses two shards to take from: the one that the transaction has queued for, or any two.
+// pick chooses two shards to take from: twice the shard that the transaction has queued for, or any two.
 func pick(ctx context.Context, d demand) (a, b int32) {
 	if shard, ok := hotShard(ctx, d.limit, d.key); ok {
 		return int32(shard), int32(shard)
@@ -175,8 +175,8 @@ func start(numbers algebra.Limit) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: true}
 }
 
-// nullable is an instant as an argument; nil is NULL. As an any, a nil pointer allocates nothing; a pgtype.Timestamptz does, NULL or
-// not. (at is a copy so that t itself stays off the heap.)
+// nullable is an instant as an argument; nil is NULL. In an any, a nil pointer allocates nothing; a pgtype.Timestamptz
+// always does. (at is a copy, so that t stays off the heap.)
 func nullable(t pgtype.Timestamptz) *time.Time {
 	if !t.Valid {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
-// asked is a database that keeps what sqlc's code asks it.
+// asked is a database that records the queries of sqlc's code.
 type asked struct {
 	dbsqlc.DBTX
 	sql  string
@@ -28,7 +28,7 @@ func (a *asked) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
 
 func (a *asked) Scan(...any) error { return errors.New("asked") }
 
-// The arguments of a statement have no names: sqlc's code, which has them, must send the same.
+// The arguments of a statement have no names. sqlc's code, in which they have names, must send the same arguments.
 func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	t.Parallel()
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 3, 1 })

@@ -11,7 +11,7 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// wire is a DB as it is sent statements, in the form that its connection calls for.
+// wire sends statements to a DB, in the form that its connection needs.
 type wire struct {
 	db      DB
 	commits bool // a statement is a transaction of its own, and writes
@@ -22,7 +22,7 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	return s.read(w.send(ctx, s.sql, s.args), s.demands)
 }
 
-// send sends a query, with the first place of its arguments free.
+// send sends a query. The first place of its arguments is free.
 func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
 	r := replyTo(args, w.commits)
 	if late, ok := w.db.(*lateTx); ok {
@@ -33,26 +33,26 @@ func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
 	return r
 }
 
-// queries are sqlc's, for what is no statement of a call.
+// queries are sqlc's, for SQL that is not the statement of a call.
 func (w wire) queries() *dbsqlc.Queries { return dbsqlc.New(w) }
 
-// QueryRow is what sqlc's code asks.
+// QueryRow is called by sqlc's code.
 func (w wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return w.send(ctx, sql, arguments(args...))
 }
 
-// Exec and Query are only there because sqlc's interface has them: every query of this package answers one row.
+// Exec and Query are only there because sqlc's interface has them: every query of this package returns one row.
 func (w wire) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, errors.ErrUnsupported
 }
 
-// Query is Exec's like.
+// Query is like Exec.
 func (w wire) Query(context.Context, string, ...any) (pgx.Rows, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// reply is the row of an answer. It is also the first of the arguments, where pgx looks for a pgx.QueryRewriter: by that alone pgx
-// says on which connection, and so in which query mode, the row will be.
+// reply is the row of an answer. It is also the first argument, where pgx looks for a pgx.QueryRewriter: that is the only
+// way to learn the connection, and so the query mode, in which pgx sends the query.
 type reply struct {
 	row      pgx.Row
 	portable bool
@@ -60,14 +60,14 @@ type reply struct {
 	sent     bool // there was a connection to send it on
 }
 
-// replyTo is the reply to a query with these arguments, whose first place is free.
+// replyTo is the reply to a query with these arguments. It takes their first place, which is free.
 func replyTo(args []any, commits bool) *reply {
 	r := &reply{commits: commits}
 	args[0] = r
 	return r
 }
 
-// RewriteQuery chooses the form. Without a conn, which is one of pgx, it is the portable one.
+// RewriteQuery chooses the form. Without a connection of pgx, it is the portable one.
 func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
 	r.sent = conn == nil || !conn.IsClosed()
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
@@ -99,8 +99,8 @@ func (r *reply) scan(dest []any) error {
 	return scanRecord(record, dest...)
 }
 
-// inBinary says whether a connection's query mode has answers in the binary format. It notes that down at the connection,
-// since the only way to ask is to have all of the configuration copied.
+// inBinary reports whether a connection's query mode has binary answers. It notes the result on the connection, since
+// asking pgx copies the whole configuration.
 func inBinary(conn *pgx.Conn) bool {
 	const key = "txlimit: binary"
 	notes := conn.PgConn().CustomData()
