@@ -623,7 +623,7 @@ func TestHTTPRequestsAreRefusedWithAStatusOfTheCallersChoice(t *testing.T) {
 	if problem := s.problem(got); got.Status != 401 || problem["title"] != "Unauthorized" || problem["detail"] != "The header field X-Api-Key is missing." {
 		t.Errorf("no key: %+v", got)
 	}
-	if got := s.get("/", "X-API-Key", "one", "X-API-Key", "another"); got.Status != 400 || s.problem(got)["detail"] != "The header field X-Api-Key is there more than once." {
+	if got := s.get("/", "X-API-Key", "one", "X-API-Key", "another"); got.Status != 400 || s.problem(got)["detail"] != "The header field X-Api-Key occurs more than once, with different values." {
 		t.Errorf("two keys: %+v", got)
 	}
 	if got := s.get("/gone"); got.Status != 410 || s.problem(got)["detail"] != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// credential is a header field's value in one spelling. It is empty if there is no credential.
+// credential is a header field's value in one canonical spelling. It is empty if there is no credential.
 func credential(field, value string) string {
 	value = strings.Trim(value, " \t")
 	if field != "Authorization" && field != "Proxy-Authorization" {
@@ -26,7 +26,7 @@ func credential(field, value string) string {
 	return scheme + " " + rest
 }
 
-// standardBase64 is for decoders that take the URL-safe alphabet for the standard one.
+// standardBase64 maps the URL-safe alphabet to the standard one, as some decoders do.
 var standardBase64 = strings.NewReplacer("-", "+", "_", "/")
 
 // sameBase64 is base64 in one spelling: decoders ignore missing padding and the last bits of the last character.
@@ -38,7 +38,7 @@ func sameBase64(s string) string {
 	return base64.StdEncoding.EncodeToString(decoded)
 }
 
-// authParams is the parameters of credentials in one spelling. ok is false if s is no list of parameters, but one text (token68).
+// authParams is the parameters of credentials in one spelling. ok is false if s is a single text (token68), not a list.
 func authParams(scheme, s string) (params string, ok bool) {
 	if !strings.Contains(strings.TrimRight(s, "="), "=") {
 		return "", false
@@ -57,7 +57,7 @@ func authParams(scheme, s string) (params string, ok bool) {
 		if s = strings.TrimLeft(s, " \t"); s != "" && s[0] != ',' {
 			return "", false
 		}
-		if scheme != "digest" || name == "username" || name == "username*" || name == "realm" { // the rest is new in each request
+		if scheme != "digest" || name == "username" || name == "username*" || name == "realm" { // the other parameters change with each request
 			list = append(list, name+"="+quoted(value))
 		}
 	}
@@ -65,7 +65,7 @@ func authParams(scheme, s string) (params string, ok bool) {
 	return strings.Join(list, ", "), true
 }
 
-// authValue cuts a parameter's value, quoted or not, off what follows.
+// authValue cuts a parameter's value, quoted or not, off the text after it.
 func authValue(s string) (value, rest string, ok bool) {
 	if !strings.HasPrefix(s, `"`) {
 		end := strings.IndexAny(s, ", \t\"")

@@ -26,7 +26,7 @@ var (
 	failedLogins = ratelimit.FixedWindow("failedLogins", 5, 15*time.Minute)
 )
 
-// The limit by the user's plan, and one for the whole site; both or none.
+// One limit depends on the user's plan, and one is for the whole site. A request takes from both or from none.
 func ExampleMiddleware() {
 	limit := httplimit.Middleware{
 		Limiter: &limits,
@@ -35,7 +35,7 @@ func ExampleMiddleware() {
 			if r.URL.Path == "/health" {
 				return nil, httplimit.ErrNotLimited
 			}
-			user, plan, ok := r.BasicAuth() // whoever the application finds it to be
+			user, plan, ok := r.BasicAuth() // the user that the application finds
 			if !ok {
 				return nil, &httplimit.StatusError{Status: http.StatusUnauthorized}
 			}
@@ -45,7 +45,7 @@ func ExampleMiddleware() {
 	_ = http.ListenAndServe(":8080", limit.Handler(&mux))
 }
 
-// Five failed logins for an account and, against those who try many accounts, from an address behind one proxy.
+// This allows five failed logins for an account. It also limits each address behind one proxy, against clients that try many accounts.
 func ExampleMiddleware_failed() {
 	clients := httplimit.ClientIP{TrustedProxies: 1}
 	logins := httplimit.Middleware{

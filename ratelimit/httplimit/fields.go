@@ -16,7 +16,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// All names of draft-ietf-httpapi-ratelimit-headers-10, which is still moving.
+// All names of draft-ietf-httpapi-ratelimit-headers-10 are here, since the draft still changes.
 const (
 	fieldPolicy = "RateLimit-Policy"
 	fieldLimit  = "RateLimit"
@@ -31,7 +31,7 @@ const (
 	quotaExceededTitle = "Request cannot be satisfied as assigned quota has been exceeded"
 )
 
-// The fields of before: of the draft's versions up to 06, and those with "X-" that it began from.
+// Older fields: of the draft up to version 06, and of the "X-" convention before it.
 const (
 	legacyLimit     = "RateLimit-Limit"
 	legacyRemaining = "RateLimit-Remaining"
@@ -39,8 +39,8 @@ const (
 	legacyPrefix    = "X-"
 )
 
-// setFields tells of each limit that was asked: the policy always, what is left if it is known. They are added to what is
-// there: fields of several lines are one list, and middleware may be nested.
+// setFields adds the policy of each limit that was asked and, if known, its remaining tokens. It adds to existing fields:
+// several lines are one list, and middleware may be nested.
 func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	var policies, limits []string
 	for _, s := range result.Requests {
@@ -60,7 +60,7 @@ func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	}
 }
 
-// add adds a list, in which requests for the same limit and key are one item.
+// add adds a list to a header field. Requests for the same limit and key are one item.
 func add(header http.Header, name string, items []string) {
 	var list []string
 	for _, item := range items {
@@ -82,13 +82,13 @@ func policyItem(limit ratelimit.Limit) string {
 	return item
 }
 
-// window is how many seconds the capacity takes to refill, rounded up, so that q per w is no more than the limit grants. ok is
-// false if that is under a second, or too long for an Integer.
+// window is the number of seconds in which the capacity refills. It is rounded up, so that q per w is at most the limit's
+// rate. The result is not ok if it is under a second, or too long for an Integer.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
 	periods := limit.Capacity() / c.Rate
 	if c.Kind == ratelimit.KindFixedWindow {
-		periods = max(periods, 1) // it refills at the next window, and not before
+		periods = max(periods, 1) // it refills at the next window, not before
 	}
 	micros := math.Round(periods * float64(time.Duration(c.Period).Microseconds())) // a quotient of doubles is not exact: 50/3
 	seconds := math.Ceil(micros / 1e6)
@@ -104,7 +104,7 @@ func limitItem(result ratelimit.Result, s ratelimit.Status) string {
 	return item
 }
 
-// reset is the time until there is more for a request. In a denial, those that were not denied do not say.
+// reset is the time until a request has more tokens. In a denial, requests that were not denied have no reset.
 func reset(result ratelimit.Result, s ratelimit.Status) (t time.Duration, ok bool) {
 	if !s.OK {
 		return s.RetryAt.Sub(result.At), true
@@ -118,11 +118,11 @@ func (m Middleware) partition(s ratelimit.Status) string {
 		return ""
 	}
 	mac := hmac.New(sha256.New, m.PartitionSecret)
-	mac.Write([]byte(s.Limit.Name() + "\x00" + s.Key)) // a name has no NUL
+	mac.Write([]byte(s.Limit.Name() + "\x00" + s.Key)) // names contain no NUL
 	return fmt.Sprintf(";%s=:%s:", paramPartition, base64.StdEncoding.EncodeToString(mac.Sum(nil)[:12]))
 }
 
-// setLegacyFields tells of the one limit that matters most.
+// setLegacyFields describes the most restrictive limit.
 func setLegacyFields(header http.Header, result ratelimit.Result) {
 	tightest := slices.MinFunc(result.Requests, func(a, b ratelimit.Status) int {
 		if c := b.RetryAt.Compare(a.RetryAt); c != 0 && !result.OK {
@@ -149,7 +149,7 @@ func (m Middleware) retryAfter(r *http.Request, result ratelimit.Result) string 
 				keys = append(keys, s.Key)
 			}
 		}
-		if len(keys) == 0 { // everybody is denied alike: it is them that are to be spread
+		if len(keys) == 0 { // all clients are denied alike: spread them by address
 			keys = append(keys, ClientIP{}.Key(r))
 		}
 		span := float64(result.RetryAfter) * min(m.Jitter, 0.5)
@@ -161,12 +161,12 @@ func (m Middleware) retryAfter(r *http.Request, result ratelimit.Result) string 
 // maxInteger is the largest Integer of RFC 9651.
 const maxInteger = 999_999_999_999_999
 
-// tokens is a number of tokens as an Integer: rounded down, and none of what is owed.
+// tokens is a number of tokens as an Integer: rounded down, and 0 for a debt.
 func tokens(value float64) int64 {
 	return int64(math.Floor(min(max(value, 0), maxInteger)))
 }
 
-// seconds is a duration in whole seconds, rounded up, none of them negative.
+// seconds is a duration in whole seconds, rounded up, at least 0.
 func seconds(d time.Duration) int64 {
 	whole := int64(d / time.Second)
 	if d%time.Second > 0 {
@@ -175,7 +175,7 @@ func seconds(d time.Duration) int64 {
 	return max(whole, 0)
 }
 
-// wireName is a limit's name in printable ASCII: all other bytes, and "%", are percent-encoded.
+// wireName is a limit's name in printable ASCII. All other bytes, and "%", are percent-encoded.
 func wireName(limit ratelimit.Limit) string {
 	var b strings.Builder
 	for _, c := range []byte(limit.Name()) {
@@ -188,7 +188,7 @@ func wireName(limit ratelimit.Limit) string {
 	return b.String()
 }
 
-// escape escapes what RFC 9651 has escaped in a String. (To make one for each field was most of what a request allocated.)
+// escape escapes a String as RFC 9651 requires. (A new one for each field was most of a request's allocations.)
 var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 // quoted is printable ASCII as a String of RFC 9651.

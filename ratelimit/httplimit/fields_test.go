@@ -113,10 +113,10 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// q per w is the rate that the limit grants in the long run, or less by what rounding q down and w up takes off.
+// q per w is the rate that the limit grants in the long run, minus the rounding of q (down) and w (up).
 func TestThePolicyStatesTheLimitsRate(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	tokens := func(least, most float64) float64 { // of any magnitude, and whole ones as often
+	tokens := func(least, most float64) float64 { // of any magnitude, half of them whole
 		n := math.Pow(10, least+r.Float64()*(most-least))
 		if whole := math.Round(n); whole > 0 && r.IntN(2) == 0 {
 			return whole
@@ -147,7 +147,7 @@ func TestThePolicyStatesTheLimitsRate(t *testing.T) {
 		if m == nil {
 			t.Fatalf("%v: %s", limit, policyItem(limit))
 		}
-		const slack = 1e-6 // of half a microsecond in a second
+		const slack = 1e-6 // half a microsecond in a second
 		if m[2] == "" {
 			silent++
 			if exact := limit.Capacity() / granted; exact >= 1+slack && exact <= maxInteger {
@@ -263,7 +263,7 @@ func TestJitteredRetryAfterSpreadsKeysAndIsTheSameForTheSame(t *testing.T) {
 			if again := atoi(t, m.retryAfter(httptest.NewRequest(http.MethodPut, "/other", nil), result)); again != seconds {
 				t.Fatalf("%d, then %d", seconds, again)
 			}
-			// A limit without keys denies everybody: by whom they are, then.
+			// A limit without keys denies all clients alike: the part depends on the client.
 			crowd := httptest.NewRequest(http.MethodGet, "/", nil)
 			crowd.RemoteAddr = fmt.Sprintf("10.0.%d.%d:4711", i/256, i%256)
 			seen["by address"][atoi(t, m.retryAfter(crowd, answered(false, denial(site, "", 0, time.Minute, 100*time.Second))))]++
@@ -292,13 +292,13 @@ func atoi(t *testing.T, s string) int {
 	return n
 }
 
-// The grammar of RFC 9651, for what we send; package integration_test has it parsed by a library.
+// The part of RFC 9651's grammar that the fields use. Package integration_test parses them with a library.
 var (
 	policyList = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";q=(\d{1,15})(;w=[1-9]\d{0,14})?;pk=:[A-Za-z0-9+/]+=*:$`)
 	limitList  = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";r=(\d{1,15})(;t=\d{1,15})?;pk=:[A-Za-z0-9+/]+=*:$`)
 )
 
-// Whatever a limit is called and whatever it holds, the fields are a list of one item whose name can be read back.
+// For every name and balance of a limit, the fields are a list of one item whose name can be read back.
 func FuzzFields(f *testing.F) {
 	f.Add("burst", "ann", 100.0, 60.0, 50.0, int64(3e10), int64(0))
 	f.Add("a\r\nX: y", "\x00", 1e15, 1e-6, -1e15, int64(math.MaxInt64), int64(math.MinInt64))

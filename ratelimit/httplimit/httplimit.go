@@ -1,5 +1,6 @@
-// Package httplimit is HTTP middleware for the limits of package ratelimit. It asks before the handler runs, answers those
-// who are denied, and tells every client where it stands, in the header fields of draft-ietf-httpapi-ratelimit-headers-10.
+// Package httplimit is HTTP middleware for the limits of package ratelimit. It asks the limits before the handler runs and
+// refuses denied requests. It tells every client its limits, in the header fields of
+// draft-ietf-httpapi-ratelimit-headers-10.
 //
 //	limit := httplimit.Middleware{
 //		Limiter: &limits,
@@ -11,19 +12,22 @@
 //	}
 //	http.ListenAndServe(":8080", limit.Handler(mux)) // or router.Use(limit.Handler)
 //
-// # What the header fields say
+// # Header fields
 //
-// RateLimit-Policy has an item for each limit that was asked. q is its capacity, the most tokens that can be had at once, rounded
-// down. w is how many seconds the capacity takes to refill, rounded up: 60 for 100 a minute, and 6 for 3600 an hour with a
-// [ratelimit.Capacity] of 6. So q per w is the limit's rate, and never more. A [ratelimit.FixedWindow] whose capacity is less than
-// its rate grants no more than its capacity in each window: w is its period. Under a second, w is left out.
+// RateLimit-Policy has an item for each limit that was asked. q is the limit's capacity, rounded down: the most tokens that
+// can be had at once. w is the number of seconds in which the capacity refills, rounded up. It is 60 for 100 a minute, and
+// 6 for 3600 an hour with a [ratelimit.Capacity] of 6. So q per w is the limit's rate, and never more. For a
+// [ratelimit.FixedWindow] whose capacity is below its rate, w is the period, since each window grants only the capacity. If
+// w is under a second, it is left out.
 //
-// RateLimit says what is left: r tokens now, rounded down, and 0 in debt. Of a request that was granted, t is the number of
-// seconds until the token bucket is full or the fixed window's next window begins; of one that was denied, until the very same
-// would be granted. Retry-After is never before any t: in a denial, limits that would have granted have none, and those of
-// middleware around this one are left out of RateLimit.
+// RateLimit has an item with the remaining tokens of each limit. r is the number of tokens now, rounded down, and 0 in
+// debt. For a granted request, t is the number of seconds until the token bucket is full or the fixed window's next window
+// begins. For a denied request, t is the number of seconds until the same request would be granted.
 //
-// A limit's name is told as it is, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
+// Retry-After is never earlier than any t. So in a denial, limits that would have granted have no t. Limits of middleware
+// around this one are left out of RateLimit.
+//
+// Clients see a limit's name, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
 package httplimit
 
 import (
@@ -38,106 +42,109 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// DefaultTimeout is [Middleware.Timeout] unless set.
+// DefaultTimeout is the default of [Middleware.Timeout].
 const DefaultTimeout = 5 * time.Second
 
-// ErrNotLimited is what [Middleware.Requests] returns, wrapped or not, for a request that is not limited. The handler is called; no limit
-// is asked, no header field is set, and the Observer is not told.
+// ErrNotLimited is returned by [Middleware.Requests], wrapped or not, for a request that is not limited. The handler is
+// called. No limit is asked, no header field is set, and the Observer is not called.
 var ErrNotLimited = errors.New("httplimit: the request is not limited")
 
-// Middleware limits requests. Fill in the first three fields; the others have defaults. It fails closed: who cannot be
-// counted is refused. A request is refused, without its handler being called, with the status
+// Middleware limits requests. Limiter, DB and Requests are required; the other fields have defaults. It fails closed: a
+// request that cannot be counted is refused. The handler of a refused request is not called. The status of the answer is
 //
-//   - 429 if it is denied, with Retry-After;
-//   - 400 if it can never be granted ([ratelimit.ErrExceedsCapacity]), without Retry-After, since waiting does not help; and
-//     not 413, which is about the size of the content; and if its key or count is none that can be: it came from the client;
-//   - 503 if the database could not be asked, unless FailOpen;
-//   - that of a [StatusError] if Requests returns one; 500 if it returns another error, or nothing, or if the Middleware or a
-//     limit is wrong in itself.
+//   - 429 if the request is denied, with Retry-After;
+//   - 400 if the request can never be granted ([ratelimit.ErrExceedsCapacity]), or if its key or count, which came from the
+//     client, is invalid. There is no Retry-After, since waiting does not help. It is not 413, which is about the size of
+//     the content;
+//   - 503 if the database could not be asked, unless FailOpen is set;
+//   - the status of a [StatusError], if Requests returns one;
+//   - 500 if Requests returns another error, or no requests, or if the Middleware or a limit is wrong in itself.
 //
-// A client that has gone before the decision gets nothing; the Observer sees that as status 499 (nginx's number for it).
+// A client that has gone before the decision gets no answer. The Observer sees status 499, nginx's number for it.
 type Middleware struct {
 	// Limiter decides. Required.
 	Limiter *ratelimit.Limiter
 
-	// DB is where it works. A [ratelimit.Coalescer] is best: what arrives together shares a statement and a commit, and a
-	// crowd of requests takes two connections, not all of the pool's. Required.
+	// DB is where the Limiter works. Required. A [ratelimit.Coalescer] is best: requests that arrive together share a
+	// statement and a commit, and a crowd of requests takes two connections, not all of the pool's.
 	DB ratelimit.DB
 
-	// Requests says what an HTTP request costs: the limit by its plan, the key, how much, several limits at once if need be,
-	// which are then granted all together or not at all. It is called by many goroutines. A request that is not to be limited is
-	// [ErrNotLimited]: to return no requests and no error is a mistake, and answered with 500. Helpers: [ClientIP], [APIKey],
-	// [Cost]. Required.
+	// Requests returns the rate limit requests of an HTTP request: the limit (by plan, for example), the key and the count.
+	// Several limits are granted all together or not at all. Required. It is called by many goroutines. For a request that
+	// is not limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with 500. [ClientIP],
+	// [APIKey] and [Cost] help to write it.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
 
-	// Failed makes this a limit on failures: it says by the status of an answer whether the request was one, and the tokens of
-	// all others are given back. They are taken before the handler runs, so that of many guesses at once no more than the
-	// limit are tried. A handler that panics has failed, and so has one that wrote nothing for a client that had gone. nil:
+	// Failed makes this a limit on failures. It reports whether an answer with this status is a failure; after all other
+	// answers, the tokens are given back. Tokens are taken before the handler runs, so that concurrent guesses cannot
+	// exceed the limit. A handler that panics has failed. So has a handler that wrote nothing, if the client had gone. nil:
 	// every request counts.
 	//
-	// The refund comes when the handler returns. What it has flushed may be with the client a moment before.
+	// The refund comes when the handler returns. A client may have its flushed answer a moment before.
 	Failed func(status int) bool
 
-	// ObserveOnly lets every request pass, whatever is decided, also if the database is down: to try a limit before it is
-	// enforced. It consumes, tells the Observer, and sets the header fields, except Retry-After.
+	// ObserveOnly lets every request pass, even if it is denied or the database is down. Use it to try a limit before
+	// enforcing it. It consumes, calls the Observer, and sets the header fields except Retry-After.
 	ObserveOnly bool
 
-	// FailOpen lets requests pass that the database could not be asked about, for want of a migration or a GRANT, too (SQLSTATE
-	// 42883, 42501): the log, or the Observer, is told of each.
+	// FailOpen lets requests pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
+	// 42883, 42501). Each such request is reported to the Observer, or logged without one.
 	FailOpen bool
 
-	// Timeout bounds how long a decision, and a refund, may take; if it is over, the database could not be asked.
-	// 0 is [DefaultTimeout].
+	// Timeout bounds a decision, and a refund. If it is over, the database could not be asked (503, or FailOpen). 0 is
+	// [DefaultTimeout].
 	Timeout time.Duration
 
-	// Jitter adds up to this part of the wait to Retry-After, so that a crowd that was denied together does not come back
-	// together: 0.5, the most, is half of it. The same keys get the same part of it ([ratelimit.Jitter]), and requests for limits
-	// without keys the same by their client's address. 0, the default, adds nothing.
+	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.
+	// The most is 0.5, half of the wait. The same keys get the same part ([ratelimit.Jitter]). For limits without keys, the
+	// part depends on the client's address. 0, the default, adds nothing.
 	Jitter float64
 
-	// PartitionSecret turns on the parameter pk, which tells a client with several keys which one is meant: the first 96 bits of
-	// the HMAC-SHA256, by this secret, of the limit's name and the key, so that nobody learns the key. The same for all
-	// processes, or, where clients talk to one only, []byte(rand.Text()) of crypto/rand. Empty, the default: no pk.
+	// PartitionSecret turns on the parameter pk, which tells a client with several keys which key is meant. Its value is
+	// the first 96 bits of an HMAC-SHA256, by this secret, of the limit's name and the key. It does not reveal the key. All
+	// processes need the same secret. If each client talks to one process only, []byte(rand.Text()) of crypto/rand is
+	// enough. Empty, the default: no pk.
 	PartitionSecret []byte
 
-	// LegacyFields sets the fields of before the draft, too: X-RateLimit-Limit, -Remaining and -Reset, and those without
-	// "X-". They can tell of one limit: the one that is waited for longest or, if none is, that has least left. Limit is q, the
-	// most tokens at once; Reset is t, a number of seconds, not a time of day.
+	// LegacyFields also sets the fields from before the draft: X-RateLimit-Limit, -Remaining and -Reset, and the same
+	// without "X-". They describe one limit: the one with the longest wait or, without a wait, with the fewest tokens left.
+	// Limit is q, the most tokens at once. Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
-	// Observer is told of every decision before the handler is called, or the refusal written, and of refunds that failed. It
-	// is called by many goroutines. nil: what has status 5xx, and refunds that failed, are logged by [slog.Default] as errors,
-	// and keys and counts that are not valid (400: often a user id that Requests has not found) as warnings, one for each request.
-	// ([ratelimit.Limiter.Observer] is told of what the limiter did in any case.)
+	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
+	// refunds. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds, as errors. It
+	// logs invalid keys and counts as warnings, one for each request: status 400, often from a user id that Requests has
+	// not found. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(r *http.Request, d Decision)
 
-	// Refused answers a refused request in place of the problem details (RFC 9457) that are written by default, as
-	// application/problem+json. The header fields are set. d.Status is the status that would have been sent.
+	// Refused answers a refused request in place of the default problem details (RFC 9457, application/problem+json). The
+	// header fields are already set. d.Status is the default status.
 	Refused func(w http.ResponseWriter, r *http.Request, d Decision)
 }
 
-// Decision is what an observer is told.
+// Decision describes the decision about a request, for [Middleware.Observer].
 type Decision struct {
-	// Result is that of [ratelimit.Limiter.Consume]. If Err is set and no [*ratelimit.DeniedError], its requests hold only
-	// Limit, Key and Count, and there are none if it is the error of [Middleware.Requests].
+	// Result is the result of [ratelimit.Limiter.Consume]. If Err is set and is not a [*ratelimit.DeniedError], its
+	// requests hold only Limit, Key and Count. After an error of [Middleware.Requests], it has no requests.
 	Result ratelimit.Result
 
-	// Err is nil for a request that was granted.
+	// Err is nil for a granted request.
 	Err error
 
-	// Status is what a request that was not granted is refused with. It is 0 for a grant. It is also 0, with Err set,
-	// when tokens could not be given back to a limit that counts only failures.
+	// Status is the status with which a request that was not granted is refused. It is 0 for a grant. It is also 0, with
+	// Err set, if a limit on failures could not give back its tokens.
 	Status int
 
-	// Passed says that the handler is called: by a grant, by ObserveOnly or by FailOpen.
+	// Passed says that the handler is called: after a grant, or by ObserveOnly or FailOpen.
 	Passed bool
 }
 
-// statusClientClosedRequest is nginx's, for its log: the client is not there to read it.
+// statusClientClosedRequest is nginx's number for its log: the client has gone and cannot read it.
 const statusClientClosedRequest = 499
 
-// Handler is the middleware: a handler that calls next for requests that pass. The ResponseWriter is the server's own; with
-// Failed it is wrapped, and has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
+// Handler returns the middleware: a handler that calls next for requests that pass. next gets the server's own
+// ResponseWriter. With Failed, the ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack
+// and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests, d, limited := m.decide(r)
@@ -147,7 +154,7 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 		}
 		if !d.Passed && !d.Result.At.IsZero() {
 			for _, field := range []string{fieldLimit, legacyLimit, legacyRemaining, legacyReset} {
-				w.Header().Del(field) // of middleware around this, whose t may be later than Retry-After
+				w.Header().Del(field) // of middleware around this one, whose t may be later than Retry-After
 				w.Header().Del(legacyPrefix + field)
 			}
 		}
@@ -176,7 +183,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	} else {
 		ctx, cancel := context.WithTimeout(r.Context(), m.timeout())
 		defer cancel()
-		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is no failure of the database
+		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is not a failure of the database
 			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
 			return err
 		})
@@ -184,7 +191,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
-		d.Status, open = statusClientClosedRequest, false // no fault of the database
+		d.Status, open = statusClientClosedRequest, false // not a failure of the database
 	}
 	d.Passed = d.Status == 0 || open || m.ObserveOnly
 	return requests, d, true
@@ -201,7 +208,7 @@ func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {
 	return requests, err
 }
 
-// statusOfConsume is the status for what Consume returned, 0 for a grant.
+// statusOfConsume is the status for Consume's result and error, or 0 for a grant.
 func statusOfConsume(result ratelimit.Result, err error) int {
 	switch {
 	case err == nil:
@@ -217,8 +224,8 @@ func statusOfConsume(result ratelimit.Result, err error) int {
 	}
 }
 
-// unstorable says whether the database is up and refused a key: its encoding may lack a character of it, or the table have a
-// constraint of the application's.
+// unstorable reports whether the database is up but refused a key: its encoding may lack a character of the key, or the
+// application may have added a constraint to the table.
 func unstorable(err error) bool {
 	var sqlErr interface{ SQLState() string }
 	if !errors.As(err, &sqlErr) {
@@ -228,23 +235,23 @@ func unstorable(err error) bool {
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
 }
 
-// misprogrammed says whether requests that are invalid are so by the server's own doing: a limit that is none, one name with two
-// definitions, or a DB that must not be used there. If not, it is their keys or counts, which clients choose.
+// misprogrammed reports whether the program made the requests invalid: by an invalid limit, by one name with two
+// definitions, or by a DB that must not be used there. Otherwise their keys or counts are invalid, which clients choose.
 func misprogrammed(result ratelimit.Result, err error) bool {
 	var own interface{ ProgramError() }
 	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
 }
 
-// countFailure calls the handler, and gives back what was consumed unless the answer is a failure. A panic goes by, and has
-// the tokens stay consumed.
+// countFailure calls the handler, and gives the tokens back unless the answer is a failure. If the handler panics, the
+// tokens stay consumed.
 func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, receipt ratelimit.Receipt, requests []ratelimit.Request) {
 	recorder := &statusRecorder{ResponseWriter: w}
 	next.ServeHTTP(recorder, r)
 	if recorder.status == 0 {
 		if r.Context().Err() != nil {
-			return // it gave up, and what the answer would have been nobody knows
+			return // the client gave up, and the answer is unknown
 		}
-		recorder.status = http.StatusOK // net/http's, for a handler that writes nothing
+		recorder.status = http.StatusOK // net/http's status for a handler that writes nothing
 	}
 	if m.Failed(recorder.status) {
 		return
@@ -267,9 +274,9 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 	case m.Observer != nil:
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
-		slog.ErrorContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
+		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	case d.Status == http.StatusBadRequest && (errors.Is(d.Err, ratelimit.ErrInvalid) || unstorable(d.Err)):
-		slog.WarnContext(r.Context(), "httplimit", "status", d.Status, "passed", d.Passed, "error", d.Err)
+		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// Without an Observer, that the database is down must not go unsaid. (Not parallel: the default logger is everybody's.)
+// Without an Observer, a database that is down is logged. (Not parallel: the default logger is shared.)
 func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
-	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none") // where nothing listens
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none") // nothing listens there
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
 	}
 }
 
-// Nor that no request can be counted, since its key is empty.
+// Without an Observer, requests that cannot be counted are logged: here, their key is empty.
 func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -63,7 +63,7 @@ func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
 	}
 }
 
-// Nor that nothing is asked: it looks as if there was no limit.
+// Without an Observer, missing requests are logged. Otherwise it looks as if there were no limit.
 func TestWithoutAnObserverNoRequestsAreLogged(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()

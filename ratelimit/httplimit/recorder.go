@@ -7,8 +7,8 @@ import (
 	"net/http"
 )
 
-// statusRecorder notes the status of an answer. It passes on what http.ResponseController and type assertions find on the
-// ResponseWriter below.
+// statusRecorder records the status of an answer. It offers the methods that http.ResponseController and type assertions
+// find on the ResponseWriter below.
 type statusRecorder struct {
 	http.ResponseWriter
 	status int // 0: nothing was written
@@ -18,14 +18,14 @@ type statusRecorder struct {
 func (s *statusRecorder) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 func (s *statusRecorder) note(status int) {
-	if s.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) { // others are informational: one more follows
+	if s.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) { // the others are informational: another status follows
 		s.status = status
 	}
 }
 
-// WriteHeader notes the status.
+// WriteHeader records the status.
 func (s *statusRecorder) WriteHeader(status int) {
-	s.ResponseWriter.WriteHeader(status) // which panics for numbers that are none
+	s.ResponseWriter.WriteHeader(status) // panics for invalid numbers
 	s.note(status)
 }
 
@@ -35,16 +35,16 @@ func (s *statusRecorder) Write(p []byte) (int, error) {
 	return s.ResponseWriter.Write(p)
 }
 
-// ReadFrom implements io.ReaderFrom, by that of the ResponseWriter below if it has one.
+// ReadFrom implements io.ReaderFrom, with the method of the ResponseWriter below if it has one.
 func (s *statusRecorder) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(s.ResponseWriter, src)
-	if n > 0 { // nothing read begins no answer: it may still become any
+	if n > 0 { // to read nothing begins no answer: its status is still open
 		s.note(http.StatusOK)
 	}
 	return n, err
 }
 
-// FlushError is what http.ResponseController flushes with.
+// FlushError is called by http.ResponseController.
 func (s *statusRecorder) FlushError() error {
 	err := http.NewResponseController(s.ResponseWriter).Flush()
 	if err == nil {
@@ -56,7 +56,7 @@ func (s *statusRecorder) FlushError() error {
 // Flush implements http.Flusher.
 func (s *statusRecorder) Flush() { _ = s.FlushError() }
 
-// Hijack implements http.Hijacker. What is then said on the connection is not seen: it counts as 101.
+// Hijack implements http.Hijacker. It counts as status 101, since later traffic on the connection is not seen.
 func (s *statusRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(s.ResponseWriter).Hijack()
 	if err == nil {

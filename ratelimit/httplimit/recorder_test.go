@@ -11,13 +11,13 @@ import (
 	"testing"
 )
 
-// On a real server, whose ResponseWriter flushes, hijacks and reads from files.
+// This runs on a real server, whose ResponseWriter flushes, hijacks and reads from files.
 func TestTheRecorderSeesTheStatusAndHidesNothing(t *testing.T) {
 	type handler = func(t *testing.T, w http.ResponseWriter, r *http.Request)
 	for name, row := range map[string]struct {
 		handle handler
 		status int // recorded
-		answer int // with the client
+		answer int // received by the client
 		body   string
 	}{
 		"nothing":     {func(*testing.T, http.ResponseWriter, *http.Request) {}, 0, 200, ""},
@@ -82,7 +82,7 @@ func TestTheRecorderSeesTheStatusAndHidesNothing(t *testing.T) {
 				row.handle(t, recorder, r)
 				recorded <- recorder.status
 			}))
-			server.Config.ErrorLog = log.New(io.Discard, "", 0) // of superfluous calls of WriteHeader
+			server.Config.ErrorLog = log.New(io.Discard, "", 0) // no log of superfluous WriteHeader calls
 			server.Start()
 			defer server.Close()
 			answer, err := server.Client().Get(server.URL)
@@ -98,7 +98,7 @@ func TestTheRecorderSeesTheStatusAndHidesNothing(t *testing.T) {
 	}
 }
 
-// plain is a ResponseWriter that can do nothing else.
+// plain is a ResponseWriter without optional methods.
 type plain struct{ http.ResponseWriter }
 
 func TestWhatTheServerCannotDoIsNotDone(t *testing.T) {

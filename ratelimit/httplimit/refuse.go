@@ -10,18 +10,18 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// StatusError is what [Middleware.Requests] returns, wrapped or not, to refuse a request with a status of its choice.
+// StatusError is returned by [Middleware.Requests], wrapped or not, to refuse a request with a chosen status.
 type StatusError struct {
 	Status int    // 400 to 599; any other is 500
 	Detail string // for the client; it may be empty
 }
 
-// Error is for logs.
+// Error is the text for logs.
 func (e *StatusError) Error() string {
 	return fmt.Sprintf("httplimit: %d %s: %s", e.Status, http.StatusText(e.Status), e.Detail)
 }
 
-// statusOf is the status that an error of Middleware.Requests asks for.
+// statusOf is the status for an error of Middleware.Requests.
 func statusOf(err error) int {
 	var chosen *StatusError
 	if errors.As(err, &chosen) && chosen.Status >= 400 && chosen.Status <= 599 {
@@ -50,14 +50,14 @@ func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
 	}
 	body, err := json.Marshal(problemOf(d))
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // never: only strings and numbers
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(d.Status)
 	_, _ = w.Write(append(body, '\n')) // the client may be gone
 }
 
-// problemOf describes a refusal. It tells nothing of the database, nor of keys.
+// problemOf describes a refusal, without details of the database or the keys.
 func problemOf(d Decision) problem {
 	p := problem{Type: "about:blank", Title: http.StatusText(d.Status), Status: d.Status}
 	var exceeded *ratelimit.DeniedError
@@ -75,9 +75,9 @@ func problemOf(d Decision) problem {
 	case errors.Is(d.Err, ratelimit.ErrExceedsCapacity):
 		p.Detail = "The request asks for more than its quota can ever hold."
 	case d.Status == http.StatusBadRequest:
-		p.Detail = "What the request is counted by cannot be read."
+		p.Detail = "The key or the count of the request is invalid."
 	case d.Status == http.StatusServiceUnavailable:
-		p.Detail = "The quota of the request cannot be looked up at present."
+		p.Detail = "The rate limit cannot be checked at the moment."
 	}
 	return p
 }

@@ -13,35 +13,41 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// ClientIP tells clients apart by their address. The zero value is for a server that clients connect to themselves.
+// ClientIP identifies clients by their address. The zero value is for a server to which clients connect directly.
 type ClientIP struct {
-	// TrustedProxies is how many proxies every request comes through, each of which appends to X-Forwarded-For the address of
-	// whoever connected to it. The client is then the one that the first of them saw, that many entries from the right; what
-	// is further left the client may have written itself, and is not looked at. With 0 the field is not looked at. A number that
-	// is too large lets clients choose their address: so does a way to the server around the proxies.
+	// TrustedProxies is the number of proxies that every request passes. Each proxy appends the address that connected to
+	// it to X-Forwarded-For. The client's address is the entry at this place from the right. Entries further left may be
+	// from the client, and are ignored. With 0, the field is ignored. If the number is too large, or requests can reach the
+	// server around the proxies, clients can choose their address.
 	TrustedProxies int
 
-	// IPv4Prefix is how many bits tell IPv4 clients apart: 32, the default, is one address. 24 counts those together who can
-	// choose among the addresses of such a network.
+	// IPv4Prefix is how many bits identify an IPv4 client. The default, 32, is one address. 24 counts all addresses of such
+	// a network together, for clients that can choose among them.
 	IPv4Prefix int
 
-	// IPv6Prefix is how many bits tell IPv6 clients apart, since each has as many addresses as it likes: 64, the default, is
-	// one customer's network; some providers hand out shorter ones.
+	// IPv6Prefix is how many bits identify an IPv6 client, which can use many addresses. The default, 64, is one customer's
+	// network. Some providers hand out shorter prefixes.
 	IPv6Prefix int
 }
 
-// Key is the client's address, for [ratelimit.Limit.Key]: "203.0.113.7", or "2001:db8:0:1::/64". There are no zones and no ports.
+// Key is the client's address, for [ratelimit.Limit.Key]: "203.0.113.7" or "2001:db8:0:1::/64". It has no zone and no port.
 //
-// Where the network writes an IPv4 address into an IPv6 one, the key is the IPv4 address. The client cannot choose it, and the
-// bits around it are the same for everybody, or of the client's choice. These are IPv4-mapped (::ffff:0:0/96), IPv4-translated
-// (::ffff:0:0:0/96) and IPv4-compatible (::/96) addresses, NAT64 (64:ff9b::/96), 6to4 (2002::/16: the site's address) and
-// Teredo (2001::/32: the address of the client's NAT; its port is left out, since a client can open many).
+// If the network embeds an IPv4 address in an IPv6 address, the key is the IPv4 address. The client cannot choose it, and
+// the other bits are the same for all clients or chosen by the client. These addresses are:
 //
-// In 64:ff9b:1::/48 only the local network knows where the IPv4 address is: there, each IPv6 address is a client. A network's
-// own NAT64 prefix is like any IPv6 network. So is ISATAP: a client may write any IPv4 address into its own.
+//   - IPv4-mapped (::ffff:0:0/96), IPv4-translated (::ffff:0:0:0/96) and IPv4-compatible (::/96);
+//   - NAT64 (64:ff9b::/96);
+//   - 6to4 (2002::/16), where the key is the site's address;
+//   - Teredo (2001::/32), where the key is the address of the client's NAT. The port is left out, since a client can open
+//     many.
 //
-// If the entry of X-Forwarded-For is missing, or no address, the key is the address that the request came from: the last proxy's,
-// on which all such requests are counted together. If that is none either (a Unix socket), it is "unknown".
+// In 64:ff9b:1::/48, only the local network knows the place of the IPv4 address, so each IPv6 address is a client. A
+// network's own NAT64 prefix counts like any IPv6 network. ISATAP does too, since a client may write any IPv4 address into
+// its own.
+//
+// If the entry of X-Forwarded-For is missing or is not an address, the key is the address that the request came from. That
+// is the last proxy's, on which all such requests are counted together. If that is not an address either (a Unix socket),
+// the key is "unknown".
 func (c ClientIP) Key(r *http.Request) string {
 	if c.TrustedProxies > 0 {
 		entries := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
@@ -57,7 +63,7 @@ func (c ClientIP) Key(r *http.Request) string {
 	return "unknown"
 }
 
-// address reads an address that may have a port and brackets.
+// address parses an address, with or without a port and brackets.
 func address(s string) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(s)
 	if inner, ok := strings.CutPrefix(s, "["); err != nil && ok && strings.HasSuffix(inner, "]") {
@@ -71,11 +77,11 @@ func address(s string) (netip.Addr, bool) {
 	return addr.Unmap().WithZone(""), err == nil
 }
 
-// embeddings are the prefixes of IPv6 addresses in which the network, not the client, writes an IPv4 address.
+// embeddings are the IPv6 prefixes in which the network, not the client, embeds an IPv4 address.
 var embeddings = []struct {
 	prefix netip.Prefix
 	at     int  // the first byte of the IPv4 address
-	xor    byte // of its bytes
+	xor    byte // with each of its bytes
 }{
 	{netip.MustParsePrefix("::/96"), 12, 0},           // IPv4-compatible (RFC 4291, 2.5.5.1)
 	{netip.MustParsePrefix("::ffff:0:0:0/96"), 12, 0}, // IPv4-translated (RFC 2765)
@@ -84,10 +90,10 @@ var embeddings = []struct {
 	{netip.MustParsePrefix("2001::/32"), 12, 0xff},    // Teredo (RFC 4380)
 }
 
-// localNAT64 is where IPv4 addresses are at bits that only the local network knows (RFC 8215).
+// localNAT64 embeds IPv4 addresses at a place that only the local network knows (RFC 8215).
 var localNAT64 = netip.MustParsePrefix("64:ff9b:1::/48")
 
-// canonical is the IPv4 address in an IPv6 one, if there is one, else the address itself.
+// canonical is the IPv4 address embedded in an IPv6 address, if there is one, or else the address itself.
 func canonical(addr netip.Addr) netip.Addr {
 	for _, e := range embeddings {
 		if e.prefix.Contains(addr) {
@@ -97,7 +103,7 @@ func canonical(addr netip.Addr) netip.Addr {
 				ip[i] ^= e.xor
 			}
 			if ip[0] == 0 {
-				return addr // no host's (0.0.0.0/8), as in "::1"
+				return addr // not a host's (0.0.0.0/8), as in "::1"
 			}
 			return netip.AddrFrom4(ip)
 		}
@@ -105,7 +111,7 @@ func canonical(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// mask is the network that a client is counted by.
+// mask is the network that counts as one client.
 func (c ClientIP) mask(addr netip.Addr) string {
 	addr = canonical(addr)
 	bits := cmp.Or(max(c.IPv6Prefix, 0), 64)
@@ -121,19 +127,26 @@ func (c ClientIP) mask(addr netip.Addr) string {
 }
 
 // APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a
-// secret should not be. If it is missing, that is a [StatusError] of 401; if there are several that differ, one of 400.
+// secret should not be. A missing credential is a [StatusError] of 401. Several credentials that differ are a [StatusError]
+// of 400.
 //
-// A credential that is spelled in several ways is one key, as far as RFC 9110 says so. Spaces around it do not count. In
-// Authorization and Proxy-Authorization, nor does the case of the scheme, the number of spaces after it, the spelling of the
-// base64 of Basic, or the order and quoting of parameters and the case of their names. Of Digest, the user name and the realm
-// count, since the rest changes with each request: verify it first, for anybody can state a name. Other fields are compared as
-// they are.
+// Different spellings of one credential are one key, as far as RFC 9110 defines them. Spaces around the credential do not
+// count. In Authorization and Proxy-Authorization, these do not count either:
+//
+//   - the case of the scheme, and the number of spaces after it;
+//   - the spelling of the base64 of Basic;
+//   - the order and quoting of parameters, and the case of their names.
+//
+// Other fields are compared as they are.
+//
+// For Digest, only the user name and the realm count, since the rest changes with each request. Verify the credential
+// first, because any client can state a name.
 //
 // Some schemes send another credential each time (Negotiate, OAuth 1.0, Hawk). A JWT is replaced often, and many libraries
-// accept several spellings of its signature. There, count by the user whom the application has found, not by APIKey.
+// accept several spellings of its signature. For these, count by the authenticated user's id, not by APIKey.
 //
-// Anybody can make up a key that was not seen before, and then another. So count by keys that have been found valid, or
-// limit the address ([ClientIP]) as well.
+// A client can invent new keys without end. So count by keys that were found valid, or limit the address ([ClientIP]) as
+// well.
 func APIKey(r *http.Request, header string) (string, error) {
 	name := http.CanonicalHeaderKey(header)
 	var value string
@@ -141,8 +154,8 @@ func APIKey(r *http.Request, header string) (string, error) {
 		switch c := credential(name, line); {
 		case i == 0:
 			value = c
-		case c != value: // the next to read it may take the other
-			return "", &StatusError{http.StatusBadRequest, "The header field " + name + " is there more than once."}
+		case c != value: // the application may read the other one
+			return "", &StatusError{http.StatusBadRequest, "The header field " + name + " occurs more than once, with different values."}
 		}
 	}
 	if value == "" {
@@ -152,14 +165,14 @@ func APIKey(r *http.Request, header string) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(hash[:]), nil
 }
 
-// Cost reads a number of tokens, a fraction if need be, that a client stated, for [ratelimit.Request.Count]:
+// Cost reads a number of tokens that a client stated, fractions included, for [ratelimit.Request.Count]:
 //
 //	Cost(r.Header.Get("X-Cost"), 1)
 //	Cost(r.URL.Query().Get("n"), 1)
 //
-// What is missing or no number of tokens (negative, infinite, not a number, too small to count) is the default. 0 is one: where
-// a client must not name its own price, use max(1, Cost(…)). A number above 1e15 is returned as it is,
-// and its request refused with 400, not granted for the default.
+// If the text is missing or is not a number of tokens (negative, infinite, not a number, too small to count), the result is
+// defaultCost. A cost of 0 is a number of tokens: if a client must not name its own price, use max(1, Cost(…)). A number
+// above 1e15 is returned as it is, so that its request is refused with 400.
 func Cost(text string, defaultCost float64) float64 {
 	cost, err := strconv.ParseFloat(text, 64)
 	if err != nil || strings.ContainsAny(text, "_xX") || cost != 0 && !(cost >= algebra.MinTokens) || math.IsInf(cost, 1) {

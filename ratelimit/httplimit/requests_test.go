@@ -82,7 +82,7 @@ func TestClientIP(t *testing.T) {
 	}
 }
 
-// What the network writes into an address is one client. What a client can choose in its own address is no other one.
+// An IPv4 address embedded by the network is one client. Bits that a client can choose do not make another client.
 func TestClientIPInTransitionAddresses(t *testing.T) {
 	for _, row := range []struct {
 		name, want string
@@ -127,7 +127,7 @@ func TestClientIPInTransitionAddresses(t *testing.T) {
 	}
 }
 
-// Whatever a client writes into X-Forwarded-For, the proxies append to it, in the same line or in another.
+// The proxies append to every X-Forwarded-For of a client, in the same line or in another.
 func FuzzClientIPCannotBeSpoofed(f *testing.F) {
 	f.Add("198.51.100.1", "203.0.113.7", uint8(1), true)
 	f.Add("198.51.100.1, ", "2001:db8::1", uint8(2), false)
@@ -186,10 +186,10 @@ func TestAPIKeyIsOneForOneCredential(t *testing.T) {
 		{"Authorization", []string{"Bearer s3cret", "bearer s3cret", "BEARER s3cret", "Bearer   s3cret", "Bearer \ts3cret", "  Bearer s3cret\t "}},
 		{"Authorization", []string{"Bearer S3cret"}},
 		{"Authorization", []string{"Bearer s3 cret"}},
-		{"Authorization", []string{"Bearer s3cret="}}, // for the application, it may be another
+		{"Authorization", []string{"Bearer s3cret="}}, // to the application, it may be another key
 		{"Authorization", []string{"Token s3cret"}},
 		{"Authorization", []string{"s3cret", " s3cret "}},
-		{"Authorization", []string{"S3CRET"}}, // without a scheme, it is all secret
+		{"Authorization", []string{"S3CRET"}}, // without a scheme, all of it is the secret
 		{"Authorization", []string{"Bearer"}},
 
 		// ann:s3cret!
@@ -216,7 +216,7 @@ func TestAPIKeyIsOneForOneCredential(t *testing.T) {
 		{"Authorization", []string{`Digest username="ann", realm="other", nonce="1", nc=00000001, uri="/", response="6629fae4"`}},
 		{"Authorization", []string{`Digest username*=UTF-8''J%C3%A4s, realm="site"`, `Digest username*=UTF-8''J%C3%A4s, realm="site", nc=2`}},
 
-		{"X-API-Key", []string{"Bearer  s3cret", " Bearer  s3cret", "Bearer  s3cret\t"}}, // no scheme there
+		{"X-API-Key", []string{"Bearer  s3cret", " Bearer  s3cret", "Bearer  s3cret\t"}}, // this field has no scheme
 		{"X-API-Key", []string{"bearer  s3cret"}},
 		{"X-API-Key", []string{"Basic YW5uOnMzY3JldCE"}},
 	}
@@ -243,7 +243,7 @@ func TestAPIKeyIsOneForOneCredential(t *testing.T) {
 
 	for _, row := range []struct {
 		lines  []string
-		status int // 0: as the first line alone
+		status int // 0: the same as for the first line alone
 	}{
 		{[]string{"Bearer s3cret", "bearer  s3cret "}, 0},
 		{[]string{"Bearer s3cret", "Bearer other"}, http.StatusBadRequest},
@@ -274,7 +274,7 @@ func first(t *testing.T, keyOf func(string, ...string) (string, error), header, 
 	return key
 }
 
-// Whatever a client sends, more spaces and another case of the scheme make no other key.
+// More spaces, or another case of the scheme, never make another key.
 func FuzzAPIKey(f *testing.F) {
 	for _, value := range []string{"Bearer s3cret", "basic YW5uOg==", `Digest username="a\"b", realm=x`, "Token a=,b=\"", "x \\\"=", "k", ""} {
 		f.Add(value)
