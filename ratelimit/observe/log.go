@@ -15,48 +15,48 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// DefaultEvery is the least time between two records of a [Log] about the same, if it sets no other.
+// DefaultEvery is the default of [Log].Every.
 const DefaultEvery = 10 * time.Second
 
-// Log writes what was not granted to a slog.Logger. The zero value is ready to use and safe for concurrent use; once it is used
-// it must not be copied, nor its fields be changed.
+// Log writes refused and failed calls to a slog.Logger. The zero value is ready, and safe for concurrent use. After its
+// first use, it must not be copied, nor its fields changed.
 //
 //	Info   a consumption was denied (limit, count, remaining, capacity, retry_after)
 //	Warn   a count can never be granted (limit, verb, error, took)
-//	Error  a limit or request is invalid, or the database failed (the same)
+//	Error  a limit or request is invalid, or the database failed (limit, verb, error, took)
 //
-// Grants are not logged; nor are checks that would be denied, transactions that have to run again (InTx does), and calls that their
-// caller canceled.
+// Not logged are grants, checks that would be denied, transactions that have to run again (InTx does that), and calls that
+// their caller canceled.
 //
-// A flood of denials, or a database that is down, does not flood the log: of each limit and kind of outcome, one record is
-// written at once, then none for Every, and then the next one that happens says how many were left out (suppressed). Those that
-// no other follows are not told of. For exact numbers there are [Metrics].
+// A flood of denials, or a database that is down, does not flood the log. For each limit and kind of outcome, one record is
+// written at once, and then none for the time Every. The next record after that says how many were left out (suppressed).
+// Left-out records that no other follows are not reported. For exact numbers, use [Metrics].
 type Log struct {
 	Logger *slog.Logger  // nil: slog.Default()
-	Every  time.Duration // least time between two records about the same; 0: DefaultEvery; below: no such bound
+	Every  time.Duration // least time between two records about the same; 0: DefaultEvery; negative: no bound
 
-	// Key makes of a request's key what is logged of it; nil: nothing is, since keys are personal data. [HashKey] makes one that
-	// is the same for the same key and does not give it away; PlainKey logs it as it is.
+	// Key converts a request's key for the log. nil: no key is logged, since keys are personal data. [HashKey] logs a hash,
+	// which is the same for the same key and does not reveal it. [PlainKey] logs the key as it is.
 	Key func(key string) string
 
 	mu   sync.Mutex
 	kept map[subject]*pace
 }
 
-// subject is what records are about.
+// subject groups records: a record suppresses later ones about the same subject.
 type subject struct{ outcome, limit string }
 
-// pace is when a subject was last logged, and how much was left out since.
+// pace is when a subject was last logged, and how many records were left out since.
 type pace struct {
 	last       time.Time
 	suppressed int
 }
 
-// PlainKey is for [Log.Key].
+// PlainKey is for [Log].Key: it logs keys as they are.
 func PlainKey(key string) string { return key }
 
-// HashKey is for [Log.Key]: 16 hexadecimal digits of a keyed hash (HMAC-SHA-256). Without the secret nobody can try out whose key
-// it might be.
+// HashKey is for [Log].Key: it logs 16 hexadecimal digits of a keyed hash (HMAC-SHA-256). Without the secret, nobody can
+// test which key a hash belongs to.
 func HashKey(secret []byte) func(key string) string {
 	return func(key string) string {
 		h := hmac.New(sha256.New, secret)
@@ -79,9 +79,9 @@ func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
 			}
 		}
 	case exceedsCapacity:
-		l.failure(ctx, slog.LevelWarn, "rate limit can never grant this", of, d)
+		l.failure(ctx, slog.LevelWarn, "rate limit can never grant the request", of, d)
 	case invalid, failed:
-		l.failure(ctx, slog.LevelError, "rate limit not decided", of, d)
+		l.failure(ctx, slog.LevelError, "rate limit decision failed", of, d)
 	}
 }
 
@@ -96,7 +96,7 @@ func (l *Log) failure(ctx context.Context, level slog.Level, message, of string,
 		slog.String("verb", string(d.Verb)), slog.Any("error", d.Err), slog.Duration("took", d.Took))
 }
 
-// write writes a record, unless there was one about the same just now.
+// write writes a record, unless one about the same subject was written just now.
 func (l *Log) write(ctx context.Context, level slog.Level, message string, about subject, requests []ratelimit.Status, attrs ...slog.Attr) {
 	logger := l.Logger
 	if logger == nil {
@@ -123,7 +123,7 @@ func (l *Log) write(ctx context.Context, level slog.Level, message string, about
 	logger.LogAttrs(ctx, level, message, attrs...)
 }
 
-// due says whether it is time for a record, and how many were left out before it.
+// due reports whether it is time for a record, and how many were left out before it.
 func (l *Log) due(about subject) (suppressed int, due bool) {
 	every := l.Every
 	if every == 0 {

@@ -10,27 +10,28 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Metrics counts and measures by OpenTelemetry:
+// Metrics counts and measures with OpenTelemetry:
 //
 //	ratelimit.decisions             counter    requests, by limit, verb and outcome
-//	ratelimit.call.duration         histogram  seconds that a call took, by verb and outcome, and limit if it has but one: with
-//	                                           the wait for transactions that hold the row and, first in InTx with Hot, for
-//	                                           the turn in the database
-//	ratelimit.reservation.wait      histogram  seconds that granted consumption had to wait for its tokens, by limit. What did not
-//	                                           have to wait is not in it
+//	ratelimit.call.duration         histogram  seconds that a call took, by verb, outcome and, if there is only one, limit.
+//	                                           It includes the wait for transactions that hold the row. For the first call
+//	                                           in InTx with Hot, it includes the wait for the turn in the database
+//	ratelimit.reservation.wait      histogram  seconds until granted consumption has its tokens, by limit. Consumption
+//	                                           without a wait is not in it
 //	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx and SendTx ran again, by SQLSTATE
-//	ratelimit.coalesced.batch.size  histogram  calls that were decided by one statement of a Coalescer, 1 included
+//	ratelimit.coalesced.batch.size  histogram  calls decided by one statement of a Coalescer; 1 is included
 //
 // The attributes:
 //
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
 //	ratelimit.verb     consume, check, charge, refund or reset
-//	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another one denied);
-//	                   would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run
-//	                   again); canceled (by the caller); error
+//	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another request
+//	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
+//	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
+//	                   canceled (by the caller); error
 //	error.type         of the outcome error, and of retries: the SQLSTATE, "deadline_exceeded" or "_OTHER"
 //
-// There is no attribute for the key: each user would be a time series of his own, and keys are personal data.
+// There is no attribute for the key: each user would be a separate time series, and keys are personal data.
 //
 // A Metrics is safe for concurrent use.
 type Metrics struct {
@@ -47,13 +48,13 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 	m.decisions, errs[0] = meter.Int64Counter("ratelimit.decisions", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests that were decided."))
 	m.duration, errs[1] = meter.Float64Histogram("ratelimit.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("How long calls took, with the wait for transactions that hold the row and, first in InTx with Hot, for the turn."),
+		metric.WithDescription("Duration of calls, with the wait for transactions that hold the row and, for the first call in InTx with Hot, for the turn."),
 		metric.WithExplicitBucketBoundaries(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10))
 	m.wait, errs[2] = meter.Float64Histogram("ratelimit.reservation.wait", metric.WithUnit("s"),
 		metric.WithDescription("How long granted reservations have to wait for their tokens."),
 		metric.WithExplicitBucketBoundaries(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4*3600, 24*3600))
 	m.retries, errs[3] = meter.Int64Counter("ratelimit.tx.retries", metric.WithUnit("{transaction}"),
-		metric.WithDescription("Transactions that were run again, since the database could not serialize them."))
+		metric.WithDescription("Transactions that were run again because the database could not serialize them."))
 	m.batch, errs[4] = meter.Int64Histogram("ratelimit.coalesced.batch.size", metric.WithUnit("{call}"),
 		metric.WithDescription("Calls that one statement of a Coalescer decided."),
 		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))

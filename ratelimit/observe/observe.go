@@ -1,4 +1,4 @@
-// Package observe makes metrics and logs of what a limiter decides: [Metrics] by OpenTelemetry, [Log] by log/slog.
+// Package observe reports a limiter's decisions: [Metrics] to OpenTelemetry, [Log] to log/slog.
 //
 //	metrics, err := observe.NewMetrics(otel.GetMeterProvider())
 //	if err != nil {
@@ -11,8 +11,8 @@
 //	}
 //	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}
 //
-// In a transaction, what is observed is what was decided; if the transaction then rolls back, or InTx runs it again, the tokens
-// come back, and the observation stays.
+// In a transaction, a decision is observed when it is made. If the transaction then rolls back, or InTx runs it again, the
+// tokens come back, but the observation stays.
 package observe
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Join makes one observer of several, which are called in order.
+// Join makes one observer of several. It calls them in order.
 func Join(observers ...func(context.Context, ratelimit.Decision)) func(context.Context, ratelimit.Decision) {
 	return func(ctx context.Context, d ratelimit.Decision) {
 		for _, observe := range observers {
@@ -31,12 +31,12 @@ func Join(observers ...func(context.Context, ratelimit.Decision)) func(context.C
 	}
 }
 
-// What can come of a call, or of one request of it.
+// Outcomes of a call, or of one request in it.
 const (
 	granted         = "granted"
 	denied          = "denied"
 	wouldDeny       = "would_deny"       // a check, which refuses nothing
-	withheld        = "withheld"         // a request that another one of the same call kept from being granted
+	withheld        = "withheld"         // a request that would have been granted, in a call that another request denied
 	exceedsCapacity = "exceeds_capacity" // can never be granted
 	invalid         = "invalid"
 	conflict        = "conflict" // the transaction has to run again: SQLSTATE 40001 or 40P01
@@ -44,7 +44,7 @@ const (
 	failed          = "error"
 )
 
-// outcome is what came of a call with that context.
+// outcome is the outcome of a call with that context.
 func outcome(ctx context.Context, d ratelimit.Decision) string {
 	state := sqlState(d.Err)
 	switch {
@@ -60,7 +60,7 @@ func outcome(ctx context.Context, d ratelimit.Decision) string {
 		return invalid
 	case state == "40001" || state == "40P01":
 		return conflict
-	case errors.Is(d.Err, context.Canceled), state == "57014" && errors.Is(ctx.Err(), context.Canceled): // which lib/pq hides
+	case errors.Is(d.Err, context.Canceled), state == "57014" && errors.Is(ctx.Err(), context.Canceled): // lib/pq hides the context's error
 		return canceled
 	default:
 		return failed
@@ -75,7 +75,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// limitName is the name of a limit. That of a mistaken one may be anything, too much or not even UTF-8.
+// limitName is the name of a limit. The name of an invalid limit may be too long, or not even UTF-8.
 func limitName(limit ratelimit.Limit) string {
 	if limit.Validate() != nil {
 		return other
@@ -83,5 +83,5 @@ func limitName(limit ratelimit.Limit) string {
 	return limit.Name()
 }
 
-// other stands for what would be too many values, as in OpenTelemetry's conventions.
+// other stands for a set of values that would be too large, as in OpenTelemetry's conventions.
 const other = "_OTHER"
