@@ -1,8 +1,8 @@
-// Package algebra is the arithmetic of the limits: pure functions over a limit, its rows and an instant.
+// Package algebra is the arithmetic of limits: pure functions of a limit, its rows and an instant.
 //
-// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can say
-// when the database will grant something. Products are converted to float64 before they are added to: Go may otherwise
-// fuse the two operations (arm64), Postgres does not.
+// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can
+// predict the database's decisions. Products are converted to float64 before they are added to. Otherwise Go may fuse the
+// two operations (on arm64), and Postgres does not.
 package algebra
 
 import (
@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Slack is how many tokens a sum over shards may lack through rounding. A single row is exact.
+// Slack is how many tokens a sum over shards may lack because of rounding. A single row is exact.
 const Slack = 1e-9
 
-// Bounds of rates; and of capacities, counts and what may be reserved where they are not 0. Tokens are doubles, exact for whole
-// numbers far beyond MaxTokens.
+// Bounds of rates. They also bound capacities, counts and reservations other than 0. Tokens are doubles, which are exact
+// for whole numbers far beyond MaxTokens.
 const (
 	MinTokens = 1e-15
 	MaxTokens = 1e15
@@ -23,7 +23,7 @@ const (
 // Micros is an instant in microseconds since the Unix epoch: the database's resolution.
 type Micros int64
 
-// The instants that the arithmetic is defined for.
+// The arithmetic is defined from Min to Max.
 var (
 	Min = At(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC))
 	Max = At(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)) - 1
@@ -35,16 +35,16 @@ func At(t time.Time) Micros { return Micros(t.UnixMicro()) }
 // Time is the inverse of At, in UTC.
 func (m Micros) Time() time.Time { return time.UnixMicro(int64(m)).UTC() }
 
-// Limit is a limit's numbers. A sharded limit has Rate/n, Capacity/n in each of n rows.
+// Limit is a limit's numbers. Each of the n rows of a sharded limit has Rate/n and Capacity/n.
 type Limit struct {
 	Rate     float64 // tokens per Period
 	Period   time.Duration
 	Capacity float64
 	Window   bool   // a fixed window, not a token bucket
-	Start    Micros // of a fixed window: an instant of its grid before every other instant that occurs
+	Start    Micros // of a fixed window: an instant of its grid, before all other instants that occur
 }
 
-// Row is the state that one row holds: what was left at its last use, and when that was.
+// Row is the state of one row: the tokens left at its last use, and the instant of that use.
 type Row struct {
 	Value float64
 	TS    Micros
@@ -65,7 +65,7 @@ func (l Limit) UpTo(now Micros) Micros {
 	return l.Start + floor*period
 }
 
-// Available is what a row holds at now, of a limit that has n rows.
+// Available is how many tokens a row holds at now. The limit has n rows.
 //
 //	token bucket:  min(capacity, value + elapsed*rate/period)
 //	fixed window:  min(capacity, value + windows begun since ts * rate)
@@ -77,10 +77,10 @@ func (l Limit) Available(row Row, n int, now Micros) float64 {
 	if available := row.Value + refill; available < capacity {
 		return available
 	}
-	return capacity // if it is NaN, too, which is above all numbers in Postgres
+	return capacity // also for NaN, which is above all numbers in Postgres
 }
 
-// refill is what one of n rows gets from one instant to another, if it has room for it.
+// refill is how many tokens one of n rows gets between two instants, if it has room for them.
 func (l Limit) refill(from, to Micros, n float64) float64 {
 	rate, period := l.Rate/n, float64(l.Period.Microseconds())/1e6
 	if l.Window {
@@ -89,14 +89,14 @@ func (l Limit) refill(from, to Micros, n float64) float64 {
 	return float64(max(seconds(to-from), 0)*rate) / period
 }
 
-// begun is how many windows have begun from one instant to another; below zero, if that lies before it.
+// begun is how many windows have begun between two instants. It is negative if to is before from.
 func (l Limit) begun(from, to Micros) float64 {
 	return math.RoundToEven(seconds(l.UpTo(to)-l.UpTo(from)) / (float64(l.Period.Microseconds()) / 1e6))
 }
 
-// Total is what all rows of a limit hold together at now. A limit without rows is full; and one whose rows are all full holds
-// its capacity, though the sum of many shares may come out a little different. Other equal shares are multiplied: to add the
-// same number again and again is to round in the same direction again and again, by more than a small count.
+// Total is how many tokens all rows of a limit hold together at now. Without rows it is the capacity. If all rows are full
+// it is the capacity too, although the sum of many shares may differ by rounding. Other equal shares are multiplied, since
+// repeated addition would round in the same direction each time, by more than a small count.
 func (l Limit) Total(rows []Row, now Micros) float64 {
 	if len(rows) == 0 {
 		return l.Capacity
@@ -117,12 +117,12 @@ func (l Limit) Total(rows []Row, now Micros) float64 {
 	return total
 }
 
-// Enough says whether count can be taken at now, leaving at least floor, by a limit of so many shards.
+// Enough reports whether count can be taken at now, leaving at least floor, from a limit with that many shards.
 func (l Limit) Enough(rows []Row, shards int, count, floor float64, now Micros) bool {
 	return l.Total(rows, now)-count >= floor-slack(max(len(rows), shards))
 }
 
-// slack is what the sum over so many rows may lack.
+// slack is how many tokens the sum over that many rows may lack.
 func slack(rows int) float64 {
 	if rows > 1 {
 		return Slack
@@ -130,13 +130,13 @@ func slack(rows int) float64 {
 	return 0
 }
 
-// Take is what the rows hold after count was taken at now (given back, if it is negative) by a limit of so many shards:
-// what is left, at most the capacity, spread evenly.
+// Take returns the rows after count was taken at now, or given back if it is negative. The rest, at most the capacity, is
+// spread evenly over the shards.
 func (l Limit) Take(rows []Row, shards int, count float64, now Micros) []Row {
 	return l.Spread(rows, shards, min(l.Total(rows, now)-count, l.Capacity), now)
 }
 
-// Spread is what the rows of a limit of so many shards hold when what is left at now has been spread over them evenly.
+// Spread returns the rows of a limit after the balance at now has been spread evenly over its shards.
 func (l Limit) Spread(rows []Row, shards int, left float64, now Micros) []Row {
 	after := make([]Row, shards)
 	for i := range after {
@@ -156,14 +156,15 @@ func latest(rows []Row, now Micros) Micros {
 	return now
 }
 
-// When is the first instant, not before now, at which count can be taken leaving at least floor if nobody else takes or
-// gives anything: the first that satisfies Enough, which once true stays true, but for rounding. Beyond [Max] it is Max.
+// When is the first instant from now on at which count can be taken, leaving at least floor. Nothing else is taken or given
+// back meanwhile. It is the first instant that satisfies Enough, which stays true once it is true, except for rounding.
+// Beyond [Max] it is Max.
 func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Micros {
 	enough := func(at Micros) bool { return l.Enough(rows, shards, count, floor, at) }
 	if now >= Max || enough(now) {
 		return now
 	}
-	// A quotient says where about; rounding makes it wrong by little.
+	// A quotient gives an estimate, which rounding makes a little wrong.
 	guess := now + 1
 	periods := (floor + count - l.Total(rows, now)) / l.Rate
 	if l.Window {
@@ -175,8 +176,8 @@ func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Mi
 	return firstAfter(now, guess, enough)
 }
 
-// firstAfter is the first instant that satisfies a predicate which does not hold before and, once true, stays true; Max if there is
-// none. It begins at a guess.
+// firstAfter is the first instant, after before, that satisfies holds, or Max if there is none. Once holds is true, it must
+// stay true. The search begins at guess.
 func firstAfter(before, guess Micros, holds func(Micros) bool) Micros {
 	last := Max
 	for step := Micros(1); before < guess && guess < last; step *= 8 {
@@ -199,8 +200,8 @@ func firstAfter(before, guess Micros, holds func(Micros) bool) Micros {
 	return last
 }
 
-// seconds is date_part('epoch', an interval of so many microseconds that subtracting two timestamps made): such an
-// interval counts whole days apart.
+// seconds is date_part('epoch', interval) for the difference of two timestamps. Such an interval counts whole days
+// separately.
 func seconds(us Micros) float64 {
 	const day = 24 * 60 * 60
 	return float64(us%(day*1e6))/1e6 + float64(float64(us/(day*1e6))*day)

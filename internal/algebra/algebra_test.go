@@ -91,7 +91,7 @@ func TestALimitWithoutRowsIsFull(t *testing.T) {
 	}
 }
 
-// However the capacity divides.
+// This holds for all divisions of the capacity.
 func TestFullShardsHoldTheCapacity(t *testing.T) {
 	uneven := 0
 	for _, capacity := range []float64{10, 1e7, 5e7, 1e9, 1e15, 0.1} {
@@ -126,7 +126,7 @@ func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
 	}
 }
 
-// Added up one by one, what all owe would not change by a little more, without end.
+// Added up one by one, the debt of all rows would never change by a small count.
 func TestEqualSharesAreNotRoundedAway(t *testing.T) {
 	limit := Limit{Rate: 1e15, Period: time.Hour, Capacity: 1e15}
 	rows := limit.Take(limit.Take(nil, 100, 1e15, noon), 100, 1e15-1000, noon)
@@ -160,7 +160,7 @@ type world struct {
 	now          Micros
 }
 
-// sane makes a case that the library could meet out of any numbers, or says that it cannot.
+// sane turns any numbers into a case that the library could meet, or reports that it cannot.
 func sane(rate, capacity, value, count, owed float64, period, ts, now, start int64, window bool, rows, shards uint8) (w world, ok bool) {
 	for _, f := range []*float64{&rate, &capacity, &count, &owed} {
 		if !(*f >= 0 && *f <= 1e15) {
@@ -182,7 +182,7 @@ func sane(rate, capacity, value, count, owed float64, period, ts, now, start int
 	return w, true
 }
 
-// holds is what must be true of any case.
+// holds checks the properties that every case must have.
 func (w world) holds(t *testing.T) {
 	t.Helper()
 	if total := w.limit.Total(w.rows, w.now); total > w.limit.Capacity*(1+1e-12) {
@@ -215,7 +215,7 @@ func (w world) holds(t *testing.T) {
 	case at > w.now && w.limit.Enough(w.rows, w.shards, w.count, w.floor, at-1):
 		t.Fatalf("%+v: enough a microsecond before %v", w, at.Time())
 	}
-	// Taking and giving back neither mint nor, but for the cap, take.
+	// Taking and giving back creates no tokens and, except for the cap, loses none.
 	total := w.limit.Total(w.rows, w.now)
 	left := w.limit.Total(w.limit.Take(w.rows, w.shards, w.count, w.now), w.now)
 	if tolerance := 1e-9 + 1e-12*(math.Abs(total)+w.count); left > total-w.count+tolerance || left < total-w.count-tolerance {
