@@ -37,3 +37,15 @@ func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 		}
 	})
 }
+
+// README.md in this folder shows this one.
+func TestConsumeTakesTokens(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.Capacity(20))
+		w.grant(limit.Key("ann").Count(15))
+		w.deny(limit.Key("ann").Count(6))
+		w.clock.Advance(6 * time.Second) // one token is refilled
+		w.grant(limit.Key("ann").Count(6))
+		w.holds(limit.Key("ann"), 0)
+	})
+}

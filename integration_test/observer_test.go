@@ -95,6 +95,12 @@ func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
 			w.Fatalf("decided at %v, not between %v and %v", result.RetryAt, before, after)
 		}
 		// Inside a transaction, time goes on.
+		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&before))
+		refund, err := limiter.Refund(w.Context(), w.db, result.Receipt(), limit.Key("ann").Count(0))
+		w.do(err)
+		if refund.At.Before(before) {
+			w.Fatalf("refunded at %v, before it was called at %v", refund.At, before)
+		}
 		denied, err := limiter.Consume(w.Context(), w.db, limit.Key("ann"))
 		for deadline := time.Now().Add(10 * time.Second); err != nil; denied, err = limiter.Consume(w.Context(), w.db, limit.Key("ann")) {
 			if denied.RetryAfter <= 0 || denied.RetryAfter > 100*time.Millisecond || time.Now().After(deadline) {

@@ -276,6 +276,15 @@ func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 			w.holds(limit.Global(), 10)
 			w.clock.now = noon
 			w.holds(limit.Global(), 10)
+
+			// Rows that are older than the receipt are not those that it was taken from.
+			receipt = w.grant(limit.Global().Count(8)).Receipt()
+			w.do(w.limiter.Reset(w.Context(), w.db, limit.Global()))
+			w.clock.Advance(-3 * time.Hour)
+			w.grant(limit.Global().Count(4))
+			w.refund(receipt, limit.Global().Count(3))
+			w.holds(limit.Global(), 6)
+			w.do(w.limiter.Reset(w.Context(), w.db, limit.Global()))
 		}
 	})
 }

@@ -126,6 +126,12 @@ func TestWhatShardsHoldIsNotDeniedForARoundingError(t *testing.T) {
 		w.grant(limit.Key("ann").Count(2))
 		w.grant(limit.Key("ann").Count(8))
 		w.deny(limit.Key("ann").Count(0.001))
+
+		// Reserved together with another limit.
+		limit, other := sharded("reserved", 49, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("other", 10, time.Minute).Global()
+		w.grant(limit.Key("ann").Count(2).Reserve(), other)
+		w.grant(limit.Key("ann").Count(8).Reserve(), other)
+		w.deny(limit.Key("ann").Count(0.001).Reserve(), other)
 	})
 }
 
@@ -484,6 +490,44 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 				t.Errorf("%d of the calls for 5 and for 11 were granted, want %d", grants, c.grants)
 			}
 		})
+	}
+}
+
+// A charge that has waited for a shard, and finds too little there, is owed by all shards.
+func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	limit := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2))
+	other := ratelimit.TokenBucket("other", 20, time.Hour)
+	second := shardpick.With(t.Context(), func(int) (int, int) { return 1, 1 })
+	if _, err := limiter.Charge(t.Context(), pool, limit.Global().Count(0), other.Global()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := limiter.Consume(second, tx, limit.Global().Count(8)); err != nil { // 2 are left in the second
+		t.Fatal(err)
+	}
+	charged := make(chan error, 1)
+	go func() {
+		_, err := limiter.Charge(second, pool, limit.Global().Count(5), other.Global())
+		charged <- err
+	}()
+	waiting(t, pool, 1)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-charged; err != nil {
+		t.Fatal(err)
+	}
+	var shards, equal int
+	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE value = 3.5) FROM rate_limits WHERE name = 'limit'`).Scan(&shards, &equal)
+	if err != nil || shards != 2 || equal != 2 {
+		t.Errorf("%d of %d shards hold 3.5, want both: %v", equal, shards, err)
 	}
 }
 

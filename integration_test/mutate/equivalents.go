@@ -6,6 +6,7 @@ var equivalents = []equivalent{
 	{consumeSharded, "another of the two shards is picked, or always the first", "only who waits for whom depends on it: bench measures that"},
 	{consumeSeveral, "`_ratelimit_consume_several` goes on to `_ratelimit_apply` more often, as by `>` for `>=`", "that decides the same, and slower"},
 	{"ratelimit/demand.go", "`left <= d.floor` for `left < d.floor`", "where they are equal, the floor is set to what it is"},
+	{balance, "in `_ratelimit_left`, a refill counts from now, not from the rows' ts", "it is asked only after a denial, and before that ts nothing is refilled: the call stays denied"},
 	{coalesce, "without `floor(b.available / b.count) * b.count > b.available`", "more than one of a key are whole counts (a contract of the arguments), whose multiples up to 1e15 are exact: no quotient of less is then rounded up to a whole number (2 million tried)"},
 	{coalesce, "`r.ctid = s.tid` alone, without `r.value = s.value` or `r.ts = s.ts`", "on servers since November 2025, which look at it again after waiting; on 15.14 TestCoalescerDecidesAnewOnWhatItWaitedFor and TestCoalescerOverGrant notice"},
 	{coalesce, "without the `SET enable_...` but seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "plans, which bench measures"},

@@ -206,7 +206,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may owe, alone, as much as all together",
 		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN NOT reserve THEN floors[p] ELSE 0 END AS floor,",
-		tests: "TestAShardThatIsFoundWantingIsNotHeld",
+		tests: "TestAChargeThatWaitedForAShardIsSharedByAll",
 	}, {
 		name: "apply-full-shards", file: apply, what: "full shards are added up to a little less, or more, than the capacity",
 		old: "                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN", new: "                    IF rows[i] = 0 THEN",
@@ -287,7 +287,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
 		old: "                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                END IF;",
-		tests: "TestModel",
+		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
 		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
@@ -307,10 +307,6 @@ var sqlMutations = []mutation{
 	}, {
 		name: "left-above-capacity", file: balance, what: "by hand, a reservation of more than the capacity forfeits",
 		old: "IF reserve AND start IS NOT NULL AND count <= capacity THEN", new: "IF reserve AND start IS NOT NULL THEN",
-		tests: "TestByHandAnswersLikeTheLibrary",
-	}, {
-		name: "left-latest", file: balance, what: "by hand, what a window would refill counts from now, though it was refilled later",
-		old: "                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),\n                date_bin", new: "                at,\n                date_bin",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
@@ -371,7 +367,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-time-backwards", file: refund, what: "rows of before a consumption get it back",
 		old: " AND latest >= taken_at", new: "",
-		tests: "TestModel",
+		tests: "TestRefundAfterTheClockSteppedBackNeverMints",
 	}, {
 		name: "refund-held", file: refund, what: "a bucket gets back what it was not short of",
 		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] * parts[i]\n",
