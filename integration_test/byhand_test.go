@@ -685,17 +685,17 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	}
 }
 
-// newTenants makes the table and trigger of the README.
+// newTenants makes the table and trigger of docs/sql.md.
 func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), docSQL(t, "From SQL", "CREATE TRIGGER")); err != nil {
+	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "CREATE TRIGGER")); err != nil {
 		t.Fatal(err)
 	}
 	return pool
 }
 
-// The trigger of the README, with many who insert at once, of several tenants, at every isolation level: what is in the table is
+// The trigger of docs/sql.md, with many who insert at once, of several tenants, at every isolation level: what is in the table is
 // what the limit allows, exactly.
 func TestByHandATriggerLimitsInserts(t *testing.T) {
 	t.Parallel()
@@ -778,9 +778,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	if _, err := role.Exec(t.Context(), insert); sqlState(err) != "42501" {
 		t.Errorf("without rights on the limits: %v", err)
 	}
-	if _, err := pool.Exec(t.Context(), "ALTER FUNCTION limit_messages() SECURITY DEFINER SET search_path = "+schema+", pg_temp"); err != nil {
-		t.Fatal(err)
-	}
+	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "ALTER FUNCTION limit_messages()"), schema, ""))
 	// A table of its own, which comes first in its search_path, does not help.
 	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE rate_limits (LIKE `+schema+`.rate_limits)`); err != nil && sqlState(err) != "42501" {
 		t.Fatal(err)
@@ -796,5 +794,69 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	}
 	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.rate_limits`); sqlState(err) != "42501" {
 		t.Errorf("the role can touch the limits: %v", err)
+	}
+	// Nor can a table of its own, with that function for a trigger, take the tokens of others.
+	_, err := role.Exec(t.Context(), `CREATE TEMP TABLE mine (tenant text); CREATE TRIGGER mine AFTER INSERT ON mine
+		REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION `+schema+`.limit_messages()`, pgx.QueryExecModeSimpleProtocol)
+	if sqlState(err) != "42501" {
+		t.Errorf("the role can use the function: %v", err)
+	}
+}
+
+// The function of docs/sql.md that PostgREST calls before each request, in the request's transaction and as its role.
+func TestByHandAPreRequest(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	schema := schemaOf(t, pool)
+	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "limit_requests()"), schema, ""))
+	role := newRole(t, pool, true)
+	failed := errors.New("the request failed")
+	request := func(method, claims string, mode pgx.TxAccessMode, result error) error {
+		return pgx.BeginTxFunc(t.Context(), role, pgx.TxOptions{AccessMode: mode}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `SELECT set_config('request.method', $1, true), set_config('request.jwt.claims', $2, true)`, method, claims); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(t.Context(), `SELECT `+schema+`.limit_requests()`); err != nil {
+				return err
+			}
+			return result
+		})
+	}
+	const ann = `{"role": "user", "sub": "ann"}`
+	if err := request("POST", ann, pgx.ReadWrite, failed); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	if err := request("GET", ann, pgx.ReadOnly, nil); err != nil {
+		t.Error(err)
+	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("a request that failed, and one that reads, are counted:\n%s", rows)
+	}
+	if err := request("POST", ann, pgx.ReadWrite, nil); err != nil {
+		t.Error(err)
+	}
+	if rows := tableOf(t, pool); !strings.HasPrefix(rows, "(requests,ann,0,1,99,") || strings.Contains(rows, "\n") {
+		t.Errorf("after one request the table is\n%s", rows)
+	}
+	for _, no := range []struct {
+		what, method, claims string
+		mode                 pgx.TxAccessMode
+		state                string
+	}{
+		{"without a subject", "POST", `{"role": "anon"}`, pgx.ReadWrite, "22023"},
+		{"a function that is STABLE", "POST", ann, pgx.ReadOnly, "25006"},
+	} {
+		if err := request(no.method, no.claims, no.mode, nil); sqlState(err) != no.state {
+			t.Errorf("%s: %v, want %s", no.what, err, no.state)
+		}
+	}
+	mustExec(t, pool, `UPDATE rate_limits SET value = 0, ts = now() + interval '1 hour'`)
+	if err := request("POST", ann, pgx.ReadWrite, nil); sqlState(err) != "PT429" {
+		t.Errorf("%v, want a denial", err)
+	}
+	for _, sql := range []string{"DELETE FROM " + schema + ".rate_limits", "SELECT " + schema + ".ratelimit_reset('{requests}', '{ann}')"} {
+		if _, err := role.Exec(t.Context(), sql); sqlState(err) != "42501" {
+			t.Errorf("%s: %v, want 42501", sql, err)
+		}
 	}
 }

@@ -3,8 +3,14 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -45,7 +51,7 @@ func docSQL(t *testing.T, page, words string) (block string) {
 	return block
 }
 
-// night is the limits of the README at 3 a.m., and a pool with their rows.
+// night is the limits of docs/operations.md, and a pool with their rows.
 type night struct {
 	*testing.T
 	pool    *pgxpool.Pool
@@ -134,10 +140,10 @@ func toText(v any) string {
 	return "?"
 }
 
-// TestTheReadmeAt3AM runs every query of that section as it is printed.
-func TestTheReadmeAt3AM(t *testing.T) {
+// TestOperationsAt3AM runs the SQL of the recipes as it is printed.
+func TestOperationsAt3AM(t *testing.T) {
 	t.Parallel()
-	runDoc(t, "At 3 a.m.", map[string]func(n *night, sql string){
+	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
@@ -184,6 +190,42 @@ func TestTheReadmeAt3AM(t *testing.T) {
 				n.Error("the query shows somebody who waits, when nobody does any more")
 			}
 		},
+		"name = 'signUps' AND key = ''": func(n *night, sql string) {
+			n.consume(n.pool, nightSignUps.Key("another").Count(100))
+			for n.consume(n.pool, nightSignUps.Global().Count(100)) { // twice, if a new hour begins
+			}
+			if rows := n.exec(sql); rows != 1 {
+				n.Errorf("%d rows deleted", rows)
+			}
+			if !n.consume(n.pool, nightSignUps.Global().Count(100)) {
+				n.Error("it is not full")
+			}
+		},
+		"to_regproc": func(n *night, sql string) {
+			found := `SELECT q.found IS NOT NULL FROM (` + strings.TrimSuffix(sql, ";") + `) AS q`
+			if !n.is(found) || !n.is(`SELECT current_schema() = ANY (q.search_path) FROM (`+strings.TrimSuffix(sql, ";")+`) AS q`) {
+				n.Error("not found")
+			}
+			for name, want := range map[string]bool{"with USAGE": true, "without": false} {
+				var is bool
+				if err := newRole(n.T, n.pool, want).QueryRow(n.Context(), found).Scan(&is); err != nil || is != want {
+					n.Errorf("a role %s: %v, %v", name, is, err)
+				}
+			}
+			err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(n.Context(), "SET LOCAL search_path = pg_temp"); err != nil {
+					return err
+				}
+				var is bool
+				if err := tx.QueryRow(n.Context(), found).Scan(&is); err != nil || is {
+					n.Errorf("with another search_path: %v, %v", is, err)
+				}
+				return nil
+			})
+			if err != nil {
+				n.Error(err)
+			}
+		},
 		"DELETE FROM rate_limits WHERE name = 'sendMessage' AND key = 'user-17'": func(n *night, sql string) {
 			user, other := nightMessages.Key("user-17"), nightMessages.Key("user-18")
 			for range 3 { // again and again
@@ -216,10 +258,10 @@ func TestTheReadmeAt3AM(t *testing.T) {
 					n.Error("somebody else is shut out")
 				}
 				if used { // with shards
-					n.exec(docSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "docs/operations.md", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
 					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
 					n.consume(n.pool, sharded)
-					n.exec(docSQL(n.T, "At 3 a.m.", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "docs/operations.md", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
 					n.exec(sql)
 					if result, err := n.limiter.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
 						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
@@ -235,12 +277,77 @@ func TestTheReadmeAt3AM(t *testing.T) {
 	})
 }
 
-// TestTheReadmeOnSweeping runs every query of that section as it is printed.
-func TestTheReadmeOnSweeping(t *testing.T) {
+// TestOperationsInProduction runs the SQL of the sections on production as it is printed.
+func TestOperationsInProduction(t *testing.T) {
 	t.Parallel()
-	runDoc(t, "Sweeping", map[string]func(n *night, sql string){
+	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {
 			n.sweeps(sql, nightMessages.Name())
+		},
+		"ts > now() + interval '1 minute'": func(n *night, sql string) {
+			user := nightMessages.Key("user-17")
+			n.exec(`INSERT INTO rate_limits VALUES ('sendMessage', 'user-17', 0, 1, 0, now() + interval '74 years')`)
+			n.consume(n.pool, nightMessages.Key("user-18"))
+			if n.consume(n.pool, user) {
+				n.Error("it is refilled before the clock is there again")
+			}
+			if rows := n.exec(sql); rows != 1 {
+				n.Errorf("%d rows deleted", rows)
+			}
+			if !n.consume(n.pool, user.Count(20)) {
+				n.Error("it is not full")
+			}
+		},
+		"DISABLE TRIGGER limit_messages": func(n *night, sql string) {
+			schema := schemaOf(n.T, n.pool)
+			trigger := docSQL(n.T, "docs/sql.md", "CREATE TRIGGER")
+			mustExec(n.T, n.pool, trigger)
+			load := func(tx pgx.Tx, rows int) error {
+				_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows))
+				return err
+			}
+			// As a dump loads it: with an empty search_path, and then the rows of the limit.
+			restore := func(rows int) error {
+				return pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(n.Context(), `SELECT set_config('search_path', '', true)`); err != nil {
+						return err
+					}
+					if err := load(tx, rows); err != nil {
+						return err
+					}
+					_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.rate_limits VALUES ('messages', 'acme', 0, 1, 50, now())`, schema))
+					return err
+				})
+			}
+			wants := func(how string, rows int, state string) {
+				n.Helper()
+				if err := restore(rows); sqlState(err) != state || state == "" && err != nil {
+					n.Errorf("%s, %d rows: %v, want %q", how, rows, err, state)
+				}
+			}
+			wants("without a search_path", 150, "42883")
+			mustExec(n.T, n.pool, `ALTER FUNCTION limit_messages() SET search_path = `+schema+`, pg_temp`)
+			wants("with one", 150, "23505")
+			wants("with one", 300, "22023")
+			disable, enable, ok := strings.Cut(sql, "-- Load the rows here.")
+			if !ok {
+				n.Fatal("the block does not say where to load the rows")
+			}
+			mustExec(n.T, n.pool, disable)
+			wants("disabled", 300, "")
+			mustExec(n.T, n.pool, enable)
+			if err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error { return load(tx, 201) }); sqlState(err) != "22023" {
+				n.Errorf("enabled again: %v", err)
+			}
+		},
+		"INSERT INTO limits.rate_limits": func(n *night, sql string) {
+			n.renamesItsSchema()
+			n.consume(n.pool, nightMessages.Key("ann").Count(15))
+			moved := newPool(n.T, 1)
+			mustExec(n.T, moved, strings.ReplaceAll(named(sql, schemaOf(n.T, n.pool), ""), "limits.rate_limits", schemaOf(n.T, moved)+".rate_limits"))
+			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
+				n.Error("where it has moved to, something else than the rest is left")
+			}
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
 			n.exec(`INSERT INTO rate_limits VALUES ('a limit of last year', 'ann', 0, 1, 5, now())`)
@@ -252,8 +359,7 @@ func TestTheReadmeOnSweeping(t *testing.T) {
 	})
 }
 
-// runDoc runs the tests of a page's blocks, each of which is named by words that are in it. A block without a test is a
-// failure.
+// runDoc runs tests of a page's blocks, each of which is named by words that are in it.
 func runDoc(t *testing.T, page string, tests map[string]func(n *night, sql string)) {
 	t.Helper()
 	for words, test := range tests {
@@ -262,10 +368,91 @@ func runDoc(t *testing.T, page string, tests map[string]func(n *night, sql strin
 			test(&night{T: t, pool: newPool(t, 4)}, docSQL(t, page, words))
 		})
 	}
-	blocks := docBlocks(t, page)
-	if len(blocks) != len(tests) {
-		t.Errorf("%s has %d blocks of SQL, %d are tested", page, len(blocks), len(tests))
+}
+
+// TestEverySQLBlockOfTheDocsIsTested wants a call of docSQL or runDoc for every block of the README and of the pages under docs/.
+func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
+	t.Parallel()
+	asked := askedBlocks(t)
+	pages, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
 	}
+	tested := 0
+	for _, file := range append(pages, "../README.md") {
+		page := strings.TrimPrefix(filepath.ToSlash(file), "../")
+		blocks := docBlocks(t, page)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), "```sql"); n != len(blocks) {
+			t.Errorf("%s has %d blocks of SQL, %d of them as docBlocks finds them: not indented", page, n, len(blocks))
+		}
+		for _, block := range blocks {
+			if !slices.ContainsFunc(asked[page], func(words string) bool { return strings.Contains(block, words) }) {
+				t.Errorf("%s: no test runs\n%s", page, block)
+			} else {
+				tested++
+			}
+		}
+	}
+	if tested == 0 {
+		t.Error("no page has any SQL")
+	}
+}
+
+// askedBlocks is the words by which the tests of this package ask docSQL and runDoc for blocks, by page.
+func askedBlocks(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := map[string][]string{}
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 3 {
+				return true
+			}
+			fn, ok := call.Fun.(*ast.Ident)
+			if !ok || fn.Name != "docSQL" && fn.Name != "runDoc" {
+				return true
+			}
+			words := []ast.Expr{call.Args[2]}
+			if tests, ok := call.Args[2].(*ast.CompositeLit); ok {
+				words = nil
+				for _, test := range tests.Elts {
+					words = append(words, test.(*ast.KeyValueExpr).Key)
+				}
+			}
+			for _, w := range words {
+				if w := literal(w); w != "" {
+					asked[literal(call.Args[1])] = append(asked[literal(call.Args[1])], w)
+				}
+			}
+			return true
+		})
+	}
+	return asked
+}
+
+// literal is the value of a string literal, "" of anything else.
+func literal(e ast.Expr) string {
+	lit, ok := e.(*ast.BasicLit)
+	if !ok {
+		return ""
+	}
+	s, err := strconv.Unquote(lit.Value)
+	if err != nil {
+		return ""
+	}
+	return s
 }
 
 // sweeps wants a sweep, of more rows than are in a batch, to delete those that have been full for an hour, and no others.
@@ -294,7 +481,69 @@ func (n *night) sweeps(sql, name string) {
 	}
 }
 
-// What the README says does not work.
+// renamesItsSchema wants all calls to fail while the schema has another name, or to work on what has taken the old one.
+func (n *night) renamesItsSchema() {
+	n.Helper()
+	old := schemaOf(n.T, n.pool)
+	renamed := old + "_renamed"
+	key := nightMessages.Key("ann")
+	// There, the session has the new name in its path.
+	there := func(do func(tx pgx.Tx)) {
+		n.Helper()
+		err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(n.Context(), "SET LOCAL search_path = "+renamed)
+			if err == nil {
+				do(tx)
+			}
+			return err
+		})
+		if err != nil && sqlState(err) != "" {
+			n.Error(err)
+		}
+	}
+	mustExec(n.T, n.pool, "ALTER SCHEMA "+old+" RENAME TO "+renamed)
+	for name, call := range map[string]func(tx pgx.Tx) error{
+		"Consume": func(tx pgx.Tx) error { _, err := n.limiter.Consume(n.Context(), tx, key); return err },
+		"several": func(tx pgx.Tx) error {
+			_, err := n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())
+			return err
+		},
+		"Check": func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
+		"Reset": func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
+		"ratelimit": func(tx pgx.Tx) error {
+			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`)
+			return err
+		},
+		"ratelimit_keys": func(tx pgx.Tx) error {
+			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`)
+			return err
+		},
+	} {
+		there(func(tx pgx.Tx) {
+			if err := call(tx); denied(err) || sqlState(err) != "3F000" && sqlState(err) != "42P01" {
+				n.Errorf("%s in a renamed schema: %v, want 3F000 or 42P01", name, err)
+			}
+		})
+	}
+	text, err := os.ReadFile("../migrations/schema.sql")
+	if err != nil {
+		n.Fatal(err)
+	}
+	mustExec(n.T, n.pool, "CREATE SCHEMA "+old)
+	mustExec(n.T, n.pool, string(text))
+	there(func(tx pgx.Tx) {
+		if !n.consume(tx, key) {
+			n.Error("denied")
+		}
+	})
+	if !n.is(fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s.rate_limits) AND NOT EXISTS (SELECT FROM %s.rate_limits)`, old, renamed)) {
+		n.Error("it did not consume from the schema of the old name")
+	}
+	mustExec(n.T, n.pool, "DROP SCHEMA "+old+" CASCADE; ALTER SCHEMA "+renamed+" RENAME TO "+old)
+	works(n.T, n.pool)
+}
+
+// What docs/operations.md says does not work.
 func TestNoRowLiftsALimit(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{nightMessages, nightSignUps} {
@@ -315,7 +564,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	pool := newPool(t, 1)
 	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
-			if _, err := tx.Exec(t.Context(), docSQL(t, "At 3 a.m.", "ratelimit_keys('"+name+"'")); err != nil {
+			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit_keys('"+name+"'")); err != nil {
 				return err
 			}
 		}
@@ -326,11 +575,11 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	}
 }
 
-// The calls of the section on SQL are those of the Go limits that the README has elsewhere.
-func TestTheReadmesCallsFromSQL(t *testing.T) {
+// The calls of docs/sql.md are those of the Go limits that other pages have.
+func TestTheDocumentedCallsInSQL(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 1)
-	calls := docSQL(t, "From SQL", "FROM ratelimit(")
+	pool := newPool(t, 2)
+	calls := docSQL(t, "docs/sql.md", "FROM ratelimit('signUps'")
 	results, err := acquire(t, pool).PgConn().Exec(context.WithoutCancel(t.Context()), calls).ReadAll()
 	if err != nil || len(results) != 3 {
 		t.Fatalf("%d results, %v", len(results), err)
@@ -340,5 +589,14 @@ func TestTheReadmesCallsFromSQL(t *testing.T) {
 		if string(row[0]) != "t" || string(row[1]) != want {
 			t.Errorf("call %d: %s, want %s", i, row, want)
 		}
+	}
+	var ok bool
+	var retryAfter time.Duration
+	if err := pool.QueryRow(t.Context(), docSQL(t, "docs/sql.md", "$1"), "user-17").Scan(&ok, &retryAfter); err != nil || !ok || retryAfter != 0 {
+		t.Errorf("with a parameter: %v, %v, %v", ok, retryAfter, err)
+	}
+	var left float64
+	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit_keys('sendMessage', 10, '1 minute', capacity => 20) WHERE key = 'user-17'`).Scan(&left); err != nil || left < 18 || left >= 19 {
+		t.Errorf("after two calls of user-17 %v are left, %v", left, err)
 	}
 }

@@ -207,12 +207,12 @@ var rowsByHand = []string{
 	"LOCK TABLE rate_limits IN EXCLUSIVE MODE; SELECT 1", "SELECT FROM rate_limits FOR UPDATE",
 }
 
-func TestTheReadmesGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
+func TestTheDocumentedGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(docSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schemaOf(t, owner), role))
 	app := asRole(t, owner, role, 4)
 	wantWays(t, everyWay(t, app))
 	wantRefused(t, app, append(ownersOnly, "CREATE TABLE more (x text)")...)
@@ -260,7 +260,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(docSQL(t, "Production", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
 	reader := asRole(t, owner, role, 2)
 	before := tableOf(t, owner)
 
@@ -309,7 +309,7 @@ func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
 		t.Fatal(err)
 	}
 	mustExec(t, owner, string(text))
-	mustExec(t, admin, named(docSQL(t, "Production", "SECURITY DEFINER"), schema, appRole))
+	mustExec(t, admin, named(docSQL(t, "docs/security.md", "SECURITY DEFINER"), schema, appRole))
 	return admin, owner, asRole(t, admin, appRole, conns)
 }
 
@@ -332,4 +332,35 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 			t.Errorf("another role, %s: %v, want 42501", verb, err)
 		}
 	}
+}
+
+// Where new tables are granted to the roles of an API, as in the schema public of Supabase, these can reset and delete, until the
+// rights are taken away.
+func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
+	t.Parallel()
+	owner := connect(t, newSchema(t), 2)
+	schema, anon, user := schemaOf(t, owner), createRole(t, owner), createRole(t, owner)
+	for _, role := range []string{anon, user} {
+		mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON TABLES TO app_user", schema, role))
+	}
+	text, err := os.ReadFile("../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, owner, string(text))
+	seed(t, owner)
+	clients := []*pgxpool.Pool{asRole(t, owner, anon, 1), asRole(t, owner, user, 1)}
+	for i, key := range []string{"seeded", "reset"} {
+		var rows int
+		if err := clients[i].QueryRow(t.Context(), "SELECT ratelimit_reset('{window}', ARRAY[$1])", key).Scan(&rows); err != nil || rows != 1 {
+			t.Errorf("a client resets %d rows, %v", rows, err)
+		}
+	}
+	revoke := docSQL(t, "docs/security.md", "REVOKE ALL ON public.rate_limits")
+	mustExec(t, owner, strings.NewReplacer("public.", schema+".", "anon", anon, "authenticated", user).Replace(revoke))
+	for _, client := range clients {
+		wantRefused(t, client, rowsByHand...)
+		wantRefused(t, client, "SELECT ratelimit_reset('{bucket}', '{seeded}')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
+	}
+	wantWays(t, everyVerb(t, owner))
 }

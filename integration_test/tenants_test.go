@@ -34,8 +34,8 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
 	role, schema := createRole(t, owner), schemaOf(t, owner)
-	mustExec(t, owner, named(docSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schema, role))
-	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(docSQL(t, "Production", "CREATE POLICY")) // and not app.tenant
+	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
+	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(docSQL(t, "docs/security.md", "CREATE POLICY")) // and not app.tenant
 	mustExec(t, owner, policy)
 	app := asRole(t, owner, role, 4)
 	var limiter ratelimit.Limiter
@@ -163,7 +163,7 @@ func TestASchemaForEachTenant(t *testing.T) {
 	}
 
 	role := createRole(t, a)
-	mustExec(t, a, named(docSQL(t, "Install and migrate", "GRANT USAGE ON SCHEMA app"), schemas[0], role))
+	mustExec(t, a, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schemas[0], role))
 	tenant := asRole(t, a, role, 1)
 	before := tableOf(t, b)
 	for _, request := range []ratelimit.Request{limit.Key("ann"), limit.Key("fresh")} {

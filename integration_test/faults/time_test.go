@@ -299,7 +299,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 	}
 	check()
 
-	// Who was granted something in the year 2100 has nothing refilled until then, as the README says, until he is reset.
+	// A key that was granted something in the year 2100 has nothing refilled until then, as docs/operations.md says, until it is reset.
 	clock.to(year2100)
 	for _, c := range all {
 		if denial := c.once(t.Context(), t); denial != nil {

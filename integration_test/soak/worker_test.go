@@ -547,7 +547,7 @@ func answerOf(r ratelimit.Result) answer {
 	return a
 }
 
-// resetByHand resets as the README says.
+// resetByHand resets as docs/operations.md says.
 func (w *worker) resetByHand(ctx context.Context, c *call) error {
 	_, err := w.pool.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
 	c.Granted = err == nil
