@@ -1,0 +1,412 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestCoalescerIsExact lets random calls arrive in a known order while others are at the database, so that they are decided
+// by one statement, and makes the same calls one after another on a pool of another schema. Every answer must be the same, and
+// so must the tables.
+func TestCoalescerIsExact(t *testing.T) {
+	t.Parallel()
+	for i := range 3 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			playBatches(t, 60)
+		})
+	}
+}
+
+func playBatches(t *testing.T, rounds int) {
+	r := newRand(t)
+	together, apart := newPool(t, 6), newPool(t, 1)
+	coalescer := &ratelimit.Coalescer{Pool: together}
+	defer coalescer.Close()
+	limiter, clock := newLimiter()
+	type asked struct {
+		verb     string
+		asks     []ask
+		requests []ratelimit.Request
+		result   ratelimit.Result
+		err      error
+	}
+	granted, denials := 0, 0
+	limits := make([]ratelimit.Limit, 3)
+	for round := 0; round < rounds || granted < rounds || denials < rounds; round++ { // until there was enough of both
+		if round == 5*rounds {
+			t.Fatalf("%d grants and %d denials in %d rounds are no test", granted, denials, round)
+		}
+		for i := range limits {
+			if round == 0 || r.IntN(8) == 0 {
+				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1)
+			}
+		}
+		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
+		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
+		changing := r.IntN(4) == 0
+		same := randomTokens(r, limits[0].Capacity())
+		whole, equal, of := r.IntN(2) == 0, r.IntN(2) == 0, limits[:oneOf(r, 1, 1, 3)]
+		calls := make([]asked, oneOf(r, 1, 5, 40))
+		for i := range calls {
+			c := &calls[i]
+			c.verb = "consume"
+			if r.IntN(5) == 0 && reserve > 0 {
+				c.verb = "charge"
+			}
+			for range 1 + r.IntN(several+1) {
+				limit := oneOf(r, of...)
+				if changing && r.IntN(3) == 0 {
+					limit = randomLimit(r, limit.Name(), 1)
+				}
+				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same, reserve: reserve > 0 && r.IntN(3) == 0}
+				if several > 0 || limit.Config().Kind == ratelimit.KindFixedWindow {
+					a.reserve = false // such a call goes alone, in no order with the others
+				}
+				switch {
+				case whole:
+					a.count = 1
+				case !equal && r.IntN(3) == 0:
+					a.count = randomTokens(r, limit.Capacity())
+				}
+				c.asks, c.requests = append(c.asks, a), append(c.requests, a.request())
+			}
+		}
+
+		release := holdFlights(t, coalescer, together)
+		var wg sync.WaitGroup
+		for i := range calls {
+			c := &calls[i]
+			ctx := newArrival(t.Context())
+			gone := make(chan struct{})
+			wg.Go(func() {
+				defer close(gone)
+				// Each has a Limiter of its own: one refuses a name with two definitions.
+				c.result, c.err = call(ctx, &ratelimit.Limiter{Clock: limiter.Clock}, coalescer, c.verb, "", c.requests)
+			})
+			select {
+			case <-ctx.arrived:
+			case <-gone: // it was refused
+			}
+		}
+		release()
+		wg.Wait()
+
+		for i, c := range calls {
+			want, wantErr := call(t.Context(), &ratelimit.Limiter{Clock: limiter.Clock}, apart, c.verb, "", c.requests)
+			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
+				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
+			}
+			switch {
+			case c.err == nil:
+				granted++
+			case denied(c.err):
+				denials++
+			}
+		}
+		got, want := readTable(t, together), readTable(t, apart)
+		delete(got, rowsOf{"hold", "a"})
+		delete(got, rowsOf{"hold", "b"})
+		if !maps.EqualFunc(got, want, slices.Equal) {
+			t.Fatalf("round %d\ntogether %v\napart    %v", round, got, want)
+		}
+	}
+	t.Logf("%d granted, %d denied", granted, denials)
+}
+
+func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := slow("limit", 100)
+	var requests []ratelimit.Request
+	for i := range 300 {
+		requests = append(requests, limit.Key(fmt.Sprint(i%2)))
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, requests...)
+	release()
+	f.wg.Wait()
+	for i, err := range f.errs {
+		if want := i < 200; (err == nil) != want || err != nil && !denied(err) {
+			t.Errorf("call %d: %v, want granted %v", i, err, want)
+		}
+	}
+	if n := s.count("_ratelimit_coalesce"); n != 1 {
+		t.Errorf("%d statements for 300 calls, want 1", n)
+	}
+}
+
+func TestCoalescerLetsALoneCallThrough(t *testing.T) {
+	t.Parallel()
+	pool, s := traced(t, newPool(t, 2), 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	var limiter ratelimit.Limiter
+	for range 10 {
+		if _, err := limiter.Consume(t.Context(), coalescer, slow("limit", 100).Global()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, all := s.count("_ratelimit_consume"), s.count(""); n != 10 || all != 10 {
+		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
+	}
+}
+
+func TestCoalescerDenialsWriteNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit, other := slow("limit", 3), slow("other", 1)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, limit.Global().Count(3)); err != nil {
+		t.Fatal(err)
+	}
+	row := func() (xmin, xmax string) {
+		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM rate_limits WHERE name = 'limit'`).Scan(&xmin, &xmax); err != nil {
+			t.Fatal(err)
+		}
+		return xmin, xmax
+	}
+	xmin, xmax := row()
+	for _, requests := range [][]ratelimit.Request{
+		{limit.Global(), limit.Global(), limit.Global()},   // a sum
+		{limit.Key("new"), limit.Global(), limit.Global()}, // sums of keys, one without a row
+		{other.Key("new"), limit.Global(), limit.Global()}, // without a row
+		{other.Key("new").Count(0), limit.Global(), limit.Global()},
+	} {
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, requests...)
+		release()
+		f.wg.Wait()
+		for i, err := range f.errs {
+			if want := requests[i] == limit.Global(); denied(err) != want || !want && err != nil {
+				t.Errorf("call %d: %v, want denied %v", i, err, want)
+			}
+		}
+		if xmin2, xmax2 := row(); xmin2 != xmin || xmax2 != xmax {
+			t.Errorf("the row was %s, %s and is %s, %s", xmin, xmax, xmin2, xmax2)
+		}
+	}
+}
+
+func TestCoalescerOnASerializableDatabase(t *testing.T) {
+	t.Parallel()
+	for _, async := range []bool{false, true} {
+		// Of 4 keys, two are asked for 260 of their 250 tokens, and two for 240.
+		for keys, want := range map[int]float64{1: 0, 4: 20} {
+			pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
+			limit := slow("limit", float64(1000/keys))
+			var limiter ratelimit.Limiter
+			var wg sync.WaitGroup
+			for range 2 { // as in two processes
+				coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
+				defer coalescer.Close()
+				for range 10 {
+					wg.Go(func() {
+						for i := range 50 {
+							if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(i%keys))); err != nil && !denied(err) {
+								t.Error(err)
+								return
+							}
+						}
+					})
+				}
+			}
+			wg.Wait()
+			left := 0.0
+			for i := range keys {
+				left += remaining(t, pool, limit.Key(fmt.Sprint(i)))
+			}
+			if left < want || left > want+0.01 {
+				t.Errorf("%d keys: %v tokens are left, want %v", keys, left, want)
+			}
+			t.Logf("%d keys: %d statements, failed: %v", keys, s.count(""), s.failed)
+		}
+	}
+}
+
+// Where a transaction has one snapshot, whatever was committed since would be a conflict.
+func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for _, sql := range []string{
+		`SELECT _ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
+		`SELECT _ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+	} {
+		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
+			err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), sql)
+				return err
+			})
+			if want := map[bool]string{level != pgx.ReadCommitted: "RL003"}[true]; sqlState(err) != want {
+				t.Errorf("%s: %s: %v, want SQLSTATE %q", level, sql, err, want)
+			}
+		}
+	}
+}
+
+func TestCoalescerAsyncCommit(t *testing.T) {
+	t.Parallel()
+	for _, async := range []bool{false, true} {
+		pool := newPool(t, 6)
+		if _, err := pool.Exec(t.Context(), `CREATE TABLE settings (v text);
+			CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO settings VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
+			CREATE TRIGGER note BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name <> 'hold') EXECUTE FUNCTION note()`); err != nil {
+			t.Fatal(err)
+		}
+		want := "on"
+		if async {
+			want = "off"
+		}
+		coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
+		defer coalescer.Close()
+		limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(2))
+		var limiter ratelimit.Limiter
+		if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil { // alone
+			t.Fatal(err)
+		}
+		release := holdFlights(t, coalescer, pool)
+		f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), sharded.Global())
+		release()
+		f.wg.Wait()
+		release = holdFlights(t, coalescer, pool)
+		more := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
+		release()
+		more.wg.Wait()
+		var n, right int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE v = $1) FROM settings`, want).Scan(&n, &right); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(append(f.errs, more.errs...)...); n < 5 || n != right || err != nil {
+			t.Errorf("async %v: %d of %d rows were written with synchronous_commit %s; %v", async, right, n, want, err)
+		}
+		var now string
+		for range 6 {
+			if err := pool.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&now); err != nil || now != "on" {
+				t.Errorf("left behind: %s, %v", now, err)
+			}
+		}
+	}
+}
+
+func TestCoalescerShardedRows(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	three, one := slow("limit", 90, ratelimit.Shards(3)), slow("limit", 90)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, three.Key("a")); err != nil {
+		t.Fatal(err)
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, one.Key("a"), three.Key("b"), one.Key("a"), one.Key("c"), three.Key("b"))
+	release()
+	f.wg.Wait()
+	// Each asks for more than a shard has, and no row is missing.
+	if _, err := limiter.Consume(t.Context(), pool, three.Key("d")); err != nil {
+		t.Fatal(err)
+	}
+	var decided int
+	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
+		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
+	}
+	other := &ratelimit.Coalescer{Pool: pool} // which knows no reason not to ask for sums
+	defer other.Close()
+	release = holdFlights(t, other, pool)
+	more := enqueue(t, other, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a"))
+	release()
+	more.wg.Wait()
+	for i, err := range append(f.errs, more.errs...) {
+		if err != nil {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	for _, c := range []struct {
+		request ratelimit.Request
+		want    float64
+	}{{one.Key("a"), 86}, {three.Key("b"), 88}, {one.Key("c"), 89}, {one.Key("d"), 9}} {
+		request, want := c.request, c.want
+		if left := remaining(t, pool, request); left < want-0.01 || left > want+0.01 {
+			t.Errorf("%v: %v tokens are left, want %v", request, left, want)
+		}
+	}
+}
+
+// TestCoalescerOverGrant is not parallel: it wants the machine for itself.
+func TestCoalescerOverGrant(t *testing.T) {
+	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
+	pool := newPool(t, 8)
+	// Two processes, so to speak.
+	coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool}}
+	var limiter ratelimit.Limiter
+	var turn atomic.Int64
+	take := func(ctx context.Context, key string) (ratelimit.Result, error) {
+		return limiter.Consume(ctx, coalescers[turn.Add(1)%2], limit.Key(key))
+	}
+	// Others ask for other keys, so that statements are for several as well.
+	others, enough := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for others.Err() == nil {
+				if _, err := take(t.Context(), fmt.Sprint(i)); err != nil && !denied(err) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	defer func() {
+		enough()
+		wg.Wait()
+		for _, coalescer := range coalescers {
+			coalescer.Close()
+		}
+	}()
+	hammer(t, func(ctx context.Context) (ratelimit.Result, error) { return take(ctx, "k") }).exact(t, 0)
+}
+
+// Several flights find out at the same time that the database's default isolation level is another.
+func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) {
+	t.Parallel()
+	config := newPool(t, 1).Config()
+	startWith(t, config.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
+	config.MaxConns = 4
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	var limiter ratelimit.Limiter
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	for round := range 20 {
+		coalescer := &ratelimit.Coalescer{Pool: pool}
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(round), fmt.Sprint(i))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		coalescer.Close()
+	}
+}

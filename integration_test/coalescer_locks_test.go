@@ -1,0 +1,305 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// A statement that has waited for a row finds it changed: by its value, or by its time alone, or, in a window, by its value
+// alone. Each time it has to decide anew.
+func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.TokenBucket("bucket", 10, 10*time.Minute)
+	window := ratelimit.FixedWindow("window", 10, 10*time.Minute, ratelimit.Start(noon))
+	for _, c := range []struct {
+		name    string
+		limit   ratelimit.Limit
+		minutes int     // after the first call
+		taken   float64 // by the transaction that is waited for
+		left    float64
+	}{
+		{"both", bucket, 0, 3, 4},
+		{"the time", bucket, 1, 1, 7}, // 9 and a minute is 10; 9
+		{"the value", window, 1, 3, 4},
+		{"nothing", bucket, 0, 0, 7},
+		{"all but one", bucket, 0, 8, 0}, // one is granted
+		{"everything", bucket, 0, 9, 0},  // both are denied
+	} {
+		asked := c.limit.Key("k")
+		decide := func(t *testing.T, requests ...ratelimit.Request) {
+			t.Parallel()
+			pool := newPool(t, 6)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
+			defer coalescer.Close()
+			limiter, clock := newLimiter()
+			for _, request := range slices.Compact(slices.Clone(requests)) {
+				if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+					t.Fatal(err)
+				}
+			}
+			clock.Advance(time.Duration(c.minutes) * time.Minute)
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Charge(t.Context(), tx, asked.Count(c.taken)); err != nil {
+				t.Fatal(err)
+			}
+			release := holdFlights(t, coalescer, pool)
+			var wg sync.WaitGroup
+			for _, request := range requests {
+				a := newArrival(t.Context())
+				wg.Go(func() {
+					if _, err := limiter.Consume(a, coalescer, request); err != nil && !denied(err) {
+						t.Error(err)
+					}
+				})
+				<-a.arrived
+			}
+			release()
+			waiting(t, pool, 1) // one statement for all
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+			result, err := limiter.Check(t.Context(), pool, asked.Count(0))
+			if err != nil || result.Requests[0].Remaining != c.left {
+				t.Errorf("%v are left, %v, want %v", result.Requests[0].Remaining, err, c.left)
+			}
+		}
+		t.Run(c.name+", batch", func(t *testing.T) {
+			decide(t, asked, asked, ratelimit.TokenBucket("other", 10, time.Minute).Key("k"))
+		})
+		t.Run(c.name+", keys", func(t *testing.T) { decide(t, asked, asked, c.limit.Key("other")) })
+		t.Run(c.name+", sum", func(t *testing.T) { decide(t, asked, asked) })
+	}
+}
+
+// TestCoalescerDoesNotDeadlock lets coalesced calls meet direct ones for several limits, transactions, and keys that come and
+// go, in any order. Postgres would end a deadlock with 40P01, which the pools' tracers would see though it is retried.
+func TestCoalescerDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	schema := newPool(t, 1)
+	pool, s := traced(t, schema, 16, nil)
+	coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool}}
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("a", 1e5, time.Second, ratelimit.MaxReserved(100)),
+		ratelimit.FixedWindow("b", 500, 100*time.Millisecond),
+		ratelimit.TokenBucket("c", 300, time.Second),
+	}
+	var limiter ratelimit.Limiter
+	var granted [4]atomic.Int64
+	var wg sync.WaitGroup
+	const enough = 10 // in each way; on a busy machine that takes longer
+	reached := func() bool {
+		for way := range granted {
+			if granted[way].Load() < enough {
+				return false
+			}
+		}
+		return true
+	}
+	begin := time.Now()
+	for i := range 48 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for since := time.Duration(0); since < unlessShort(3*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
+				var requests []ratelimit.Request
+				for range oneOf(r, 1, 1, 2, 4) {
+					request := oneOf(r, limits...).Key(fmt.Sprint(r.IntN(6))).Count(oneOf(r, 1, 1, 1, 0.5, 3))
+					if r.IntN(5) == 0 {
+						request = request.Reserve()
+					}
+					requests = append(requests, request)
+				}
+				var err error
+				way := oneOf(r, 0, 0, 0, 0, 0, 0, 1, 2, 3)
+				if i < 32 {
+					way = 0
+				}
+				switch way {
+				case 0:
+					_, err = limiter.Consume(t.Context(), coalescers[i%2], requests...)
+				case 1:
+					_, err = limiter.Consume(t.Context(), pool, requests...)
+				case 2:
+					err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, requests...)
+						return err
+					}, ratelimit.Isolation(pgx.ReadCommitted))
+				case 3:
+					err = limiter.Reset(t.Context(), pool, requests...)
+				}
+				if err == nil {
+					granted[way].Add(1)
+				} else if !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					t.Errorf("way %d: %v", way, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, coalescer := range coalescers {
+		coalescer.Close()
+	}
+	again := 0
+	for _, state := range s.failed {
+		if state == "40P01" {
+			t.Error("a deadlock")
+		}
+		again++
+	}
+	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d run again", granted[0].Load(), granted[1].Load(),
+		granted[2].Load(), granted[3].Load(), s.count(""), s.count("_ratelimit_coalesce"), again)
+	for way := range granted {
+		if granted[way].Load() < enough {
+			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)
+		}
+	}
+}
+
+// A statement for many locks rows in the order in which a direct call for several does: who holds the first of them finds the
+// second free.
+func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
+	t.Parallel()
+	one := slow("limit", 100)
+	for _, c := range []struct {
+		name          string
+		first, second ratelimit.Request
+	}{
+		{"limits", slow("a limit", 100).Key("k"), slow("limit", 100).Key("k")},
+		{"keys", one.Key("a").Count(0.5), one.Key("b")}, // a fraction: not by their sums
+		{"sums", one.Key("a"), one.Key("b")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 6)
+			tracedPool, statements := traced(t, pool, 4, nil)
+			coalescer := &ratelimit.Coalescer{Pool: tracedPool}
+			defer coalescer.Close()
+			var limiter ratelimit.Limiter
+			if _, err := limiter.Consume(t.Context(), pool, c.first, c.second); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := limiter.Consume(t.Context(), tx, c.first); err != nil {
+				t.Fatal(err)
+			}
+			release := holdFlights(t, coalescer, pool)
+			f := enqueue(t, coalescer, nil, c.second, c.first)
+			release()
+			waitingFor(t, pool, tx)
+			if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`); err != nil { // before a deadlock is found
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(t.Context(), tx, c.second); err != nil {
+				t.Errorf("%v: the statement that waits for the first holds the second", err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Error(err)
+			}
+			f.wg.Wait()
+			if err := errors.Join(f.errs...); err != nil {
+				t.Error(err)
+			}
+			if slices.Contains(statements.failed, "40P01") { // found by the statement, whose wait began before
+				t.Error("a deadlock")
+			}
+		})
+	}
+}
+
+// A row that was deleted while a statement waited for it, and made anew, may be locked by somebody who waits for those that the
+// statement has locked since. It does not wait for that, out of order, but begins again.
+func TestCoalescerDoesNotWaitForARowMadeAnew(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 100)
+	t.Run("batch", func(t *testing.T) { madeAnewWhileWaiting(t, limit.Key("a"), slow("other", 100).Key("b")) })
+	t.Run("keys", func(t *testing.T) { madeAnewWhileWaiting(t, limit.Key("a"), limit.Key("b")) })
+}
+
+func madeAnewWhileWaiting(t *testing.T, a, b ratelimit.Request) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	tracedPool, s := traced(t, pool, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: tracedPool}
+	defer coalescer.Close()
+	var limiter ratelimit.Limiter
+	consume := func(db ratelimit.DB, request ratelimit.Request) {
+		t.Helper()
+		if _, err := limiter.Consume(t.Context(), db, request); err != nil {
+			t.Error(err)
+		}
+	}
+	consume(pool, a)
+	consume(pool, b)
+	begin := func() pgx.Tx {
+		t.Helper()
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	commit := func(tx pgx.Tx) {
+		t.Helper()
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+
+	anew := begin()
+	if err := limiter.Reset(t.Context(), anew, a); err != nil {
+		t.Fatal(err)
+	}
+	consume(anew, a)
+	holder := begin()
+	consume(holder, b)
+	release := holdFlights(t, coalescer, pool)
+	f := enqueue(t, coalescer, nil, a, b)
+	release()
+	waitingFor(t, pool, anew)
+	commit(anew)
+	waitingFor(t, pool, holder) // the statement has got as far as b
+	tx := begin()
+	consume(tx, a)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		consume(tx, b) // after the statement
+	}()
+	waiting(t, pool, 2)
+	commit(holder)
+	<-done
+	commit(tx)
+	f.wg.Wait()
+	for _, err := range f.errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if slices.Contains(s.failed, "40P01") {
+		t.Error("a deadlock")
+	}
+	for request, want := range map[ratelimit.Request]float64{a: 97, b: 96} {
+		if left := remaining(t, pool, request); left < want || left > want+0.01 {
+			t.Errorf("%v are left, want %v", left, want)
+		}
+	}
+}
