@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs release demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
+.PHONY: help docs release prerelease demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,10 +32,12 @@ test: ## run the tests of every module, with the race detector where there is a 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
 
-container: ## run the integration tests on a Postgres in a Docker container
+export AREAS MATRIX PGBOUNCER_MODES
+
+container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)
 	integration_test/scripts/container.sh
 
-matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18": on these)
+matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18" AREAS="sql ops")
 	integration_test/scripts/matrix.sh
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
@@ -78,6 +80,9 @@ tidied:
 generate: ## write the migrations from migrations/engine, and internal/dbsqlc from the queries
 	cd migrations && go run generate.go
 	$(SQLC) generate
+
+prerelease: check test examples container matrix pgbouncer faults soak mutate bench ## everything, which takes hours: before a release
+	.ci/release -try v0.0.0-prerelease
 
 release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)
 	.ci/release $(TRY) $(VERSION)

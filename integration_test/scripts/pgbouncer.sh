@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs the integration suite through PgBouncer in transaction mode, with prepared statements and without: in each of the ways
-# in which pgx can send queries there, or in those in PGBOUNCER_MODES. What cannot work there is listed at the end of each.
+# in which pgx can send queries there, or in those in PGBOUNCER_MODES. AREAS="tx coalescer" are those of tests.sh: without it, all
+# tests run. What cannot work there is listed at the end of each.
 #
 # PgBouncer knows prepared statements since 1.21. Where an older one is installed, they are tested with that of debian.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin
+run=$(scripts/tests.sh ${AREAS-})
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -20,7 +22,7 @@ for mode in ${PGBOUNCER_MODES:-cache_statement exec simple_protocol}; do
 		ln -sf "$tree/bin/pgbouncer-outside" "$work/pgbouncer"
 		path=$work:$PATH
 	fi
-	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -short -count=1 -timeout 20m || failed+=("$mode")
+	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -short -count=1 -timeout 20m -run "$run" || failed+=("$mode")
 done
 if ((${#failed[@]})); then
 	echo "the suite failed through PgBouncer in the modes ${failed[*]}" >&2

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Prints a pattern for go test -run: the tests of the files whose names begin with one of these areas (see ../README.md).
+# Prints a pattern for go test -run: the tests of the files whose names begin with one of these areas (see ../README.md), or, without
+# an area, of all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+(($#)) || { echo . && exit; }
 names=()
 for area in "$@"; do
+	compgen -G "${area}_*_test.go" >/dev/null || { echo "tests.sh: there are no files ${area}_*_test.go" >&2 && exit 1; }
 	names+=($(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "$area"_*_test.go))
 done
-((${#names[@]}))
 (IFS='|' && echo "^(${names[*]})\$")
