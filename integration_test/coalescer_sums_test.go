@@ -191,33 +191,36 @@ func TestACommitThatFailsGrantsNoneOfABatch(t *testing.T) {
 		{"40001", "serializable", several, false},
 		{"40001", "serializable", one, false},
 	} {
-		state, requests := c.state, c.requests
-		pool, _ := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
-		coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: c.async}
-		defer coalescer.Close()
-		var limiter ratelimit.Limiter
-		for _, request := range slices.Compact(slices.Clone(requests)) {
-			if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+		t.Run(fmt.Sprintf("%s, %s, %d calls, async %v", c.state, c.level, len(c.requests), c.async), func(t *testing.T) {
+			t.Parallel()
+			state, requests := c.state, c.requests
+			pool, _ := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
+			coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: c.async}
+			defer coalescer.Close()
+			var limiter ratelimit.Limiter
+			for _, request := range slices.Compact(slices.Clone(requests)) {
+				if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+state+`'; END $$;
+				CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`); err != nil {
 				t.Fatal(err)
 			}
-		}
-		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+state+`'; END $$;
-			CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`); err != nil {
-			t.Fatal(err)
-		}
-		release := holdFlights(t, coalescer, pool)
-		f := enqueue(t, coalescer, nil, requests...)
-		release()
-		f.wg.Wait()
-		for i, err := range f.errs {
-			if sqlState(err) != state {
-				t.Errorf("call %d: %v, want SQLSTATE %s", i, err, state)
+			release := holdFlights(t, coalescer, pool)
+			f := enqueue(t, coalescer, nil, requests...)
+			release()
+			f.wg.Wait()
+			for i, err := range f.errs {
+				if sqlState(err) != state {
+					t.Errorf("call %d: %v, want SQLSTATE %s", i, err, state)
+				}
 			}
-		}
-		for _, request := range requests {
-			if left := remaining(t, pool, request); left < 9 || left > 9.01 {
-				t.Errorf("%v are left, want 9", left)
+			for _, request := range requests {
+				if left := remaining(t, pool, request); left < 9 || left > 9.01 {
+					t.Errorf("%v are left, want 9", left)
+				}
 			}
-		}
+		})
 	}
 }
