@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs release prerelease demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
+.PHONY: help docs oldest release prerelease demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,7 +54,7 @@ soak: ## mixed traffic from four processes, with faults, checked afterwards agai
 mutate: ## break the engine on purpose, one edit at a time, and show which test notices (ONLY=regular expression)
 	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)')
 
-check: lint generated tidied docs ## formatting, linters, vet, generated code up to date, go.mod files tidy, no dead link
+check: lint generated tidied docs oldest ## formatting, linters, vet, generated code up to date, go.mod files tidy, no dead link
 
 lint:
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
@@ -71,6 +71,15 @@ generated:
 
 docs:
 	go run ./internal/doccheck
+
+# With the oldest Go that is supported, which every go.mod names.
+OLDEST := go$(shell sed -n 's/^go //p' go.mod)
+oldest:
+	@for m in $(MODULES); do \
+		[ "go$$(sed -n 's/^go //p' $$m/go.mod)" = "$(OLDEST)" ] || { echo "$$m/go.mod does not name $(OLDEST)"; exit 1; }; \
+	done
+	GOTOOLCHAIN=$(OLDEST) go vet work
+	GOTOOLCHAIN=$(OLDEST) go test -count=1 ./...
 
 tidied:
 	@for m in $(MODULES); do \

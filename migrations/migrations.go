@@ -1,7 +1,6 @@
 // Package migrations holds the limiter's schema: the table rate_limits and the functions that work on it.
 //
-// Run it with goose, under a version table of its own, so that the application's migrations and these do not take each
-// other's version numbers for theirs:
+// Run it with goose. Give it a version table of its own: otherwise goose takes the application's migration 1 for the limiter's.
 //
 //	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
 //	...
@@ -9,13 +8,13 @@
 //
 // If several processes may migrate at once, give goose a session locker (goose.WithSessionLocker).
 //
-// To upgrade, migrate first and then deploy; to go back, the other way round. A newer schema serves older versions of the library:
-// once it is released, no function changes its arguments, its columns or what it answers. One that has to gets a new name, and the
-// old one stays. A newer version of the library on an older schema fails where it needs what is not there (SQLSTATE 42883, or
-// 42P01 for a view), grants nothing then, and works in the rest. Migrations lock no rows of the limits: nobody has to stop.
+// To upgrade, migrate first and then deploy. To go back, deploy first. A newer schema serves older versions of the library: a released
+// function never changes its arguments, columns or answers. If it has to, a new function with a new name is added. A newer library on an
+// older schema fails where it needs something that is missing (SQLSTATE 42883, or 42P01 for a view), and grants nothing there.
+// Migrations lock no rows of the limits, so traffic can go on.
 //
-// Everything is made in the schema that comes first in the search_path of the connection, and belongs to the role that
-// runs the migration. Other tools can run schema.sql, which makes on a new database what all migrations make together.
+// Everything is made in the schema that comes first in the search_path of the connection. It belongs to the role that runs the
+// migration. Other tools can run schema.sql, which makes in a new database what all migrations make together.
 //
 // The source is engine/*.sql; engine/README.md says how to change it. The rest is generated.
 package migrations
