@@ -32,12 +32,15 @@ func TestGettingStarted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close()
-	url, drop, err := server.NewSchema(t.Context())
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil { // the schema goes with it
+			t.Error(err)
+		}
+	})
+	url, _, err := server.NewSchema(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer drop()
 
 	dir := t.TempDir()
 	run := func(script string) string {
