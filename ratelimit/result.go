@@ -19,7 +19,8 @@ type Result struct {
 
 	// RetryAt of a granted call is when the work may run: at once or, for a reservation, when its tokens will have been
 	// refilled. RetryAt of a denied call is the first instant at which the same call would be granted if nothing else
-	// consumed in between. For several requests, it is the latest RetryAt among them. It is never later than the year 9999.
+	// consumed in between. For several requests, it is the latest RetryAt among them; with a reservation among them, the call
+	// may be granted earlier. It is never later than the year 9999.
 	RetryAt time.Time
 
 	// RetryAfter is the time from At to RetryAt, by the clock that decided. A timer set to it works even if the local clock
