@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -207,6 +208,21 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 				t.Errorf("schema.sql made\n%s\nthe migrations make\n%s", got, want)
 			}
 			works(t, pool)
+
+			// From here on with goose.
+			db, err := sql.Open("pgx", url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			provider := newGoose(t, db, migrations.FS, migrations.VersionTable)
+			mustExec(t, pool, docSQL(t, "docs/operations.md", "CREATE TABLE rate_limits_goose_version"))
+			if ran, err := provider.Up(t.Context()); err != nil || len(ran) != 0 {
+				t.Errorf("goose ran %v, %v, want nothing", ran, err)
+			}
+			if _, err := provider.DownTo(t.Context(), 0); err != nil {
+				t.Errorf("goose down: %v", err)
+			}
 		})
 	}
 }

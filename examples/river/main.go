@@ -59,7 +59,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], documen
 	for part := range parts {
 		result, err := limits.Consume(ctx, tx, llmTokens.Global().Count(tokens).Reserve())
 		if err != nil {
-			return err // more is waiting already than comes in in three minutes
+			return err // the jobs that wait already take the tokens of three minutes
 		}
 		var options river.InsertOpts
 		if result.RetryAfter > 0 {

@@ -74,7 +74,7 @@ func settle(ctx context.Context, tx pgx.Tx, id int, cost float64) (first bool, e
 		return false, nil // it is settled
 	case err != nil:
 		return false, err
-	case cost > estimate: // what is spent is spent, though the limit be exceeded by it
+	case cost > estimate: // the cost is booked even if it exceeds the limit
 		_, err = limits.Charge(ctx, tx, dailyTokens.Key(team).Count(cost-estimate))
 	case cost < estimate: // gives nothing back if the job's day is over: the new day has all its tokens
 		var refunded ratelimit.Result
