@@ -51,7 +51,7 @@ failed=()
 for version in ${MATRIX:-14 15 16 17 18}; do
 	echo "== PostgreSQL $version"
 	if ! bin=$(binaries "$version") ||
-		! TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin go test -short -parallel 6 -count=1 -timeout 20m -run "$run"; then
+		! TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin go test -short -count=1 -timeout 20m -run "$run"; then
 		failed+=("$version")
 	fi
 done

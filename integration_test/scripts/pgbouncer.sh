@@ -22,7 +22,7 @@ for mode in ${PGBOUNCER_MODES:-cache_statement exec simple_protocol}; do
 		ln -sf "$tree/bin/pgbouncer-outside" "$work/pgbouncer"
 		path=$work:$PATH
 	fi
-	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -short -parallel 6 -count=1 -timeout 20m -run "$run" || failed+=("$mode")
+	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -short -count=1 -timeout 20m -run "$run" || failed+=("$mode")
 done
 if ((${#failed[@]})); then
 	echo "the suite failed through PgBouncer in the modes ${failed[*]}" >&2
