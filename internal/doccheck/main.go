@@ -7,12 +7,13 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -68,6 +69,10 @@ func check(root fs.FS) (wrong []string, err error) {
 			}
 		}
 	}
+	if len(pages) == 0 {
+		return nil, errors.New("there are no pages here: run it in the root of the repository")
+	}
+	slices.Sort(wrong)
 	return wrong, nil
 }
 
@@ -96,7 +101,7 @@ func follow(root fs.FS, pages map[string]string, page, link string) string {
 	target := page
 	if file != "" {
 		target = path.Join(path.Dir(page), file)
-		if _, err := fs.Stat(root, filepath.ToSlash(target)); err != nil {
+		if _, err := fs.Stat(root, target); err != nil {
 			return "there is no " + target
 		}
 	}
