@@ -1,7 +1,9 @@
 package integration_test
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"testing"
 	"time"
@@ -394,4 +396,71 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 		}
 		anew().deny(bucket(10, time.Minute, ratelimit.MaxReserved(5)).Reserve())
 	})
+}
+
+// docs/concepts.md has the recipe: with capacity + rate × window ≤ N, no window of that length has more than N, wherever it begins.
+func TestAtMostNInAnyWindow(t *testing.T) {
+	const n, window = 100, time.Hour
+	for _, capacity := range []float64{1, 20, 99} {
+		t.Run(fmt.Sprint("capacity ", capacity), func(t *testing.T) {
+			behaviour(t, func(w world) {
+				r := newRand(w.T)
+				limit := ratelimit.TokenBucket("api", n-capacity, window, ratelimit.Capacity(capacity), ratelimit.MaxReserved(30))
+				type work struct {
+					at     time.Time
+					tokens float64
+				}
+				var done []work
+				for range 40 {
+					w.clock.Advance(time.Duration(r.Int64N(int64(oneOf(r, time.Second, time.Minute, 30*time.Minute)))).Truncate(time.Microsecond))
+					request := limit.Global().Count(oneOf(r, 1, capacity, 1+math.Floor(r.Float64()*capacity)))
+					if r.IntN(3) == 0 {
+						request = request.Reserve()
+					}
+					result, err := w.limiter.Consume(w.Context(), w.db, request)
+					if err == nil {
+						done = append(done, work{result.RetryAt, result.Requests[0].Count})
+					} else if !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+						w.Fatal(err)
+					}
+				}
+				for _, first := range done {
+					total := 0.0
+					for _, other := range done {
+						if since := other.at.Sub(first.at); since >= 0 && since <= window {
+							total += other.tokens
+						}
+					}
+					if total > n+1e-9 {
+						w.Errorf("%v in the hour from %v, want at most %d", total, first.at, n)
+					}
+				}
+			})
+		})
+	}
+}
+
+// What that costs: who takes all that there is gets N in the first window, and then N less the capacity in each.
+func TestWhatAtMostNInAnyWindowCosts(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	limit := ratelimit.TokenBucket("api", 80, time.Hour, ratelimit.Capacity(20))
+	for hour, want := range []int{100, 80, 80} {
+		granted, end := 0, noon.Add(time.Duration(hour+1)*time.Hour)
+		for clock.now.Before(end) {
+			result, err := limiter.Consume(t.Context(), pool, limit.Global())
+			switch {
+			case err == nil:
+				granted++
+			case denied(err):
+				clock.Advance(result.RetryAfter)
+			default:
+				t.Fatal(err)
+			}
+		}
+		if granted < want-1 || granted > want {
+			t.Errorf("hour %d: %d were granted, want %d", hour+1, granted, want)
+		}
+	}
 }
