@@ -36,8 +36,7 @@ func ExampleLimiter_Consume() {
 
 	for range 3 {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx, "ann", "hello") })
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
 			fmt.Println(err)
@@ -58,8 +57,7 @@ func ExampleLimiter_Consume_severalLimits() {
 
 	for range 2 {
 		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			for _, status := range exceeded.Requests {
 				if !status.OK {
 					fmt.Println("denied by", status.Limit.Name())
@@ -157,8 +155,7 @@ func ExampleLimiter_Reset() {
 
 	for _, password := range []string{"123456", "qwerty", "correct horse", "correct", "horse", "horse horse", "correct horse"} {
 		err := login("ann", password)
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if errors.Is(err, ratelimit.ErrDenied) {
 			err = errors.New("denied")
 		}
 		fmt.Printf("%s: %v\n", password, err)
@@ -261,8 +258,7 @@ func ExampleSQL() {
 
 	for range 2 {
 		err := post("ann", "well said")
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
 			fmt.Println(err)
@@ -289,8 +285,7 @@ func ExampleLimiter_InSQLTx() {
 			_, err := limits.Consume(ctx, ratelimit.SQL(tx), askQuestion.Global())
 			return err
 		})
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if errors.Is(err, ratelimit.ErrDenied) {
 			fmt.Println(userID, "was denied")
 		} else if err != nil {
 			fmt.Println(err)
@@ -323,8 +318,7 @@ func ExampleRequest_Reserve() {
 			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
 			return err
 		})
-		var exceeded *ratelimit.DeniedError
-		if errors.As(err, &exceeded) {
+		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			fmt.Println(prompt, "may be asked again in", exceeded.RetryAfter.Round(time.Minute))
 		} else if err != nil {
 			fmt.Println(err)
