@@ -128,7 +128,7 @@ func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
 	}
 }
 
-// A server whose encoding lacks a character refuses the statement: that is one caller's doing, and his alone to pay for.
+// A server whose encoding lacks a character refuses the statement. Only the call with that character fails.
 func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 1)

@@ -171,7 +171,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		"backend_xid": func(n *night, sql string) {
 			n.whileOneWaits(func(blocker int) {
 				// Once the transactions of other tests that are older have ended.
-				eventually(n.T, "the query shows who is open, before who waits for him", func() bool {
+				eventually(n.T, "the query shows the open transaction before the one that waits for it", func() bool {
 					return n.is(`WITH q AS (`+strings.TrimSuffix(sql, ";")+`)
 						SELECT EXISTS (SELECT FROM q AS culprit JOIN q AS victim ON victim.blocked_by = ARRAY[culprit.pid] AND victim.xact_start > culprit.xact_start
 							WHERE culprit.pid = $1 AND culprit.blocked_by = '{}')`, blocker)

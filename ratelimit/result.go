@@ -44,8 +44,8 @@ type Status struct {
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for
 
-	// Refunded is how many tokens a refund gave back: as many as break no promise, and no more than fill the limit.
-	// Otherwise it is 0.
+	// Refunded is how many tokens a refund gave back, to within rounding: as many as break no promise, and no more than fill the
+	// limit. It holds if the transaction of the refund commits. After any other verb it is 0.
 	Refunded float64
 
 	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been granted
