@@ -1,0 +1,278 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+// Where transactions are SERIALIZABLE unless they say otherwise, those that want one row fail all but one. That is no failure of
+// the database: such a request is neither refused nor, with FailOpen, let through, and a refund is not lost.
+func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
+	for _, open := range []bool{false, true} {
+		pool := reconfigured(t, newPool(t, 8), func(c *pgxpool.Config) {
+			startWith(t, c.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
+		})
+		s := newSiteOn(t, pool, always(limit.Key("ann")))
+		var conflicts atomic.Int64
+		s.limit.Limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
+			if sqlState(d.Err) == "40001" {
+				conflicts.Add(1)
+			}
+		}
+		s.limit.FailOpen = open
+		s.limit.Failed = func(status int) bool { return status == http.StatusNotFound }
+		found, goOn := make(chan struct{}), make(chan struct{})
+		s.handle = func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/found" {
+				w.WriteHeader(http.StatusNotFound)
+				return
+			}
+			close(found)
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		}
+		s.serve()
+		s.get("/") // so that there is a row
+		conflicts.Store(0)
+
+		tx := s.hold(limit.Key("ann").Count(5)) // of 10, 4 are left
+		var replies []func() (answer, error)
+		for range 5 { // the pool has 8
+			replies = append(replies, s.send(t.Context(), "/"))
+		}
+		s.waitsFor(tx)
+		s.world().do(tx.Commit(t.Context()))
+		statuses := map[int]int{}
+		for _, reply := range replies {
+			got, err := reply()
+			if err != nil {
+				t.Error(err)
+			}
+			statuses[got.Status]++
+		}
+		if statuses[404] != 4 || statuses[429] != 1 || s.called.Load() != 5 || conflicts.Load() == 0 {
+			t.Errorf("%v, the handler was called %d times, %d conflicts", statuses, s.called.Load(), conflicts.Load())
+		}
+
+		s.world().do(s.limit.Limiter.Reset(t.Context(), pool, limit.Key("ann")))
+		s.get("/")
+		conflicts.Store(0)
+		s.observed()
+		reply := s.send(t.Context(), "/found")
+		select {
+		case <-found:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the handler was not called")
+		}
+		tx = s.hold(limit.Key("ann"))
+		close(goOn)
+		s.waitsFor(tx)
+		s.world().do(tx.Commit(t.Context()))
+		if got, err := reply(); err != nil || got.Status != 200 || conflicts.Load() == 0 {
+			t.Errorf("%+v, %v, %d conflicts", got, err, conflicts.Load())
+		}
+		if d := s.observed(); len(d) != 1 {
+			t.Errorf("the refund: %+v", d)
+		}
+		s.world().holds(limit.Key("ann"), 8)
+	}
+}
+
+// cut is a pool whose network can fail: its connections break, and new ones are refused, or nobody answers.
+type cut struct {
+	pool *pgxpool.Pool
+	mu   sync.Mutex
+	dead func(ctx context.Context) error // nil: it works
+	open []net.Conn
+}
+
+func newCut(t *testing.T, like *pgxpool.Pool) *cut {
+	t.Helper()
+	c := &cut{}
+	config := like.Config()
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c.mu.Lock()
+		dead := c.dead
+		c.mu.Unlock()
+		if dead != nil {
+			return nil, dead(ctx)
+		}
+		conn, err := dial(ctx, network, addr)
+		if err == nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.open = append(c.open, conn)
+		}
+		return conn, err
+	}
+	var err error
+	if c.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.pool.Close)
+	return c
+}
+
+// off breaks it. The function that is returned mends it.
+func (c *cut) off(nobodyAnswers bool) (on func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	mended := make(chan struct{})
+	c.dead = func(ctx context.Context) error {
+		if nobodyAnswers {
+			select {
+			case <-ctx.Done():
+			case <-mended:
+			}
+		}
+		return errors.New("no connection to the database")
+	}
+	for _, conn := range c.open {
+		_ = conn.Close()
+	}
+	c.open = nil
+	return func() {
+		close(mended)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.dead = nil
+	}
+}
+
+func TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 2, time.Hour)
+	for _, row := range []struct {
+		name           string
+		open, observe  bool
+		hang, coalesce bool
+		status         int
+	}{
+		{"closed", false, false, false, false, 503},
+		{"closed, coalesced", false, false, false, true, 503},
+		{"closed, nobody answers", false, false, true, false, 503},
+		{"open", true, false, false, false, 200},
+		{"open, coalesced", true, false, false, true, 200},
+		{"open, nobody answers", true, false, true, true, 200},
+		{"observing", false, true, false, false, 200},
+		{"observing, nobody answers", false, true, true, false, 200},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, always(limit.Key("ann")))
+			cut := newCut(t, s.pool)
+			s.limit.DB = cut.pool
+			if row.coalesce {
+				coalescer := &ratelimit.Coalescer{Pool: cut.pool}
+				t.Cleanup(coalescer.Close)
+				s.limit.DB = coalescer
+			}
+			s.limit.FailOpen, s.limit.ObserveOnly = row.open, row.observe
+			s.serve()
+			s.wants("/", 200, `"limit";r=1;t=1800`, "")
+			s.observed()
+
+			on := cut.off(row.hang)
+			s.limit.Timeout = 200 * time.Millisecond
+			down := &site{T: t, limit: s.limit}
+			down.serve()
+			for range 3 {
+				begin := time.Now()
+				got := down.get("/")
+				d := s.observed()
+				if got.Status != row.status || got.Header.Get("RateLimit-Policy") != `"limit";q=2;w=3600` || got.Header.Get("RateLimit") != "" || got.Header.Get("Retry-After") != "" {
+					t.Errorf("%+v", got)
+				}
+				if len(d) != 1 || d[0].Err == nil || d[0].Status != 503 || d[0].Passed != (row.status == 200) {
+					t.Errorf("observed %+v", d)
+				}
+				if row.status == 503 && (s.problem(got)["title"] != "Service Unavailable" || strings.Contains(got.Body, "connection")) {
+					t.Errorf("%s", got.Body)
+				}
+				if took := time.Since(begin); took > 10*time.Second {
+					t.Errorf("took %v", took)
+				}
+			}
+			if want := map[bool]int64{true: 3}[row.status == 200]; down.called.Load() != want {
+				t.Errorf("the handler was called %d times", down.called.Load())
+			}
+
+			on()
+			s.wants("/", 200, `"limit";r=0;t=3600`, "")
+			if got := s.get("/"); (got.Status == 429) == row.observe {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// A row that a transaction holds has the statement wait: then it is killed, takes too long, or its client goes.
+func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 2, time.Hour)
+	for _, open := range []bool{false, true} {
+		s := newSite(t, always(limit.Key("ann")))
+		s.limit.FailOpen = open
+		s.serve()
+		s.get("/")
+		tx := s.hold(limit.Key("ann"))
+		s.observed()
+		want := map[bool]int{true: 200, false: 503}[open]
+		called := s.called.Load()
+
+		reply := s.send(t.Context(), "/")
+		if _, err := s.pool.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, s.waitsFor(tx)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := reply()
+		if d := s.observed(); err != nil || got.Status != want || len(d) != 1 || d[0].Status != 503 || d[0].Passed != open {
+			t.Errorf("killed: %+v, %v, %+v", got, err, d)
+		}
+
+		s.limit.Timeout = 100 * time.Millisecond
+		impatient := &site{T: t, limit: s.limit}
+		got = impatient.serve().get("/")
+		if d := s.observed(); got.Status != want || len(d) != 1 || d[0].Status != 503 || !errors.Is(d[0].Err, context.DeadlineExceeded) || d[0].Passed != open {
+			t.Errorf("too slow: %+v, %+v", got, d)
+		}
+
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		reply = s.send(ctx, "/")
+		s.waitsFor(tx)
+		leave()
+		if _, err := reply(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		var d []httplimit.Decision
+		for deadline := time.Now().Add(10 * time.Second); len(d) == 0 && time.Now().Before(deadline); d = s.observed() {
+			time.Sleep(time.Millisecond)
+		}
+		if len(d) != 1 || d[0].Status != 499 || d[0].Passed || !errors.Is(d[0].Err, context.Canceled) {
+			t.Errorf("the client is gone, which is no fault of the database: %+v", d)
+		}
+		if n := s.called.Load() - called; n != int64(map[bool]int{true: 1}[open]) {
+			t.Errorf("the handler was called %d times", n)
+		}
+		s.nothingWaitsFor(tx) // else it may still be granted
+		s.world().do(tx.Rollback(t.Context()))
+		s.world().holds(limit.Key("ann"), 1)
+	}
+}

@@ -1,0 +1,159 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Parallel guesses never exceed the limit, successes cost nothing.
+func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
+	t.Parallel()
+	const limit, guesses = 5, 60
+	failures := ratelimit.TokenBucket("failedLogins", limit, time.Hour)
+	for _, coalesced := range []bool{false, true} {
+		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{failures.Key(r.URL.Query().Get("user"))}, nil
+		})
+		if coalesced {
+			coalescer := &ratelimit.Coalescer{Pool: s.pool}
+			t.Cleanup(coalescer.Close)
+			s.limit.DB = coalescer
+		}
+		var wrong atomic.Int64
+		s.limit.Failed = func(status int) bool { return status == http.StatusUnauthorized }
+		s.handle = func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("password") != "right" {
+				wrong.Add(1)
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			_, _ = io.WriteString(w, "welcome")
+		}
+		s.serve()
+
+		// Many successes, one after another and at once, leave the limit full.
+		for range 2 * limit {
+			if got := s.get("/?user=ann&password=right"); got.Status != 200 || got.Body != "welcome" {
+				t.Fatalf("%+v", got)
+			}
+		}
+		s.world().holds(failures.Key("ann"), limit)
+		statuses := s.inParallel(limit, func(int) string { return "/?user=ann&password=right" })
+		if statuses[200] != limit {
+			t.Fatalf("as many at once as the limit allows: %v", statuses)
+		}
+		s.world().holds(failures.Key("ann"), limit)
+
+		statuses = s.inParallel(guesses, func(i int) string { return fmt.Sprint("/?user=ann&password=", i) })
+		if statuses[401] != limit || statuses[429] != guesses-limit || wrong.Load() != limit {
+			t.Errorf("guesses: %v, %d tried", statuses, wrong.Load())
+		}
+		if got := s.get("/?user=ann&password=right"); got.Status != 429 {
+			t.Errorf("then the right one: %+v", got)
+		}
+
+		// Right and wrong ones together: the wrong ones are never more than the limit, and it is they that are gone.
+		wrong.Store(0)
+		statuses = s.inParallel(guesses, func(i int) string {
+			return "/?user=bob&password=" + map[bool]string{true: "right", false: "wrong"}[i%3 == 0]
+		})
+		if n := wrong.Load(); n > limit || int64(statuses[401]) != n {
+			t.Errorf("a mixture: %v, %d tried", statuses, n)
+		}
+		s.world().holds(failures.Key("bob"), limit-float64(wrong.Load()))
+	}
+}
+
+func TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed(t *testing.T) {
+	t.Parallel()
+	failures := ratelimit.TokenBucket("failures", 10, time.Hour)
+	clientGone := make(chan struct{})
+	pool := newPool(t, 4)
+	for name, row := range map[string]struct {
+		handle func(w http.ResponseWriter, r *http.Request)
+		leave  bool // the client goes while the handler runs
+		counts bool
+	}{
+		"nothing is 200":  {func(http.ResponseWriter, *http.Request) {}, false, false},
+		"a 401":           {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, false, true},
+		"a flushed 200":   {func(w http.ResponseWriter, _ *http.Request) { w.(http.Flusher).Flush() }, false, false},
+		"a panic":         {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, false, true},
+		"a panic, at 200": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK); panic("late") }, false, true},
+		"a success that its client did not wait for": {func(w http.ResponseWriter, r *http.Request) {
+			clientGone <- struct{}{}
+			<-r.Context().Done()
+			w.WriteHeader(http.StatusOK)
+		}, true, false},
+		"a failure that its client did not wait for": {func(w http.ResponseWriter, r *http.Request) {
+			clientGone <- struct{}{}
+			<-r.Context().Done()
+			w.WriteHeader(http.StatusUnauthorized)
+		}, true, true},
+		"a handler that gave up with its client": {func(_ http.ResponseWriter, r *http.Request) {
+			clientGone <- struct{}{}
+			<-r.Context().Done()
+		}, true, true},
+	} {
+		s := newSiteOn(t, pool, always(failures.Key(name).Count(2)))
+		s.limit.Failed = func(status int) bool { return status == http.StatusUnauthorized }
+		finished := make(chan struct{})
+		s.handle = row.handle
+		handler := s.limit.Handler(s)
+		s.serveHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(finished)
+			handler.ServeHTTP(w, r)
+		}))
+		ctx, leave := context.WithCancel(t.Context())
+		if row.leave {
+			go func() { <-clientGone; leave() }()
+		}
+		_, _ = s.try(ctx, http.MethodGet, "/")
+		leave()
+		<-finished
+		s.world().holds(failures.Key(name), map[bool]float64{true: 8, false: 10}[row.counts])
+		if d := s.observed(); len(d) != 1 || d[0].Err != nil {
+			t.Errorf("%s: observed %+v", name, d)
+		}
+	}
+}
+
+func TestHTTPARefundBelongsToTheWindowOfItsConsumption(t *testing.T) {
+	t.Parallel()
+	failures := ratelimit.FixedWindow("failures", 10, time.Hour, ratelimit.Start(noon))
+	s := newSite(t, always(failures.Key("ann")))
+	s.limit.Failed = func(status int) bool { return status >= 400 }
+	s.handle = func(http.ResponseWriter, *http.Request) {
+		s.clock.Advance(time.Hour)
+		if _, err := s.limit.Limiter.Consume(t.Context(), s.pool, failures.Key("ann").Count(3)); err != nil {
+			t.Error(err)
+		}
+	}
+	s.serve().get("/")
+	s.world().holds(failures.Key("ann"), 7)
+}
+
+func TestHTTPARefundThatFailsIsObservedAndTheTokensStayTaken(t *testing.T) {
+	t.Parallel()
+	failures := ratelimit.TokenBucket("failures", 10, time.Hour)
+	s := newSite(t, always(failures.Key("ann")))
+	cut := newCut(t, s.pool)
+	s.limit.DB = cut.pool
+	s.limit.Failed = func(int) bool { return false }
+	s.handle = func(http.ResponseWriter, *http.Request) { cut.off(false) }
+	if got := s.serve().get("/"); got.Status != 200 {
+		t.Errorf("%+v", got)
+	}
+	d := s.observed()
+	if len(d) != 2 || d[0].Err != nil || d[1].Err == nil || d[1].Status != 0 || !d[1].Passed || !strings.Contains(d[1].Err.Error(), "refund") {
+		t.Errorf("%+v", d)
+	}
+	s.world().holds(failures.Key("ann"), 9)
+}

@@ -1,0 +1,174 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	perUser := ratelimit.TokenBucket("perUser", 10, time.Minute)
+	for _, coalesced := range []bool{false, true} {
+		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perUser.Key(r.URL.Query().Get("user"))}, nil
+		})
+		s.limit.FailOpen = true // it is not the database's fault
+		if coalesced {
+			coalescer := &ratelimit.Coalescer{Pool: s.pool}
+			t.Cleanup(coalescer.Close)
+			s.limit.DB = coalescer
+		}
+		s.serve()
+		for _, user := range []string{"", "%00", "ann%00", "%ff", "%c3%28", strings.Repeat("a", 1025), strings.Repeat("%7c", 600)} {
+			got := s.get("/?user=" + user)
+			if got.Status != 400 || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit") != "" {
+				t.Errorf("%.20q: %+v", user, got)
+			}
+			s.problem(got)
+		}
+		for _, user := range []string{"';drop table rate_limits;--", "|", `\`, "\r\nX: y", strings.Repeat("a", 1024), "名前"} {
+			if got := s.get("/?user=" + url.QueryEscape(user)); got.Status != 200 {
+				t.Errorf("%.20q: %+v", user, got)
+			}
+		}
+		if n := s.called.Load(); n != 6 {
+			t.Errorf("the handler was called %d times", n)
+		}
+	}
+}
+
+// What this server does not store, though others would: it answers, so no key of a client's choice makes it pass.
+func TestHTTPAKeyThatTheServerDoesNotStoreIsTheClientsErrorAndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	perUser := ratelimit.TokenBucket("perUser", 1, time.Minute)
+	for constraint, state := range map[string]string{
+		"convert_to(key, 'LATIN1') IS NOT NULL": "22P05", // as a database whose encoding is that
+		"key <> '日本'":                           "23514",
+	} {
+		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perUser.Key(r.URL.Query().Get("user"))}, nil
+		})
+		s.limit.FailOpen = true
+		if _, err := s.pool.Exec(t.Context(), "ALTER TABLE rate_limits ADD CHECK ("+constraint+")"); err != nil {
+			t.Fatal(err)
+		}
+		s.serve()
+		got := s.get("/?user=" + url.QueryEscape("日本"))
+		if d := s.observed(); got.Status != 400 || got.Header.Get("Retry-After") != "" || len(d) != 1 || sqlState(d[0].Err) != state || d[0].Passed || s.called.Load() != 0 {
+			t.Errorf("%s: %+v, %+v", constraint, got, d)
+		}
+		s.problem(got)
+		s.wants("/?user=ann", 200, `"perUser";r=0;t=60`, "")
+	}
+}
+
+func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
+	t.Parallel()
+	good := ratelimit.TokenBucket("good", 10, time.Minute)
+	pool := newPool(t, 4)
+	for name, breakIt := range map[string]func(m *httplimit.Middleware){
+		"no limiter":       func(m *httplimit.Middleware) { m.Limiter = nil },
+		"no database":      func(m *httplimit.Middleware) { m.DB = nil },
+		"no requests":      func(m *httplimit.Middleware) { m.Requests = nil },
+		"nothing asked":    func(m *httplimit.Middleware) { m.Requests = always() },
+		"an empty list":    func(m *httplimit.Middleware) { m.Requests = always([]ratelimit.Request{}...) },
+		"the zero limit":   func(m *httplimit.Middleware) { m.Requests = always(ratelimit.Limit{}.Key("ann")) },
+		"the zero request": func(m *httplimit.Middleware) { m.Requests = always(good.Key("ann"), ratelimit.Request{}) },
+		"a limit that is none": func(m *httplimit.Middleware) {
+			m.Requests = always(ratelimit.TokenBucket("x", -1, time.Minute).Key("ann"))
+		},
+		"two limits with one name": func(m *httplimit.Middleware) {
+			m.Requests = always(good.Key("ann"), ratelimit.TokenBucket("good", 9, time.Minute).Key("ann"))
+		},
+		"two definitions of one name": func(m *httplimit.Middleware) {
+			m.Requests = always(good.Key("ann"), ratelimit.TokenBucket("good", 10, time.Hour).Key("bob"))
+		},
+		"a name that was defined otherwise": func(m *httplimit.Middleware) {
+			if _, err := m.Limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("good", 10, time.Hour).Key("bob")); err != nil {
+				t.Error(err)
+			}
+		},
+		"a Coalescer without a pool": func(m *httplimit.Middleware) { m.DB = &ratelimit.Coalescer{} },
+		"an error": func(m *httplimit.Middleware) {
+			m.Requests = func(*http.Request) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{good.Key("ann")}, errors.New("password of the database: hunter2")
+			}
+		},
+		"a status that is none": func(m *httplimit.Middleware) {
+			m.Requests = func(*http.Request) ([]ratelimit.Request, error) { return nil, &httplimit.StatusError{Status: 200} }
+		},
+	} {
+		s := newSiteOn(t, pool, always(good.Key("ann")))
+		s.limit.FailOpen = true
+		breakIt(&s.limit)
+		s.serve()
+		got := s.get("/")
+		s.problem(got)
+		if d := s.observed(); got.Status != 500 || strings.Contains(got.Body, "hunter2") || len(d) != 1 || d[0].Err == nil || d[0].Status != 500 || d[0].Passed || s.called.Load() != 0 {
+			t.Errorf("%s: %+v, %+v", name, got, d)
+		}
+	}
+}
+
+func TestHTTPRequestsAreRefusedWithAStatusOfTheCallersChoice(t *testing.T) {
+	t.Parallel()
+	perKey := ratelimit.TokenBucket("perKey", 10, time.Minute)
+	s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+		if r.URL.Path == "/gone" {
+			return nil, fmt.Errorf("wrapped: %w", &httplimit.StatusError{Status: 410})
+		}
+		key, err := httplimit.APIKey(r, "X-API-Key")
+		if err != nil {
+			return nil, err
+		}
+		return []ratelimit.Request{perKey.Key(key)}, nil
+	}).serve()
+	got := s.get("/")
+	if problem := s.problem(got); got.Status != 401 || problem["title"] != "Unauthorized" || problem["detail"] != "The header field X-Api-Key is missing." {
+		t.Errorf("no key: %+v", got)
+	}
+	if got := s.get("/", "X-API-Key", "one", "X-API-Key", "another"); got.Status != 400 || s.problem(got)["detail"] != "The header field X-Api-Key occurs more than once, with different values." {
+		t.Errorf("two keys: %+v", got)
+	}
+	if got := s.get("/gone"); got.Status != 410 || s.problem(got)["detail"] != nil {
+		t.Errorf("gone: %+v", got)
+	}
+	for range 2 {
+		if got := s.get("/", "X-API-Key", strings.Repeat("s3cret", 1000)); got.Status != 200 {
+			t.Errorf("a key: %+v", got)
+		}
+	}
+	if rows := s.world().rows(); strings.Contains(rows, "s3cret") || strings.Count(rows, "\n") != 0 {
+		t.Errorf("stored: %s", rows)
+	}
+}
+
+func TestHTTPTheUsersOwnHandlerMayRefuse(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
+	s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+		return []ratelimit.Request{limit.Key("ann").Count(httplimit.Cost(r.URL.Query().Get("n"), 1))}, nil
+	})
+	s.limit.Refused = func(w http.ResponseWriter, _ *http.Request, d httplimit.Decision) {
+		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok {
+			http.Error(w, fmt.Sprintf("come back in %v", exceeded.RetryAfter), http.StatusServiceUnavailable) // not what it would have been
+			return
+		}
+		http.Error(w, "no", d.Status)
+	}
+	s.serve().get("/")
+	if got := s.wants("/", 503, `"limit";r=0;t=60`, "60"); got.Body != "come back in 1m0s\n" || !strings.HasPrefix(got.Header.Get("Content-Type"), "text/plain") {
+		t.Errorf("%+v", got)
+	}
+	if got := s.wants("/?n=2", 400, ``, ""); got.Body != "no\n" {
+		t.Errorf("%+v", got)
+	}
+}
