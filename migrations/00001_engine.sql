@@ -25,22 +25,35 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
 
--- The tokens in a row at `upto`: the current instant for a token bucket, the start of the current window for a fixed window.
--- Time that runs backwards refills nothing. All functions in it are IMMUTABLE, so that the planner inlines it.
+-- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
+-- IMMUTABLE, so that the planner inlines it.
+--
+-- The windows of a calendar are as long as months are, so their starts are listed. For a row older than the list, the refills
+-- before it are counted as if all windows were as long as the longest, which is never too many.
 --
 -- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
 -- start would refill tokens for time in which the limit was used under the old numbers.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(capacity, value + CASE
     WHEN start IS NULL THEN
         greatest(date_part('epoch', upto - ts), 0) * rate / date_part('epoch', period)
-    ELSE
+    WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
+    ELSE
+        greatest((width_bucket(upto, windows) - width_bucket(ts, windows))::double precision
+            + CASE WHEN ts < windows[1] THEN
+                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - 1, 0)
+              ELSE 0 END, 0) * rate
     END);
+
+-- The instant up to which refills count at `at`: `at` itself, or the start of the current window for a fixed window.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[] DEFAULT NULL) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN start IS NULL OR windows IS NOT NULL THEN at ELSE date_bin(period, at, start) END;
 
 -- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
 -- which would be granted or fill a bucket (CONCURRENCY.md, G2).
@@ -67,6 +80,9 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at t
 --   start          NULL: a token bucket, refilled continuously.
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
+--   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
+--                  Then start is the first of them, and period the longest that a window can be. Refills after the last one
+--                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
@@ -79,7 +95,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
-    or_raise boolean DEFAULT false
+    or_raise boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -99,7 +115,7 @@ BEGIN
     LOOP
         -- The UPDATE locks and writes the row only if it has enough at first sight. After a wait for another transaction,
         -- READ COMMITTED checks the row's new version; higher levels raise 40001 (CONCURRENCY.md, A1 and A2). There are
-        -- two UPDATEs because the planner simplifies the sum for a constant start.
+        -- three UPDATEs because the planner simplifies the sum for a constant start and constant windows.
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
@@ -108,6 +124,13 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            ELSIF windows IS NOT NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
@@ -132,6 +155,8 @@ BEGIN
         IF one THEN
             IF start IS NULL THEN
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
+            ELSIF windows IS NOT NULL THEN
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
@@ -145,7 +170,8 @@ BEGIN
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
+                windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
@@ -176,7 +202,8 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -194,7 +221,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     at := coalesce(now, clock_timestamp());
-    upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    upto := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
     each := rate / shards::double precision;
     room := capacity / shards::double precision;
     pick := shard_a;
@@ -202,7 +229,7 @@ BEGIN
         SELECT r.shard INTO pick
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) DESC, r.shard LIMIT 1;
     END IF;
 
     -- A shard takes only tokens that it has, since all shards share the debts (C1). The UPDATE locks the row if it has enough, and
@@ -218,10 +245,10 @@ BEGIN
             RETURNING r.value, r.ts INTO new_value, new_ts;
         ELSE
             UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count,
                    ts = greatest(r.ts, at)
              WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         END IF;
         IF new_value IS NULL THEN
@@ -233,7 +260,8 @@ BEGIN
     END;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise,
+        windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
 END
 $body$;
 
@@ -340,7 +368,8 @@ $body$;
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
--- are two shards to choose between. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
+-- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
@@ -352,7 +381,8 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -368,7 +398,6 @@ DECLARE
     slack  CONSTANT double precision := 1e-9;
     -- Arrays by position. `places` has the positions in lock order.
     places integer[];
-    upto   timestamptz[] := '{}';      -- refills count up to this instant
     picks  smallint[];                 -- the shard to take from
     rows   integer[] := '{}';          -- the number of rows
     locked integer[] := '{}';          -- the number of locked rows
@@ -380,6 +409,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
 
+    upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
     i         integer;
     m         integer;
@@ -400,14 +430,15 @@ BEGIN
                 SELECT pg_catalog.array_agg(
                            CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
                            ORDER BY u.ord) INTO picks
-                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
-                    AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
+                  FROM unnest(names, keys, rates, periods, capacities, starts, firsts, lasts, shards, shard_a, shard_b) WITH ORDINALITY
+                    AS u (name, key, rate, period, capacity, start, first, last, shards, a, b, ord)
                   LEFT JOIN LATERAL (
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, u.period, u.start, windows[u.first:u.last]),
+                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision,
+                                  u.start, windows[u.first:u.last]) DESC,
                               r.shard
                      LIMIT 1
                   ) AS s ON true;
@@ -424,9 +455,9 @@ BEGIN
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
-                               starts[p]) - counts[p]
+                               starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
@@ -437,9 +468,10 @@ BEGIN
                     FOR rec IN
                         SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
                                rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
-                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
+                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start,
+                               windows[firsts[p]:lasts[p]] AS windows, counts[p] AS count,
                                CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
-                               CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
+                               /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
@@ -452,10 +484,10 @@ BEGIN
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -515,7 +547,7 @@ BEGIN
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
-                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+                    upto := /* TEMPLATE: schema */_ratelimit_upto(at, periods[i], starts[i], windows[firsts[i]:lasts[i]]);
                     rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
@@ -523,8 +555,8 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
-                            capacities[i] / rec.m::double precision, starts[i]);
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto, rates[i] / rec.m::double precision, periods[i],
+                            capacities[i] / rec.m::double precision, starts[i], windows[firsts[i]:lasts[i]]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
@@ -547,16 +579,17 @@ BEGIN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
                         owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
-                            at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
+                            at, rates[i], periods[i], capacities[i], starts[i], shards[i], windows[firsts[i]:lasts[i]]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
                             lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
-                                CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
-                                rates[i], periods[i], 'Infinity', starts[i]));
+                                /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
+                                rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
-                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        -- Refills after the last window are not known, so no promise can be made for that time.
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
@@ -628,7 +661,8 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
-    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
+    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -646,6 +680,7 @@ DECLARE
     latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;   -- the tokens in all of them together
     back   double precision;   -- the tokens that are given back
+    w      timestamptz[];      -- the windows of a calendar window
     wait   double precision;   -- the number of windows from now until the work was to run
     owing  double precision;   -- a balance below this is a debt
 BEGIN
@@ -677,15 +712,19 @@ BEGIN
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
                     AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
-                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                w := windows[firsts[i]:lasts[i]];
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
                         - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
                     back := least(greatest(back + least(total, 0), 0), counts[i]);
                 ELSE
-                    wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
-                        / date_part('epoch', periods[i]));
+                    -- The windows that have begun before the first of the list or begin after its last are not known.
+                    wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
+                        WHEN w IS NOT NULL THEN width_bucket(run_at, w) - width_bucket(latest, w)
+                        ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
+                        / date_part('epoch', periods[i])) END;
                     owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
                     back := CASE
                         WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
@@ -1225,10 +1264,55 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
+-- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
+-- (ratelimit/calendar.go).
+
+-- Returns the longest that a calendar window can be, changes of the zone's offset included, or NULL if period is no unit of the
+-- calendar.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN date_part('hour', period) = 0 AND date_part('minute', period) = 0 AND date_part('second', period) = 0 THEN
+    CASE (date_part('year', period) * 12 + date_part('month', period)) * 100 + date_part('day', period)
+        WHEN 1 THEN interval '48 hours'
+        WHEN 7 THEN interval '192 hours'
+        WHEN 100 THEN interval '768 hours'
+        WHEN 300 THEN interval '2232 hours'
+        WHEN 1200 THEN interval '8808 hours'
+    END END;
+
+-- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
+-- after it. A window begins at midnight, in the zone, of a date that is whole periods from the anchor; where a month has too
+-- few days, of its last. Of a midnight that comes twice or not at all, AT TIME ZONE takes the later reading. A day that a zone
+-- skipped has no window.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
+    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+) RETURNS timestamptz[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    date   date := (at AT TIME ZONE zone)::date;
+    months integer := date_part('year', period) * 12 + date_part('month', period);
+    now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
+        WHEN months > 0 THEN
+            floor(((date_part('year', date) - date_part('year', anchor)) * 12 + date_part('month', date) - date_part('month', anchor)) / months)
+        ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
+BEGIN
+    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+        FROM generate_series(now_is - back - 1, now_is + ahead + 1) AS n ORDER BY 1);
+END
+$body$;
+
+-- Returns how many windows the list has to reach back so that no refill of a row is missed, unless a charge has put it deeper
+-- into debt. 100 are enough for everybody, and more would cost each call time.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + 1, 100)::integer;
+
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer
+    max_reserved double precision, shards integer, zone text, anchor date
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -1239,16 +1323,22 @@ DECLARE
         WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
         WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
             pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
-        WHEN period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
-            AND date_part('year', period) = '0' AND date_part('month', period) = '0') THEN
+        WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
+            pg_catalog.format('kind %s is not ''token bucket'', ''fixed window'' or ''calendar window''', quote_nullable(kind))
+        WHEN kind = 'calendar window' AND /* TEMPLATE: schema */_ratelimit_longest(period) IS NULL THEN
+            pg_catalog.format('period %s is not 1 day, 7 days, 1 month, 3 months or 1 year, as for a calendar window', coalesce(period::text, 'NULL'))
+        WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
+        WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
+            pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
+            AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
             pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
-        WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window') THEN
-            pg_catalog.format('kind %s is neither ''token bucket'' nor ''fixed window''', quote_nullable(kind))
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
         WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
-        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN 'a token bucket has no start'
+        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN pg_catalog.format('a %s has no start', kind)
         WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
             pg_catalog.format('start %s is not between the years 1 and 9999', start)
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
@@ -1296,21 +1386,21 @@ $body$;
 -- _ratelimit_apply, to the bit. Without rows, the limit is full.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     m         integer := pg_catalog.cardinality(value);
-    upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    upto      timestamptz := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
     total     double precision := 0;
     available double precision;
     lowest    double precision;
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start, windows);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -1329,35 +1419,39 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
+    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start);
+    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
-    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
-    IF wait < (late - too_early)::double precision THEN
+    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END;
+    IF windows IS NOT NULL AND wait < '1e6' THEN
+        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[width_bucket(at, windows) + wait::integer]));
+    END IF;
+    wait := wait * date_part('epoch', period) * '1e6';
+    IF windows IS NULL AND wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */_ratelimit_micros(/* TEMPLATE: schema */_ratelimit_upto(at, period, start)));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the growing steps have ended: bisect
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1374,7 +1468,7 @@ $body$;
 -- the ts of the rows before the call.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz, shards integer
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -1388,30 +1482,32 @@ BEGIN
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
-        rate, period, capacity, start, shards, 0, 0);
+        rate, period, capacity, start, shards, 0, 0, false, windows);
 END
 $body$;
 
 -- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
--- in internal/algebra/promise.go has the rule.
+-- in internal/algebra/promise.go has the rule. If the work would have to run after the last of a calendar's windows, it is -Infinity.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, reserve boolean
+    shards integer, count double precision, reserve boolean, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows) - count;
     run_at    timestamptz;
 BEGIN
-    IF reserve AND start IS NOT NULL AND count <= capacity THEN
-        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
-        IF run_at > at THEN
+    IF reserve AND start IS NOT NULL THEN
+        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
+        IF run_at > windows[pg_catalog.cardinality(windows)] THEN
+            remaining := '-Infinity';
+        ELSIF run_at > at AND count <= capacity THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
                 (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
-                date_bin(period, run_at, start), rate, period, 'Infinity', start));
+                /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
         END IF;
     END IF;
     RETURN remaining;
@@ -1427,6 +1523,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
 )
@@ -1437,12 +1534,15 @@ DECLARE
     wrong text;
     floor double precision := 0;
     grid  timestamptz;
+    windows timestamptz[]; -- of a calendar window
+    ahead integer := 2;
+    every interval := period;
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
     b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -1459,6 +1559,10 @@ BEGIN
     END);
     IF wrong IS NULL AND reserve THEN
         floor := coalesce(-max_reserved, '-Infinity');
+        IF kind = 'calendar window' THEN
+            floor := greatest(floor, rate * '-100');
+            ahead := ceil(-floor / rate)::integer + 2;
+        END IF;
     END IF;
     IF capacity - count < floor THEN
         IF count + floor <= capacity THEN -- only rounding makes it too little
@@ -1472,7 +1576,16 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    IF kind = 'calendar window' THEN
+        zone := coalesce(zone, 'UTC');
+        anchor := coalesce(anchor, '2001-01-01');
+        at := coalesce(now, clock_timestamp());
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+        grid := windows[1];
+        period := /* TEMPLATE: schema */_ratelimit_longest(every);
+    ELSE
+        grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    END IF;
     IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
@@ -1480,24 +1593,31 @@ BEGIN
     IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now,
+              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)]) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, windows => windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, windows => windows) AS r;
     END IF;
     IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
+    IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
+        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + 2), 40000)::integer;
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+    END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);
     retry_after := retry_at - at;
-    IF grid IS NULL THEN
+    IF windows IS NOT NULL THEN
+        reset_at := windows[width_bucket(at, windows) + 1];
+    ELSIF grid IS NULL THEN
         reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
         reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
@@ -1506,7 +1626,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -1519,9 +1639,11 @@ Arguments:
                 true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
                 a part
   rate          tokens per period, 1e-15 to 1e15
-  period        an interval of 1 microsecond to 106751 days, without months and years
+  period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
+                '1 month', '3 months' or '1 year'
   count         the tokens to take: 0, or 1e-15 to 1e15; default 1
-  kind          'token bucket' (the default), refilled continuously, or 'fixed window', refilled at the start of each period
+  kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
+                'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
                 reserve
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
@@ -1532,6 +1654,10 @@ Arguments:
   shards        the number of rows that the key is spread over, 1 to 100; default 1
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
+  zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
+                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
+                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -1553,6 +1679,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
 )
@@ -1561,7 +1688,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor) AS r;
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
@@ -1572,7 +1699,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -1586,31 +1713,39 @@ $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
+    windows timestamptz[]; -- of a calendar window
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
+    IF kind = 'calendar window' THEN
+        windows := /* TEMPLATE: schema */_ratelimit_windows(period, coalesce(zone, 'UTC'), coalesce(anchor, '2001-01-01'), at,
+            /* TEMPLATE: schema */_ratelimit_back(rate, capacity, NULL), 100);
+        period := /* TEMPLATE: schema */_ratelimit_longest(period);
+    END IF;
     RETURN QUERY
         SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
-               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0), at) END
+               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid, windows)
                    ELSE -- the same sum, which the planner inlines: there may be millions of keys
-                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], CASE WHEN s.grid IS NULL THEN at ELSE date_bin(period, at, s.grid) END,
-                       rate, period, capacity, s.grid)
+                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], /* TEMPLATE: schema */_ratelimit_upto(at, period, s.grid, windows),
+                       rate, period, capacity, s.grid, windows)
                    END AS total
               FROM (
-                SELECT r.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid,
+                SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
+                       WHEN 'calendar window' THEN windows[1] END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name
@@ -1622,7 +1757,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -1648,11 +1783,11 @@ $text$;
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start, windows)
         = capacity / shards::double precision
     ELSE false END;
 
@@ -1664,7 +1799,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -1675,26 +1810,33 @@ AS $body$
 DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
+    windows timestamptz[]; -- of a calendar window
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
+    IF kind = 'calendar window' THEN
+        windows := /* TEMPLATE: schema */_ratelimit_windows(period, coalesce(zone, 'UTC'), coalesce(anchor, '2001-01-01'), at,
+            /* TEMPLATE: schema */_ratelimit_back(rate, capacity, NULL), 2);
+        period := /* TEMPLATE: schema */_ratelimit_longest(period);
+    END IF;
 
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
-                   rate, period, capacity, r.grid)) AS idle
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, r.grid, windows),
+                   rate, period, capacity, r.grid, windows)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
+            SELECT r.*, CASE WHEN windows IS NOT NULL THEN windows[1]
+                   WHEN kind = 'fixed window' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
@@ -1714,7 +1856,8 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start)
+                   WHEN 'calendar window' THEN windows[1] END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
@@ -1722,8 +1865,8 @@ BEGIN
             SELECT r.ctid AS tid, r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
-                       rate, period, capacity, g.grid)
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, g.grid, windows),
+                       rate, period, capacity, g.grid, windows)
                FOR UPDATE SKIP LOCKED
           ) AS l
          GROUP BY l.key
@@ -1735,7 +1878,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, text, date) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
@@ -1762,19 +1905,22 @@ $migration$;
 DO $migration$
 BEGIN
 EXECUTE pg_catalog.replace($engine$
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_windows(period interval, zone text, anchor date, at timestamptz, back integer, ahead integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval);
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_30;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_29;
@@ -1811,15 +1957,16 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_raise(names text[], at timestampt
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
 DROP TABLE /* TEMPLATE: schema */rate_limits;
 $engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 END

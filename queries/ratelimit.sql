@@ -2,14 +2,16 @@
 SELECT pg_catalog.record_send(_ratelimit_consume(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
-      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean))::bytea AS answer;
+      @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean,
+      @windows::timestamptz[]))::bytea AS answer;
 
 -- name: ConsumeSharded :one
 SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       @name::text, @key::text,
       @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz,
       @shards::integer, @count::double precision, @floor::double precision,
-      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
+      @shard_a::integer, @shard_b::integer, sqlc.narg('now')::timestamptz, @or_raise::boolean,
+      @windows::timestamptz[]))::bytea AS answer;
 
 -- name: ConsumeSeveral :one
 SELECT pg_catalog.record_send(_ratelimit_consume_several(
@@ -23,14 +25,16 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[],
-      @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean))::bytea AS answer;
+      @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]))::bytea AS answer;
 
 -- name: Refund :one
 SELECT pg_catalog.record_send(_ratelimit_refund(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
-      @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz))::bytea AS answer;
+      @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]))::bytea AS answer;
 
 -- name: Reset :one
 SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
@@ -38,5 +42,6 @@ SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 -- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
-      @name::text, @rate::double precision, @period::interval, @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz) AS s;
+      @name::text, @rate::double precision, (@period::text)::interval, @kind::text, @capacity::double precision,
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz,
+      sqlc.narg('zone')::text, (sqlc.narg('anchor')::text)::date) AS s;

@@ -19,16 +19,16 @@ type call struct {
 
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
 	c = call{verb: v, requests: requests}
-	if c.demands, err = demands(v, requests); err != nil {
-		return c, err
-	}
-	if err = l.definitions.check(c.demands); err != nil {
-		return c, err
-	}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
 		}
+	}
+	if c.demands, err = demands(v, requests, c.now); err != nil {
+		return c, err
+	}
+	if err = l.definitions.check(c.demands); err != nil {
+		return c, err
 	}
 	if v == VerbRefund {
 		if c.receipt, err = from.read(); err == nil {
@@ -42,7 +42,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err
 func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
 
 // goesAlone reports whether a Coalescer sends the call as a statement of its own.
-func (c *call) goesAlone() bool { return sharded(c.demands) || forfeits(c.demands) }
+func (c *call) goesAlone() bool {
+	return sharded(c.demands) || onCalendar(c.demands) || forfeits(c.demands)
+}
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
 // within 292 years of the year 1.

@@ -79,7 +79,7 @@ func (b *batch) group() {
 			if !found {
 				at = len(b.groups)
 				b.index[id] = at
-				b.groups = append(b.groups, group{first: d, numbers: d.limit.forKey(d.key)})
+				b.groups = append(b.groups, group{first: d, numbers: d.numbers})
 			}
 			b.of = append(b.of, at)
 			g := &b.groups[at]
@@ -146,7 +146,7 @@ func (b *batch) group() {
 			a.Calls = append(a.Calls, int32(call))
 			a.Asks = append(a.Asks, b.groups[at].ord)
 			a.AskDefs = append(a.AskDefs, b.def(&d.limit))
-			a.AskStarts = append(a.AskStarts, start(d.limit.forKey(d.key)))
+			a.AskStarts = append(a.AskStarts, start(d.numbers))
 			a.AskCounts = append(a.AskCounts, d.count)
 			a.AskFloors = append(a.AskFloors, d.floor)
 		}
@@ -368,5 +368,5 @@ func (b *batch) numbers(g *group, d *demand) algebra.Limit {
 	if !g.mixed {
 		return g.numbers
 	}
-	return d.limit.forKey(d.key)
+	return d.numbers
 }

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -22,6 +23,11 @@ type Config struct {
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
 	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
+
+	// Of a calendar window: see CalendarWindow, In and Anchor.
+	Unit   Unit   `json:"unit,omitempty"`   // required
+	Zone   string `json:"zone,omitempty"`   // "": UTC
+	Anchor string `json:"anchor,omitempty"` // "": "2001-01-01"
 }
 
 // New makes a limit from a Config. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
@@ -40,7 +46,7 @@ func New(c Config) (Limit, error) {
 		maxReserved: math.Inf(1),
 		shards:      max(c.Shards, 1),
 		numbers: algebra.Limit{
-			Rate: c.Rate, Period: time.Duration(c.Period), Capacity: c.Rate, Window: c.Kind == KindFixedWindow,
+			Rate: c.Rate, Period: time.Duration(c.Period), Capacity: c.Rate, Window: c.Kind == KindFixedWindow || c.Kind == KindCalendarWindow,
 		},
 	}
 	if c.Capacity != nil {
@@ -53,20 +59,35 @@ func New(c Config) (Limit, error) {
 		l.hasStart, l.start = true, c.Start.UTC()
 	}
 
+	if c.Kind == KindCalendarWindow {
+		l.calendar = calendar{c.Unit, cmp.Or(c.Zone, defaultZone), cmp.Or(c.Anchor, defaultAnchor)}
+		l.numbers.Period = l.calendar.longest()
+	}
+
 	var mistakes []string
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
 	badName := checkText("name", c.Name, maxNameLen)
 	if badName != nil {
 		mistake("%v", badName)
 	}
-	if c.Kind != KindTokenBucket && c.Kind != KindFixedWindow {
-		mistake("kind %q is neither %q nor %q", c.Kind, KindTokenBucket, KindFixedWindow)
+	switch c.Kind {
+	case KindTokenBucket, KindFixedWindow:
+		if c.Unit != "" || c.Zone != "" || c.Anchor != "" {
+			mistake("only a %s has a unit, a zone and an anchor", KindCalendarWindow)
+		}
+		if c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0 {
+			mistake("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
+		}
+	case KindCalendarWindow:
+		mistakes = append(mistakes, l.calendar.validate()...)
+		if c.Period != 0 {
+			mistake("a %s has a unit and no period", c.Kind)
+		}
+	default:
+		mistake("kind %q is not %q, %q or %q", c.Kind, KindTokenBucket, KindFixedWindow, KindCalendarWindow)
 	}
 	if c.Rate == 0 || !countable(c.Rate) {
 		mistake("rate %v is not between %v and %v", c.Rate, algebra.MinTokens, algebra.MaxTokens)
-	}
-	if c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0 {
-		mistake("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
 	}
 	if c.Capacity != nil && !countable(l.numbers.Capacity) {
 		mistake("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, algebra.MinTokens, algebra.MaxTokens)
@@ -74,8 +95,8 @@ func New(c Config) (Limit, error) {
 	if c.MaxReserved != nil && !countable(l.maxReserved) {
 		mistake("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, algebra.MinTokens, algebra.MaxTokens)
 	}
-	if c.Start != nil && c.Kind == KindTokenBucket {
-		mistake("a token bucket has no start")
+	if c.Start != nil && c.Kind != KindFixedWindow {
+		mistake("only a %s has a start", KindFixedWindow)
 	}
 	if c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999) {
 		mistake("start %v is not between the years 1 and 9999", c.Start)

@@ -6,6 +6,9 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
@@ -14,6 +17,7 @@ import (
 type demand struct {
 	limit    Limit
 	key      string
+	numbers  algebra.Limit // the limit's numbers for the key and, of a calendar, the time of the call
 	count    float64
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the lowest balance that is enough: count + floor, summed up without rounding floor
@@ -25,7 +29,7 @@ func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
 // the database locks.
-func demands(v Verb, requests []Request) ([]demand, error) {
+func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
 	}
@@ -66,8 +70,18 @@ func demands(v Verb, requests []Request) ([]demand, error) {
 		d.requests = append(d.requests, i)
 	}
 	for i := range ds {
-		if err := ds[i].validate(v); err != nil {
+		d := &ds[i]
+		if err := d.validate(v); err != nil {
 			return nil, err
+		}
+		d.numbers = d.limit.forKey(d.key)
+		if d.limit.calendar != (calendar{}) {
+			at := time.Now()
+			if now.Valid {
+				at = now.Time
+			}
+			d.numbers.Windows = d.limit.windows(algebra.At(at), d.reserve || v == VerbRefund)
+			d.numbers.Start = (*d.numbers.Windows)[0]
 		}
 	}
 	slices.SortFunc(ds, func(a, b demand) int {
@@ -106,7 +120,7 @@ func (r Request) floor(v Verb) float64 {
 	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which reads the balance, even a debt
 		return math.Inf(-1)
 	case r.reserve:
-		return -r.limit.maxReserved
+		return -r.limit.maxOwed()
 	default:
 		return 0
 	}
@@ -116,6 +130,11 @@ func (r Request) floor(v Verb) float64 {
 // reservation of a fixed window, and a reservation in a call for several limits, which wait for each other.
 func forfeits(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
+}
+
+// onCalendar reports whether any of the limits is a calendar window.
+func onCalendar(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.numbers.Windows != nil })
 }
 
 // sharded reports whether any of the limits has shards.

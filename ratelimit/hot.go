@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
@@ -35,7 +36,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if ctx.Value(turnKey{}) != nil {
 		return nil, fmt.Errorf("%w: a transaction with Hot inside the function of another one with Hot could wait for itself", ErrInvalid)
 	}
-	return demands(VerbReset, o.hot) // Reset ignores counts, too
+	return demands(VerbReset, o.hot, pgtype.Timestamptz{}) // Reset ignores counts, too
 }
 
 // stripes is the number of views that can be locked.

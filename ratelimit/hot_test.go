@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 var (
@@ -24,7 +25,7 @@ var (
 // demanded is the demands that Hot makes from requests.
 func demanded(t *testing.T, requests ...Request) []demand {
 	t.Helper()
-	ds, err := demands(VerbReset, requests)
+	ds, err := demands(VerbReset, requests, pgtype.Timestamptz{})
 	if err != nil {
 		t.Fatal(err)
 	}

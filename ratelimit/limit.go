@@ -22,10 +22,11 @@ const (
 // Kind is how a limit refills.
 type Kind string
 
-// The two kinds of limit.
+// The kinds of limit.
 const (
-	KindTokenBucket Kind = "token bucket"
-	KindFixedWindow Kind = "fixed window"
+	KindTokenBucket    Kind = "token bucket"
+	KindFixedWindow    Kind = "fixed window"
+	KindCalendarWindow Kind = "calendar window"
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
@@ -46,6 +47,7 @@ type Limit struct {
 	shards      int
 	hasStart    bool
 	start       time.Time
+	calendar    calendar
 	err         error // the mistakes in the definition
 }
 
@@ -54,7 +56,7 @@ type Limit struct {
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(KindTokenBucket, name, rate, period, options)
+	return define(Config{Kind: KindTokenBucket, Name: name, Rate: rate, Period: Duration(period)}, options)
 }
 
 // FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
@@ -65,11 +67,10 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(KindFixedWindow, name, rate, period, options)
+	return define(Config{Kind: KindFixedWindow, Name: name, Rate: rate, Period: Duration(period)}, options)
 }
 
-func define(kind Kind, name string, rate float64, period time.Duration, options []Option) Limit {
-	c := Config{Kind: kind, Name: name, Rate: rate, Period: Duration(period)}
+func define(c Config, options []Option) Limit {
 	for _, option := range options {
 		option(&c)
 	}
@@ -108,7 +109,7 @@ func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
-		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow or New", ErrInvalid)
+		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow or New", ErrInvalid)
 	}
 	return l.err
 }
@@ -116,7 +117,11 @@ func (l Limit) Validate() error {
 // String describes the limit for logs.
 func (l Limit) String() string {
 	c := l.Config()
-	text := fmt.Sprintf("%s: %s, %v per %v, capacity %v%s", c.Name, c.Kind, c.Rate, time.Duration(c.Period), l.Capacity(), l.reservable())
+	period := fmt.Sprint(time.Duration(c.Period))
+	if c.Kind == KindCalendarWindow {
+		period = fmt.Sprintf("%s in %s from %s", c.Unit, c.Zone, c.Anchor)
+	}
+	text := fmt.Sprintf("%s: %s, %v per %s, capacity %v%s", c.Name, c.Kind, c.Rate, period, l.Capacity(), l.reservable())
 	if c.Start != nil {
 		text += fmt.Sprintf(", start %v", c.Start.Format(time.RFC3339))
 	}
@@ -146,7 +151,11 @@ func (l Limit) Config() Config {
 		Kind: KindTokenBucket, Name: l.name, Rate: l.numbers.Rate, Period: Duration(l.numbers.Period),
 		Capacity: &l.numbers.Capacity, Shards: l.shards,
 	}
-	if l.numbers.Window {
+	switch {
+	case l.calendar != (calendar{}):
+		c.Kind, c.Period = KindCalendarWindow, 0
+		c.Unit, c.Zone, c.Anchor = l.calendar.unit, l.calendar.zone, l.calendar.anchor
+	case l.numbers.Window:
 		c.Kind = KindFixedWindow
 	}
 	if !math.IsInf(l.maxReserved, 1) {
@@ -161,7 +170,7 @@ func (l Limit) Config() Config {
 // forKey is the limit's numbers for one key. Without a start, each key has a grid of its own.
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
-	if n.Window && !l.hasStart {
+	if n.Window && !l.hasStart && l.calendar == (calendar{}) {
 		h := sha256.New()
 		h.Write([]byte(l.name))
 		h.Write([]byte{0})

@@ -173,7 +173,7 @@ func (r *receipt) refund(ds []demand, a *answer) []float64 {
 	refunded := make([]float64, len(ds))
 	for i, d := range ds {
 		t := r.find(d.limit.name, d.key)
-		numbers, rows := d.limit.forKey(d.key), a.rows[i]
+		numbers, rows := d.numbers, a.rows[i]
 		if len(rows) > 0 {
 			if back := numbers.Refund(rows, r.algebra(t), d.count, a.at); back > 0 {
 				// A refund pays debts first. Those tokens belong to waiting work, so a later refund must not count them as

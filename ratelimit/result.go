@@ -113,7 +113,7 @@ func (c *call) waiting(a *answer) (w waiting) {
 	}
 	for i, d := range c.demands {
 		w.asked = append(w.asked, algebra.Demand{
-			Limit: d.limit.forKey(d.key), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
+			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
 		})
 	}
 	_, w.lefts, _ = algebra.Reserve(w.asked, a.at)
@@ -132,16 +132,17 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 			s.took.held += row.Value
 		}
 	}
-	numbers, shards, now := d.limit.forKey(d.key), d.limit.shards, a.at
+	shards, now := d.limit.shards, a.at
 	if taken && len(rows) == 1 && c.verb != VerbRefund { // estimate all shards from one
 		for len(rows) < shards {
 			rows = append(rows, rows[0])
 		}
 	}
+	numbers := d.reaching(rows, now)
 	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
 	s.Remaining = numbers.Total(rows, now)
 	if numbers.Window {
-		reset = min(numbers.UpTo(now)+algebra.Micros(numbers.Period.Microseconds()), algebra.Max)
+		reset = numbers.NextWindow(now)
 	} else {
 		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
 	}

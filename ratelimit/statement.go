@@ -35,7 +35,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case takes && len(c.demands) == 1:
 		return consume(c.demands[0], now, orRaise)
-	case takes && !sharded(c.demands):
+	case takes && !sharded(c.demands) && !onCalendar(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
 	return c.apply(ctx, now, orRaise)
@@ -55,23 +55,25 @@ func isConsume(sql string) bool {
 
 // consume takes one demand of a limit without shards.
 func consume(d demand, now *time.Time, orRaise bool) statement {
-	numbers := d.limit.forKey(d.key)
+	numbers := d.numbers
 	return statement{sql: dbsqlc.Consume, demands: 1, read: readOne, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
 		d.count, d.floor, now, denied.expect(d), orRaise,
+		windows(numbers),
 	)}
 }
 
 // consumeSharded takes one demand of a limit with shards.
 func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool) statement {
-	numbers := d.limit.forKey(d.key)
+	numbers := d.numbers
 	a, b := pick(ctx, d)
 	return statement{sql: dbsqlc.ConsumeSharded, demands: 1, read: readSeveral, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
 		int32(d.limit.shards), d.count, d.floor,
 		a, b, now, orRaise,
+		windows(numbers),
 	)}
 }
 
@@ -104,6 +106,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 		shards, columns.counts, columns.floors,
 		a, b,
 		forfeits(c.demands), now, orRaise,
+		columns.windows, columns.firsts, columns.lasts,
 	)}
 }
 
@@ -120,6 +123,7 @@ func refund(r *receipt, ds []demand, now *time.Time) statement {
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, taken, held, parts,
 		pgtype.Timestamptz{Time: r.At, Valid: true}, pgtype.Timestamptz{Time: r.RunAt, Valid: true}, now,
+		c.windows, c.firsts, c.lasts,
 	)}
 }
 
@@ -140,6 +144,11 @@ type columns struct {
 	starts      []pgtype.Timestamptz
 	counts      []float64
 	floors      []float64
+
+	// The windows of all calendars, one list after another. A limit's list is from firsts to lasts, which are NULL for other
+	// kinds. Without calendars, all are nil.
+	windows       []time.Time
+	firsts, lasts []pgtype.Int4
 }
 
 func columnsOf(ds []demand) columns {
@@ -150,10 +159,18 @@ func columnsOf(ds []demand) columns {
 		counts: make([]float64, n), floors: make([]float64, n),
 	}
 	for i, d := range ds {
-		numbers := d.limit.forKey(d.key)
+		numbers := d.numbers
 		c.names[i], c.keys[i] = d.limit.name, d.key
 		c.rates[i], c.periods[i], c.capacities[i], c.starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
 		c.counts[i], c.floors[i] = d.count, d.floor
+		if list := windows(numbers); list != nil {
+			if c.windows == nil {
+				c.firsts, c.lasts = make([]pgtype.Int4, n), make([]pgtype.Int4, n)
+			}
+			c.firsts[i] = pgtype.Int4{Int32: int32(len(c.windows) + 1), Valid: true}
+			c.windows = append(c.windows, list...)
+			c.lasts[i] = pgtype.Int4{Int32: int32(len(c.windows)), Valid: true}
+		}
 	}
 	return c
 }
@@ -173,6 +190,18 @@ func start(numbers algebra.Limit) pgtype.Timestamptz {
 		return pgtype.Timestamptz{}
 	}
 	return pgtype.Timestamptz{Time: numbers.Start.Time(), Valid: true}
+}
+
+// windows is the argument of that name: NULL unless the limit is a calendar window.
+func windows(numbers algebra.Limit) []time.Time {
+	if numbers.Windows == nil {
+		return nil
+	}
+	list := make([]time.Time, len(*numbers.Windows))
+	for i, at := range *numbers.Windows {
+		list[i] = at.Time()
+	}
+	return list
 }
 
 // nullable is an instant as an argument; nil is NULL. In an any, a nil pointer allocates nothing; a pgtype.Timestamptz

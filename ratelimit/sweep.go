@@ -57,8 +57,11 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 // sweep deletes the rows of one limit that mean the same as no row.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
-		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
+		Name: limit.name, Rate: limit.numbers.Rate, Period: fmt.Sprintf("%d microseconds", limit.numbers.Period.Microseconds()), Kind: string(limit.Config().Kind),
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
+	}
+	if c := limit.calendar; c != (calendar{}) {
+		args.Period, args.Zone, args.Anchor = c.interval(), pgtype.Text{String: c.zone, Valid: true}, pgtype.Text{String: c.anchor, Valid: true}
 	}
 	for {
 		begin := time.Now()

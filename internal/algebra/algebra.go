@@ -7,6 +7,7 @@ package algebra
 
 import (
 	"math"
+	"sort"
 	"time"
 )
 
@@ -40,8 +41,13 @@ type Limit struct {
 	Rate     float64 // tokens per Period
 	Period   time.Duration
 	Capacity float64
-	Window   bool   // a fixed window, not a token bucket
+	Window   bool   // a fixed or calendar window, not a token bucket
 	Start    Micros // of a fixed window: an instant of its grid, before all other instants that occur
+
+	// Windows is set for a calendar window: the starts of its windows around the present, in order, at least one. Refills
+	// after the last one are not counted. Period is the longest that a window can be. (It is a pointer so that limits can be
+	// compared.)
+	Windows *[]Micros
 }
 
 // Row is the state of one row: the tokens left at its last use, and the instant of that use.
@@ -50,10 +56,9 @@ type Row struct {
 	TS    Micros
 }
 
-// UpTo is the instant up to which refills count at now: now itself for a token bucket, the start of the current window
-// for a fixed window.
+// UpTo is the instant up to which refills count at now: now itself, or the start of the current window for a fixed window.
 func (l Limit) UpTo(now Micros) Micros {
-	if !l.Window {
+	if !l.Window || l.Windows != nil {
 		return now
 	}
 	period := Micros(l.Period.Microseconds())
@@ -68,7 +73,7 @@ func (l Limit) UpTo(now Micros) Micros {
 // Available is how many tokens a row holds at now. The limit has n rows.
 //
 //	token bucket:  min(capacity, value + elapsed*rate/period)
-//	fixed window:  min(capacity, value + windows begun since ts * rate)
+//	window:        min(capacity, value + windows begun since ts * rate)
 //
 // Time that runs backwards refills nothing.
 func (l Limit) Available(row Row, n int, now Micros) float64 {
@@ -83,15 +88,56 @@ func (l Limit) Available(row Row, n int, now Micros) float64 {
 // refill is how many tokens one of n rows gets between two instants, if it has room for them.
 func (l Limit) refill(from, to Micros, n float64) float64 {
 	rate, period := l.Rate/n, float64(l.Period.Microseconds())/1e6
-	if l.Window {
+	switch {
+	case l.Windows != nil:
+		return float64(max(l.begun(from, to)+l.unlisted(from, to), 0) * rate)
+	case l.Window:
 		return float64(max(l.begun(from, to), 0) * rate)
 	}
 	return float64(max(seconds(to-from), 0)*rate) / period
 }
 
-// begun is how many windows have begun between two instants. It is negative if to is before from.
+// begun is how many windows have begun between two instants. It is negative if to is before from. Of a calendar, only
+// those in Windows are counted.
 func (l Limit) begun(from, to Micros) float64 {
+	if l.Windows != nil {
+		return float64(l.number(to) - l.number(from))
+	}
 	return math.RoundToEven(seconds(l.UpTo(to)-l.UpTo(from)) / (float64(l.Period.Microseconds()) / 1e6))
+}
+
+// number is how many of a calendar's windows have begun by an instant.
+func (l Limit) number(at Micros) int {
+	return sort.Search(len(*l.Windows), func(i int) bool { return (*l.Windows)[i] > at })
+}
+
+// unlisted is a lower bound of how many of a calendar's windows have begun between two instants and before the first one
+// in Windows: as many as if all were as long as the longest.
+func (l Limit) unlisted(from, to Micros) float64 {
+	first := (*l.Windows)[0]
+	if from >= first {
+		return 0
+	}
+	return max(math.Ceil(seconds(min(first, to)-from)/(float64(l.Period.Microseconds())/1e6))-1, 0)
+}
+
+// NextWindow is when the next window begins, or Max if that is not known.
+func (l Limit) NextWindow(now Micros) Micros {
+	switch {
+	case l.Windows == nil:
+		return min(l.UpTo(now)+Micros(l.Period.Microseconds()), Max)
+	case l.number(now) == len(*l.Windows):
+		return Max
+	}
+	return (*l.Windows)[l.number(now)]
+}
+
+// Listed is how many of Windows begin after now.
+func (l Limit) Listed(now Micros) int { return len(*l.Windows) - l.number(now) }
+
+// Unknown reports whether refills at an instant are unknown, because it lies after the last window in Windows.
+func (l Limit) Unknown(at Micros) bool {
+	return l.Windows != nil && at > (*l.Windows)[len(*l.Windows)-1]
 }
 
 // Total is how many tokens all rows of a limit hold together at now. Without rows it is the capacity. If all rows are full
@@ -170,7 +216,11 @@ func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Mi
 	if l.Window {
 		periods = math.Ceil(periods)
 	}
-	if wait := float64(periods * float64(l.Period.Microseconds())); wait < float64(Max-now) {
+	if l.Windows != nil {
+		if last := len(*l.Windows) - 1; l.number(now)+int(min(periods, 1e6))-1 <= last {
+			guess = max(guess, (*l.Windows)[max(l.number(now)+int(periods)-1, 0)])
+		}
+	} else if wait := float64(periods * float64(l.Period.Microseconds())); wait < float64(Max-now) {
 		guess = max(guess, l.UpTo(now)+Micros(wait))
 	}
 	return firstAfter(now, guess, enough)

@@ -16,9 +16,9 @@ type Demand struct {
 // each limit has left, and granted reports whether the balances are enough.
 //
 // While the job waits, its tokens are there or come in, and the limit goes on refilling. Refill above the capacity until
-// the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a fixed
-// window, that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits
-// nothing, since no promise can hold for it.
+// the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a window,
+// that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits nothing,
+// since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are unknown.
 func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted bool) {
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now
@@ -35,7 +35,7 @@ func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted boo
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
-		granted = granted && d.Enough(left[i])
+		granted = granted && !l.Unknown(runAt) && d.Enough(left[i])
 	}
 	return runAt, left, granted
 }
@@ -85,7 +85,7 @@ type Taken struct {
 //   - A token bucket gets the tokens that would still be missing by now if nothing else had been taken since. Tokens owed
 //     to waiting jobs are subtracted. (Tokens missing in one shard refill at the rate of all shards, since the balance may
 //     be spread over all of them at any time.)
-//   - A fixed window gets everything if the job's window is not over and is the last one with promised jobs. If the job
+//   - A window gets everything if the job's window is not over and is the last one with promised jobs. If the job
 //     waits and the capacity is above the rate, that must stay so. A job of more than the capacity gets nothing back.
 //
 // Several overlapping refunds of a token bucket can exceed the promise together. Then this still holds: since the first
@@ -105,6 +105,9 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 	// owes reports whether the limit still owes tokens that many windows from now.
 	owes := func(total, windows float64) bool { return total+float64(windows*l.Rate) < -slack(len(rows)) }
 	wait := l.begun(now, taken.RunAt)
+	if l.Windows != nil && (now < (*l.Windows)[0] || l.Unknown(taken.RunAt)) {
+		wait = -1 // not all windows are known
+	}
 	switch {
 	case taken.Count > l.Capacity, wait < 0, owes(total, wait), wait > 0 && !owes(total, wait-1):
 		return 0

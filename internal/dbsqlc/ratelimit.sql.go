@@ -18,7 +18,8 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
-      $13::boolean, $14::timestamptz, $15::boolean))::bytea AS answer
+      $13::boolean, $14::timestamptz, $15::boolean,
+      $16::timestamptz[], $17::integer[], $18::integer[]))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -37,6 +38,9 @@ type ApplyParams struct {
 	Reserve    bool
 	Now        *time.Time
 	OrRaise    bool
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -56,6 +60,9 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Reserve,
 		arg.Now,
 		arg.OrRaise,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -66,7 +73,8 @@ const Consume = `-- name: Consume :one
 SELECT pg_catalog.record_send(_ratelimit_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
-      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean))::bytea AS answer
+      $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean,
+      $12::timestamptz[]))::bytea AS answer
 `
 
 type ConsumeParams struct {
@@ -81,6 +89,7 @@ type ConsumeParams struct {
 	Now          *time.Time
 	ExpectDenial bool
 	OrRaise      bool
+	Windows      []pgtype.Timestamptz
 }
 
 func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error) {
@@ -96,6 +105,7 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 		arg.Now,
 		arg.ExpectDenial,
 		arg.OrRaise,
+		arg.Windows,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -145,7 +155,8 @@ SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
-      $10::integer, $11::integer, $12::timestamptz, $13::boolean))::bytea AS answer
+      $10::integer, $11::integer, $12::timestamptz, $13::boolean,
+      $14::timestamptz[]))::bytea AS answer
 `
 
 type ConsumeShardedParams struct {
@@ -162,6 +173,7 @@ type ConsumeShardedParams struct {
 	ShardB   int32
 	Now      *time.Time
 	OrRaise  bool
+	Windows  []pgtype.Timestamptz
 }
 
 func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) ([]byte, error) {
@@ -179,6 +191,7 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 		arg.ShardB,
 		arg.Now,
 		arg.OrRaise,
+		arg.Windows,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -190,7 +203,8 @@ SELECT pg_catalog.record_send(_ratelimit_refund(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
-      $11::timestamptz, $12::timestamptz, $13::timestamptz))::bytea AS answer
+      $11::timestamptz, $12::timestamptz, $13::timestamptz,
+      $14::timestamptz[], $15::integer[], $16::integer[]))::bytea AS answer
 `
 
 type RefundParams struct {
@@ -207,6 +221,9 @@ type RefundParams struct {
 	TakenAt    pgtype.Timestamptz
 	RunAt      pgtype.Timestamptz
 	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
 }
 
 func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) {
@@ -224,6 +241,9 @@ func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) 
 		arg.TakenAt,
 		arg.RunAt,
 		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -249,19 +269,22 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
-      $1::text, $2::double precision, $3::interval, $4::text, $5::double precision,
-      $6::timestamptz, $7::text, $8::timestamptz) AS s
+      $1::text, $2::double precision, ($3::text)::interval, $4::text, $5::double precision,
+      $6::timestamptz, $7::text, $8::timestamptz,
+      $9::text, ($10::text)::date) AS s
 `
 
 type SweepParams struct {
 	Name     string
 	Rate     float64
-	Period   time.Duration
+	Period   string
 	Kind     string
 	Capacity float64
 	Start    *time.Time
 	First    string
 	Now      *time.Time
+	Zone     pgtype.Text
+	Anchor   pgtype.Text
 }
 
 type SweepRow struct {
@@ -279,6 +302,8 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Start,
 		arg.First,
 		arg.Now,
+		arg.Zone,
+		arg.Anchor,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)

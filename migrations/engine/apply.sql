@@ -5,7 +5,8 @@
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
--- are two shards to choose between. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
+-- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
@@ -17,7 +18,8 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
-    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -33,7 +35,6 @@ DECLARE
     slack  CONSTANT double precision := 1e-9;
     -- Arrays by position. `places` has the positions in lock order.
     places integer[];
-    upto   timestamptz[] := '{}';      -- refills count up to this instant
     picks  smallint[];                 -- the shard to take from
     rows   integer[] := '{}';          -- the number of rows
     locked integer[] := '{}';          -- the number of locked rows
@@ -45,6 +46,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
 
+    upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
     i         integer;
     m         integer;
@@ -65,14 +67,15 @@ BEGIN
                 SELECT pg_catalog.array_agg(
                            CASE WHEN u.a BETWEEN 0 AND u.shards - 1 AND u.b BETWEEN 0 AND u.shards - 1 THEN coalesce(s.shard, u.a) END
                            ORDER BY u.ord) INTO picks
-                  FROM unnest(names, keys, rates, periods, capacities, starts, shards, shard_a, shard_b) WITH ORDINALITY
-                    AS u (name, key, rate, period, capacity, start, shards, a, b, ord)
+                  FROM unnest(names, keys, rates, periods, capacities, starts, firsts, lasts, shards, shard_a, shard_b) WITH ORDINALITY
+                    AS u (name, key, rate, period, capacity, start, first, last, shards, a, b, ord)
                   LEFT JOIN LATERAL (
                     SELECT r.shard
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN u.start IS NULL THEN at ELSE date_bin(u.period, at, u.start) END,
-                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision, u.start) DESC,
+                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, u.period, u.start, windows[u.first:u.last]),
+                                  u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision,
+                                  u.start, windows[u.first:u.last]) DESC,
                               r.shard
                      LIMIT 1
                   ) AS s ON true;
@@ -89,9 +92,9 @@ BEGIN
                    LATERAL (
                     SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END,
+                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
-                               starts[p]) - counts[p]
+                               starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
@@ -102,9 +105,10 @@ BEGIN
                     FOR rec IN
                         SELECT p, names[p] AS name, keys[p] AS key, picks[p] AS pick, shards[p] AS shards,
                                rates[p] / shards[p]::double precision AS rate, periods[p] AS period,
-                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start, counts[p] AS count,
+                               capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start,
+                               windows[firsts[p]:lasts[p]] AS windows, counts[p] AS count,
                                CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
-                               CASE WHEN starts[p] IS NULL THEN at ELSE date_bin(periods[p], at, starts[p]) END AS upto
+                               /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
@@ -117,10 +121,10 @@ BEGIN
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count,
+                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start) - rec.count >= rec.floor
+                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -180,7 +184,7 @@ BEGIN
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
-                    upto[i] := CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[i], at, starts[i]) END;
+                    upto := /* TEMPLATE: schema */_ratelimit_upto(at, periods[i], starts[i], windows[firsts[i]:lasts[i]]);
                     rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
                     FOR rec IN
                         SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
@@ -188,8 +192,8 @@ BEGIN
                          WHERE r.name = names[i] AND r.key = keys[i]
                          ORDER BY r.shard
                     LOOP
-                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto[i], rates[i] / rec.m::double precision, periods[i],
-                            capacities[i] / rec.m::double precision, starts[i]);
+                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto, rates[i] / rec.m::double precision, periods[i],
+                            capacities[i] / rec.m::double precision, starts[i], windows[firsts[i]:lasts[i]]);
                         totals[i] := totals[i] + available;
                         lowest := least(lowest, available); highest := greatest(highest, available);
                         rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
@@ -212,16 +216,17 @@ BEGIN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
                         owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
-                            at, rates[i], periods[i], capacities[i], starts[i], shards[i]);
+                            at, rates[i], periods[i], capacities[i], starts[i], shards[i], windows[firsts[i]:lasts[i]]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
                             lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
-                                CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,
-                                rates[i], periods[i], 'Infinity', starts[i]));
+                                /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
+                                rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
-                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        -- Refills after the last window are not known, so no promise can be made for that time.
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN

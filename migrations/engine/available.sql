@@ -1,19 +1,32 @@
--- The tokens in a row at `upto`: the current instant for a token bucket, the start of the current window for a fixed window.
--- Time that runs backwards refills nothing. All functions in it are IMMUTABLE, so that the planner inlines it.
+-- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
+-- IMMUTABLE, so that the planner inlines it.
+--
+-- The windows of a calendar are as long as months are, so their starts are listed. For a row older than the list, the refills
+-- before it are counted as if all windows were as long as the longest, which is never too many.
 --
 -- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
 -- start would refill tokens for time in which the limit was used under the old numbers.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
     value double precision, ts timestamptz, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(capacity, value + CASE
     WHEN start IS NULL THEN
         greatest(date_part('epoch', upto - ts), 0) * rate / date_part('epoch', period)
-    ELSE
+    WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
+    ELSE
+        greatest((width_bucket(upto, windows) - width_bucket(ts, windows))::double precision
+            + CASE WHEN ts < windows[1] THEN
+                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - 1, 0)
+              ELSE 0 END, 0) * rate
     END);
+
+-- The instant up to which refills count at `at`: `at` itself, or the start of the current window for a fixed window.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[] DEFAULT NULL) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN start IS NULL OR windows IS NOT NULL THEN at ELSE date_bin(period, at, start) END;
 
 -- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
 -- which would be granted or fill a bucket (CONCURRENCY.md, G2).

@@ -2,21 +2,21 @@
 -- _ratelimit_apply, to the bit. Without rows, the limit is full.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     m         integer := pg_catalog.cardinality(value);
-    upto      timestamptz := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    upto      timestamptz := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
     total     double precision := 0;
     available double precision;
     lowest    double precision;
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start);
+        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start, windows);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -35,35 +35,39 @@ $body$;
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false
+    shards integer, count double precision, floor double precision, reserve boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
-    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start);
+    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve) >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
-    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END * date_part('epoch', period) * '1e6';
-    IF wait < (late - too_early)::double precision THEN
+    wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END;
+    IF windows IS NOT NULL AND wait < '1e6' THEN
+        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[width_bucket(at, windows) + wait::integer]));
+    END IF;
+    wait := wait * date_part('epoch', period) * '1e6';
+    IF windows IS NULL AND wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */_ratelimit_micros(CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END));
+            + /* TEMPLATE: schema */_ratelimit_micros(/* TEMPLATE: schema */_ratelimit_upto(at, period, start)));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the growing steps have ended: bisect
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve) >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -80,7 +84,7 @@ $body$;
 -- the ts of the rows before the call.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz, shards integer
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -94,30 +98,32 @@ BEGIN
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
-        rate, period, capacity, start, shards, 0, 0);
+        rate, period, capacity, start, shards, 0, 0, false, windows);
 END
 $body$;
 
 -- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
--- in internal/algebra/promise.go has the rule.
+-- in internal/algebra/promise.go has the rule. If the work would have to run after the last of a calendar's windows, it is -Infinity.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
-    shards integer, count double precision, reserve boolean
+    shards integer, count double precision, reserve boolean, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start) - count;
+    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows) - count;
     run_at    timestamptz;
 BEGIN
-    IF reserve AND start IS NOT NULL AND count <= capacity THEN
-        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards);
-        IF run_at > at THEN
+    IF reserve AND start IS NOT NULL THEN
+        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
+        IF run_at > windows[pg_catalog.cardinality(windows)] THEN
+            remaining := '-Infinity';
+        ELSIF run_at > at AND count <= capacity THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
                 (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
-                date_bin(period, run_at, start), rate, period, 'Infinity', start));
+                /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
         END IF;
     END IF;
     RETURN remaining;

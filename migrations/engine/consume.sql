@@ -4,6 +4,9 @@
 --   start          NULL: a token bucket, refilled continuously.
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
+--   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
+--                  Then start is the first of them, and period the longest that a window can be. Refills after the last one
+--                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
@@ -16,7 +19,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
-    or_raise boolean DEFAULT false
+    or_raise boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -36,7 +39,7 @@ BEGIN
     LOOP
         -- The UPDATE locks and writes the row only if it has enough at first sight. After a wait for another transaction,
         -- READ COMMITTED checks the row's new version; higher levels raise 40001 (CONCURRENCY.md, A1 and A2). There are
-        -- two UPDATEs because the planner simplifies the sum for a constant start.
+        -- three UPDATEs because the planner simplifies the sum for a constant start and constant windows.
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
@@ -45,6 +48,13 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO value, ts;
+            ELSIF windows IS NOT NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
                 RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
@@ -69,6 +79,8 @@ BEGIN
         IF one THEN
             IF start IS NULL THEN
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
+            ELSIF windows IS NOT NULL THEN
+                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
@@ -82,7 +94,8 @@ BEGIN
         ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now);
+                ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
+                windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE

@@ -6,7 +6,8 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
-    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -24,7 +25,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     at := coalesce(now, clock_timestamp());
-    upto := CASE WHEN start IS NULL THEN at ELSE date_bin(period, at, start) END;
+    upto := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
     each := rate / shards::double precision;
     room := capacity / shards::double precision;
     pick := shard_a;
@@ -32,7 +33,7 @@ BEGIN
         SELECT r.shard INTO pick
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) DESC, r.shard LIMIT 1;
+         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) DESC, r.shard LIMIT 1;
     END IF;
 
     -- A shard takes only tokens that it has, since all shards share the debts (C1). The UPDATE locks the row if it has enough, and
@@ -48,10 +49,10 @@ BEGIN
             RETURNING r.value, r.ts INTO new_value, new_ts;
         ELSE
             UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count,
+               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count,
                    ts = greatest(r.ts, at)
              WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start) - count >= '0'
+               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         END IF;
         IF new_value IS NULL THEN
@@ -63,6 +64,7 @@ BEGIN
     END;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);
+        ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise,
+        windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
 END
 $body$;

@@ -7,6 +7,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
 )
@@ -17,12 +18,15 @@ DECLARE
     wrong text;
     floor double precision := 0;
     grid  timestamptz;
+    windows timestamptz[]; -- of a calendar window
+    ahead integer := 2;
+    every interval := period;
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
     b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor);
     capacity := coalesce(capacity, rate);
     wrong := CASE
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
@@ -39,6 +43,10 @@ BEGIN
     END);
     IF wrong IS NULL AND reserve THEN
         floor := coalesce(-max_reserved, '-Infinity');
+        IF kind = 'calendar window' THEN
+            floor := greatest(floor, rate * '-100');
+            ahead := ceil(-floor / rate)::integer + 2;
+        END IF;
     END IF;
     IF capacity - count < floor THEN
         IF count + floor <= capacity THEN -- only rounding makes it too little
@@ -52,7 +60,16 @@ BEGIN
     END IF;
 
     key := coalesce(key, '');
-    grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    IF kind = 'calendar window' THEN
+        zone := coalesce(zone, 'UTC');
+        anchor := coalesce(anchor, '2001-01-01');
+        at := coalesce(now, clock_timestamp());
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+        grid := windows[1];
+        period := /* TEMPLATE: schema */_ratelimit_longest(every);
+    ELSE
+        grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+    END IF;
     IF shards > 1 THEN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
@@ -60,24 +77,31 @@ BEGIN
     IF reserve AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now) AS r;
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now,
+              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)]) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, windows => windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, windows => windows) AS r;
     END IF;
     IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
+    IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
+        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + 2), 40000)::integer;
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+    END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok);
+        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);
     retry_after := retry_at - at;
-    IF grid IS NULL THEN
+    IF windows IS NOT NULL THEN
+        reset_at := windows[width_bucket(at, windows) + 1];
+    ELSIF grid IS NULL THEN
         reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE
         reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
@@ -86,7 +110,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -99,9 +123,11 @@ Arguments:
                 true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
                 a part
   rate          tokens per period, 1e-15 to 1e15
-  period        an interval of 1 microsecond to 106751 days, without months and years
+  period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
+                '1 month', '3 months' or '1 year'
   count         the tokens to take: 0, or 1e-15 to 1e15; default 1
-  kind          'token bucket' (the default), refilled continuously, or 'fixed window', refilled at the start of each period
+  kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
+                'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
                 reserve
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
@@ -112,6 +138,10 @@ Arguments:
   shards        the number of rows that the key is spread over, 1 to 100; default 1
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
+  zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
+                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
+                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -133,6 +163,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
 )
@@ -141,7 +172,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now) AS r;
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor) AS r;
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
@@ -152,7 +183,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')

@@ -13,7 +13,8 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
-    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL
+    taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -31,6 +32,7 @@ DECLARE
     latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;   -- the tokens in all of them together
     back   double precision;   -- the tokens that are given back
+    w      timestamptz[];      -- the windows of a calendar window
     wait   double precision;   -- the number of windows from now until the work was to run
     owing  double precision;   -- a balance below this is a debt
 BEGIN
@@ -62,15 +64,19 @@ BEGIN
                 CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
                     AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
                     AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
-                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i]);
+                w := windows[firsts[i]:lasts[i]];
+                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
 
                 IF starts[i] IS NULL THEN
                     back := capacities[i] * parts[i] - held[i]
                         - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
                     back := least(greatest(back + least(total, 0), 0), counts[i]);
                 ELSE
-                    wait := round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
-                        / date_part('epoch', periods[i]));
+                    -- The windows that have begun before the first of the list or begin after its last are not known.
+                    wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
+                        WHEN w IS NOT NULL THEN width_bucket(run_at, w) - width_bucket(latest, w)
+                        ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
+                        / date_part('epoch', periods[i])) END;
                     owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
                     back := CASE
                         WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0

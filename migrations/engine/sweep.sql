@@ -9,11 +9,11 @@
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
+    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start, windows)
         = capacity / shards::double precision
     ELSE false END;
 
@@ -25,7 +25,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor date DEFAULT NULL,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -36,26 +36,33 @@ AS $body$
 DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
+    windows timestamptz[]; -- of a calendar window
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
     capacity := coalesce(capacity, rate);
     deleted := 0;
+    IF kind = 'calendar window' THEN
+        windows := /* TEMPLATE: schema */_ratelimit_windows(period, coalesce(zone, 'UTC'), coalesce(anchor, '2001-01-01'), at,
+            /* TEMPLATE: schema */_ratelimit_back(rate, capacity, NULL), 2);
+        period := /* TEMPLATE: schema */_ratelimit_longest(period);
+    END IF;
 
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN r.grid IS NULL THEN at ELSE date_bin(period, at, r.grid) END,
-                   rate, period, capacity, r.grid)) AS idle
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, r.grid, windows),
+                   rate, period, capacity, r.grid, windows)) AS idle
           FROM (
-            SELECT r.*, CASE WHEN kind <> 'token bucket' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
+            SELECT r.*, CASE WHEN windows IS NOT NULL THEN windows[1]
+                   WHEN kind = 'fixed window' AND r.ts <= at THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
@@ -75,7 +82,8 @@ BEGIN
       FROM (
         SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
           FROM (
-            SELECT u.key, CASE WHEN kind <> 'token bucket' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start)
+                   WHEN 'calendar window' THEN windows[1] END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
@@ -83,8 +91,8 @@ BEGIN
             SELECT r.ctid AS tid, r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, CASE WHEN g.grid IS NULL THEN at ELSE date_bin(period, at, g.grid) END,
-                       rate, period, capacity, g.grid)
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, g.grid, windows),
+                       rate, period, capacity, g.grid, windows)
                FOR UPDATE SKIP LOCKED
           ) AS l
          GROUP BY l.key
@@ -96,7 +104,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, text, date) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 

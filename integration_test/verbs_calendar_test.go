@@ -1,0 +1,204 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// utc reads an instant in UTC.
+func utc(text string) time.Time {
+	t, err := time.Parse("2006-01-02 15:04:05.999999", text)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// TestACalendarWindowBeginsAtMidnightInItsZone: the windows of each unit, with and without an anchor.
+func TestACalendarWindowBeginsAtMidnightInItsZone(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, c := range []struct {
+			unit         ratelimit.Unit
+			zone, anchor string
+			now          string
+			resets       []string // this window's end and the next ones'
+		}{
+			{ratelimit.Day, "", "", "2026-07-01 12:00:00", []string{"2026-07-02 00:00:00", "2026-07-03 00:00:00"}},
+			{ratelimit.Day, "Europe/Berlin", "", "2026-03-28 12:00:00", []string{"2026-03-28 23:00:00", "2026-03-29 22:00:00", "2026-03-30 22:00:00"}},
+			{ratelimit.Day, "America/Sao_Paulo", "", "2018-11-03 12:00:00", []string{"2018-11-04 03:00:00", "2018-11-05 02:00:00"}}, // no midnight
+			{ratelimit.Day, "America/Havana", "", "2026-10-31 12:00:00", []string{"2026-11-01 05:00:00", "2026-11-02 05:00:00"}},    // two midnights
+			{ratelimit.Day, "Pacific/Apia", "", "2011-12-29 12:00:00", []string{"2011-12-30 10:00:00", "2011-12-31 10:00:00"}},      // no 30 December
+			{ratelimit.Week, "Europe/Berlin", "", "2026-07-01 12:00:00", []string{"2026-07-05 22:00:00", "2026-07-12 22:00:00"}},
+			{ratelimit.Week, "UTC", "2026-07-05", "2026-07-01 12:00:00", []string{"2026-07-05 00:00:00", "2026-07-12 00:00:00"}},
+			{ratelimit.Month, "Asia/Tokyo", "", "2026-07-31 16:00:00", []string{"2026-08-31 15:00:00", "2026-09-30 15:00:00"}},
+			{ratelimit.Month, "UTC", "2026-01-31", "2026-01-31 00:00:00", []string{"2026-02-28 00:00:00", "2026-03-31 00:00:00", "2026-04-30 00:00:00"}},
+			{ratelimit.Month, "UTC", "2028-08-30", "2028-01-30 12:00:00", []string{"2028-02-29 00:00:00", "2028-03-30 00:00:00"}},
+			{ratelimit.Month, "UTC", "2031-12-15", "2026-12-15 00:00:00", []string{"2027-01-15 00:00:00", "2027-02-15 00:00:00"}},
+			{ratelimit.Quarter, "UTC", "", "2026-12-31 23:59:59.999999", []string{"2027-01-01 00:00:00", "2027-04-01 00:00:00"}},
+			{ratelimit.Quarter, "UTC", "2020-02-29", "2026-01-01 00:00:00", []string{"2026-02-28 00:00:00", "2026-05-29 00:00:00"}},
+			{ratelimit.Year, "Europe/London", "2026-04-06", "2026-04-05 22:59:59.999999", []string{"2026-04-05 23:00:00", "2027-04-05 23:00:00"}},
+			{ratelimit.Year, "UTC", "2024-02-29", "2026-07-01 12:00:00", []string{"2027-02-28 00:00:00", "2028-02-29 00:00:00"}},
+		} {
+			limit := ratelimit.CalendarWindow(fmt.Sprint("calls", i), 2, c.unit, ratelimit.In(c.zone), ratelimit.Anchor(c.anchor)).Key("ann")
+			w.clock.now = utc(c.now)
+			for _, reset := range c.resets {
+				w.grant(limit)
+				if at := w.grant(limit).ResetAt; !at.Equal(utc(reset)) {
+					w.Fatalf("%+v: at %v it resets at %v, want %v", limit, w.clock.now, at, reset)
+				}
+				if at := w.deny(limit).RetryAt; !at.Equal(utc(reset)) {
+					w.Fatalf("%+v: at %v, retry at %v, want %v", limit, w.clock.now, at, reset)
+				}
+				w.clock.now = utc(reset).Add(-time.Microsecond)
+				w.deny(limit)
+				w.clock.now = utc(reset)
+			}
+			w.holds(limit, 2)
+		}
+	})
+}
+
+// TestACalendarWindowDoesWhatAFixedWindowDoes: rollover, debts, reservations, refunds, several limits, shards.
+func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			option := ratelimit.Shards(shards)
+			monthly := func(name string, options ...ratelimit.Option) ratelimit.Request {
+				return ratelimit.CalendarWindow(fmt.Sprint(name, shards), 30, ratelimit.Month, append(options, option)...).Key("ann")
+			}
+			w.clock.now = utc("2026-01-10 00:00:00")
+
+			rollover := monthly("rollover", ratelimit.Capacity(90))
+			w.grant(rollover.Count(90))
+			w.clock.now = utc("2026-03-01 00:00:00")
+			w.holds(rollover, 60)
+			w.grant(rollover.Count(45))
+			w.clock.now = utc("2026-04-30 23:59:59")
+			w.holds(rollover, 45)
+
+			debt := monthly("debt")
+			charged, err := w.limiter.Charge(w.Context(), w.db, debt.Count(30*14))
+			w.do(err)
+			if want := utc("2027-05-01 00:00:00"); !charged.RetryAt.Equal(want) { // 13 windows later nothing is owed
+				w.Fatalf("a charge of 14 months is paid at %v, want %v", charged.RetryAt, want)
+			}
+			if at, want := w.deny(debt).RetryAt, utc("2027-06-01 00:00:00"); !at.Equal(want) {
+				w.Fatalf("retry at %v, want %v", at, want)
+			}
+			w.clock.now = utc("2026-05-01 00:00:00")
+			w.holds(debt, -12*30)
+
+			reserved := monthly("reserved", ratelimit.MaxReserved(60))
+			var last ratelimit.Result
+			for i, runAt := range []string{"2026-05-01 00:00:00", "2026-06-01 00:00:00", "2026-07-01 00:00:00"} {
+				if last = w.grant(reserved.Count(min(20+float64(i)*10, 30)).Reserve()); !last.RetryAt.Equal(utc(runAt)) {
+					w.Fatalf("reservation %d runs at %v, want %v", i, last.RetryAt, runAt)
+				}
+			}
+			w.holds(reserved, -60) // the second one, which has to wait, forfeits the 10 tokens that the first one leaves
+			if at, want := w.deny(reserved.Reserve()).RetryAt, utc("2026-06-01 00:00:00"); !at.Equal(want) {
+				w.Fatalf("retry at %v, want %v", at, want)
+			}
+			refunded, err := w.limiter.Refund(w.Context(), w.db, last.Receipt(), reserved.Count(30))
+			w.do(err)
+			if got := refunded.Requests[0].Refunded; got != 30 {
+				w.Fatalf("refunded %v, want 30", got)
+			}
+			w.holds(reserved, -30)
+
+			refund := monthly("refund")
+			taken := w.grant(refund.Count(25))
+			w.clock.Advance(24 * time.Hour)
+			_, err = w.limiter.Refund(w.Context(), w.db, taken.Receipt(), refund.Count(20))
+			w.do(err)
+			w.holds(refund, 25)
+			taken = w.grant(refund.Count(25))
+			w.clock.now = utc("2026-06-01 00:00:00")
+			w.grant(refund.Count(10))
+			_, err = w.limiter.Refund(w.Context(), w.db, taken.Receipt(), refund.Count(20)) // May is over
+			w.do(err)
+			w.holds(refund, 20)
+
+			minute := ratelimit.TokenBucket(fmt.Sprint("minute", shards), 2, time.Minute, option).Key("ann")
+			month := monthly("month")
+			for range 15 {
+				w.grant(minute.Count(2), month.Count(2))
+				w.deny(minute, month)
+				w.clock.Advance(time.Minute)
+			}
+			if got := deniedBy(w.deny(minute, month)); len(got) != 1 || !strings.HasPrefix(got[0].Limit.Name(), "month") {
+				w.Fatalf("denied by %+v, want the month", got)
+			}
+			w.holds(minute, 2)
+			w.do(w.limiter.Reset(w.Context(), w.db, month))
+			w.grant(minute, month)
+		}
+	})
+}
+
+// TestTwoLimitsWaitForACalendar: a reservation of a bucket and a month waits for the month, and the bucket forfeits.
+func TestTwoLimitsWaitForACalendar(t *testing.T) {
+	behaviour(t, func(w world) {
+		month := ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.In("Europe/Paris")).Key("ann")
+		bucket := ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(5)).Key("ann")
+		w.grant(month.Count(10))
+		result := w.grant(month.Reserve(), bucket.Reserve())
+		if want := utc("2026-07-31 22:00:00"); !result.RetryAt.Equal(want) {
+			w.Fatalf("it runs at %v, want %v", result.RetryAt, want)
+		}
+		w.clock.now = result.RetryAt
+		w.holds(bucket, 4)
+		w.holds(month, 9)
+
+		// The refills of the month are known for 100 windows. A job that a bucket would let run after that is not promised.
+		slow := ratelimit.TokenBucket("slow", 1, 1000*24*time.Hour).Key("ann")
+		w.grant(slow)
+		w.grant(slow.Count(1).Reserve(), month.Reserve())
+		w.deny(slow.Count(1).Reserve(), bucket.Reserve(), month.Count(1).Reserve(), ratelimit.TokenBucket("never", 1, 100_000*24*time.Hour, ratelimit.Capacity(0)).Key("ann").Reserve())
+	})
+}
+
+// TestReservationsOfACalendarReachAHundredWindows: they are bounded although MaxReserved is unset.
+func TestReservationsOfACalendarReachAHundredWindows(t *testing.T) {
+	behaviour(t, func(w world) {
+		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
+		for i := range 101 {
+			result := w.grant(day.Reserve())
+			if want := time.Date(2026, 7, 1+i, 0, 0, 0, 0, mustLoad("Europe/Berlin")); i > 0 && !result.RetryAt.Equal(want) {
+				w.Fatalf("reservation %d runs at %v, want %v", i, result.RetryAt, want)
+			}
+		}
+		w.deny(day.Reserve())
+		w.refuse(ratelimit.ErrExceedsCapacity, day.Count(102).Reserve())
+	})
+}
+
+func mustLoad(zone string) *time.Location {
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		panic(err)
+	}
+	return loc
+}
+
+func TestMistakesOfACalendar(t *testing.T) {
+	for want, limit := range map[string]ratelimit.Limit{
+		`unit "fortnight"`:             ratelimit.CalendarWindow("l", 1, "fortnight"),
+		`zone "CET" is neither`:        ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("CET")),
+		`time/tzdata`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Europe/Atlantis")),
+		`zone "Local"`:                 ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Local")),
+		`anchor "15" is not a date`:    ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("15")),
+		`only a fixed window has a`:    ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
+		`only a calendar window has`:   ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.In("Europe/Berlin")),
+		`only a calendar window has a`: ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
+	} {
+		if err := limit.Validate(); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

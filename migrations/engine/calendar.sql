@@ -1,0 +1,44 @@
+-- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
+-- (ratelimit/calendar.go).
+
+-- Returns the longest that a calendar window can be, changes of the zone's offset included, or NULL if period is no unit of the
+-- calendar.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN date_part('hour', period) = 0 AND date_part('minute', period) = 0 AND date_part('second', period) = 0 THEN
+    CASE (date_part('year', period) * 12 + date_part('month', period)) * 100 + date_part('day', period)
+        WHEN 1 THEN interval '48 hours'
+        WHEN 7 THEN interval '192 hours'
+        WHEN 100 THEN interval '768 hours'
+        WHEN 300 THEN interval '2232 hours'
+        WHEN 1200 THEN interval '8808 hours'
+    END END;
+
+-- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
+-- after it. A window begins at midnight, in the zone, of a date that is whole periods from the anchor; where a month has too
+-- few days, of its last. Of a midnight that comes twice or not at all, AT TIME ZONE takes the later reading. A day that a zone
+-- skipped has no window.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
+    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+) RETURNS timestamptz[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    date   date := (at AT TIME ZONE zone)::date;
+    months integer := date_part('year', period) * 12 + date_part('month', period);
+    now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
+        WHEN months > 0 THEN
+            floor(((date_part('year', date) - date_part('year', anchor)) * 12 + date_part('month', date) - date_part('month', anchor)) / months)
+        ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
+BEGIN
+    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+        FROM generate_series(now_is - back - 1, now_is + ahead + 1) AS n ORDER BY 1);
+END
+$body$;
+
+-- Returns how many windows the list has to reach back so that no refill of a row is missed, unless a charge has put it deeper
+-- into debt. 100 are enough for everybody, and more would cost each call time.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + 1, 100)::integer;
