@@ -3,11 +3,13 @@ package ratelimit
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
 )
 
 // Unit is a unit of the calendar, for [CalendarWindow].
@@ -53,12 +55,6 @@ func In(zone string) Option { return func(c *Config) { c.Zone = zone } }
 // months begin on 31 January, 28 February, 31 March. The default is "2001-01-01", a Monday.
 func Anchor(date string) Option { return func(c *Config) { c.Anchor = date } }
 
-// calendar is what the midnights of a calendar window depend on. It is the zero value for other kinds.
-type calendar struct {
-	unit         Unit
-	zone, anchor string
-}
-
 const (
 	defaultZone   = "UTC"
 	defaultAnchor = "2001-01-01" // a Monday
@@ -69,101 +65,21 @@ const (
 	maxWait = 40_000
 )
 
-// validate returns the mistakes.
-func (c calendar) validate() (mistakes []string) {
+// calendarMistakes returns what is wrong in a calendar.
+func calendarMistakes(c calendar.Calendar) (mistakes []string) {
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
-	if c.longest() == 0 {
-		mistake("unit %q is not one of %q, %q, %q, %q and %q", c.unit, Day, Week, Month, Quarter, Year)
+	if !slices.Contains(calendar.Units, c.Unit) {
+		mistake("unit %q is not one of %q", c.Unit, calendar.Units)
 	}
-	if c.zone != "UTC" && !strings.Contains(c.zone, "/") {
-		mistake("zone %q is neither \"UTC\" nor a name with a slash, such as \"Europe/Berlin\"", c.zone)
-	} else if _, err := location(c.zone); err != nil {
+	if c.Zone != "UTC" && !strings.Contains(c.Zone, "/") {
+		mistake("zone %q is neither \"UTC\" nor a name with a slash, such as \"Europe/Berlin\"", c.Zone)
+	} else if _, err := calendar.Location(c.Zone); err != nil {
 		mistake("zone: %v (on a machine without zone files, import time/tzdata)", err)
 	}
-	if anchor, err := time.Parse(time.DateOnly, c.anchor); err != nil || anchor.Year() < 1 {
-		mistake("anchor %q is not a date of the years 1 to 9999, such as %q", c.anchor, "2006-01-31")
+	if anchor, err := time.Parse(time.DateOnly, c.Anchor); err != nil || anchor.Year() < 1 {
+		mistake("anchor %q is not a date of the years 1 to 9999, such as %q", c.Anchor, "2006-01-31")
 	}
 	return mistakes
-}
-
-// step is the unit's length in months or in days.
-func (c calendar) step() (months, days int) {
-	switch c.unit {
-	case Day:
-		return 0, 1
-	case Week:
-		return 0, 7
-	case Month:
-		return 1, 0
-	case Quarter:
-		return 3, 0
-	case Year:
-		return 12, 0
-	}
-	return 0, 0
-}
-
-// longest is the longest that a window can be, changes of the zone's offset included. It is 0 for no unit.
-func (c calendar) longest() time.Duration {
-	const day = 24 * time.Hour
-	return map[Unit]time.Duration{Day: 2 * day, Week: 8 * day, Month: 32 * day, Quarter: 93 * day, Year: 367 * day}[c.unit]
-}
-
-// interval is the unit as Postgres reads it.
-func (c calendar) interval() string {
-	months, days := c.step()
-	return fmt.Sprintf("%d months %d days", months, days)
-}
-
-// start is the begin of a window. The one that begins on the anchor has number 0.
-func (c calendar) start(number int) algebra.Micros {
-	anchor, _ := time.Parse(time.DateOnly, c.anchor)
-	loc, err := location(c.zone)
-	if err != nil {
-		panic(err) // never: validate has loaded it
-	}
-	year, month, day := anchor.Date()
-	months, days := c.step()
-	if months == 0 {
-		return midnight(year, month, day+number*days, loc)
-	}
-	month += time.Month(number * months)
-	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
-	return midnight(year, month, min(day, last), loc)
-}
-
-// number is the number of the window in which an instant lies. Of windows that begin together, it is the last.
-func (c calendar) number(at algebra.Micros) (n int) {
-	anchor, _ := time.Parse(time.DateOnly, c.anchor)
-	now := at.Time()
-	// An estimate in UTC, which is at most two windows wrong.
-	if months, days := c.step(); months > 0 {
-		n = (12*(now.Year()-anchor.Year()) + int(now.Month()-anchor.Month())) / months
-	} else {
-		n = int((at - algebra.At(anchor)) / algebra.Micros(24*time.Hour/time.Microsecond) / algebra.Micros(days))
-	}
-	for c.start(n) > at {
-		n--
-	}
-	for c.start(n+1) <= at {
-		n++
-	}
-	return n
-}
-
-// between is the begins of the windows with these numbers, in order. A day that its zone skipped has no window.
-func (c calendar) between(first, last int) []algebra.Micros {
-	windows := make([]algebra.Micros, 0, last-first+1)
-	for n := first; n <= last; n++ {
-		at := c.start(n)
-		if at > algebra.Max {
-			break
-		}
-		if len(windows) == 0 || at > windows[len(windows)-1] {
-			windows = append(windows, at)
-		}
-	}
-	return windows
 }
 
 // list is the windows around a time of the process's clock. It is kept for as long as that time is in the same window.
@@ -173,7 +89,7 @@ type list struct {
 }
 
 type listKey struct {
-	calendar
+	calendar.Calendar
 	back, ahead int
 }
 
@@ -185,8 +101,8 @@ var lists struct {
 	byKey map[listKey]list
 }
 
-// around is the begins of the windows around now: at least `back` before the one of now, and `ahead` after it.
-func (c calendar) around(now algebra.Micros, back, ahead int) *[]algebra.Micros {
+// listAround is the begins of the windows around now: at least `back` before the one of now, and `ahead` after it.
+func listAround(c calendar.Calendar, now algebra.Micros, back, ahead int) *[]algebra.Micros {
 	key := listKey{c, back, ahead}
 	lists.RLock()
 	l, found := lists.byKey[key]
@@ -194,9 +110,9 @@ func (c calendar) around(now algebra.Micros, back, ahead int) *[]algebra.Micros 
 	if found && l.from <= now && now < l.until {
 		return l.windows
 	}
-	n := c.number(now)
-	windows := c.between(n-back-1, n+ahead+1)
-	l = list{windows: &windows, from: c.start(n), until: c.start(n + 1)}
+	n := c.Number(now)
+	windows := c.Between(n-back-1, n+ahead+1)
+	l = list{windows: &windows, from: c.Start(n), until: c.Start(n + 1)}
 	lists.Lock()
 	defer lists.Unlock()
 	if lists.byKey == nil || len(lists.byKey) >= maxLists {
@@ -206,43 +122,12 @@ func (c calendar) around(now algebra.Micros, back, ahead int) *[]algebra.Micros 
 	return l.windows
 }
 
-// midnight is the first instant of a day. Where the zone's offset changes such that midnight comes twice or not at all, it is
-// the later of the two instants that it could mean: the reading of Postgres.
-func midnight(year int, month time.Month, day int, loc *time.Location) algebra.Micros {
-	local := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix()
-	t := time.Date(year, month, day, 0, 0, 0, 0, loc)
-	from, until := t.ZoneBounds()
-	for _, edge := range []time.Time{from, until} {
-		if edge.IsZero() {
-			continue
-		}
-		_, before := edge.Add(-time.Second).Zone()
-		_, after := edge.Zone()
-		x, y := local-int64(before), local-int64(after)
-		if (x < edge.Unix()) != (y < edge.Unix()) {
-			return algebra.Micros(max(x, y) * 1e6)
-		}
-	}
-	return algebra.At(t)
-}
-
-var locations sync.Map // *time.Location by name
-
-// location is time.LoadLocation, which reads the zone's file each time.
-func location(zone string) (*time.Location, error) {
-	if loc, found := locations.Load(zone); found {
-		return loc.(*time.Location), nil
-	}
-	loc, err := time.LoadLocation(zone)
-	if err == nil {
-		locations.Store(zone, loc)
-	}
-	return loc, err
-}
+// onCalendar reports whether the limit is a calendar window.
+func (l Limit) onCalendar() bool { return l.calendar.Unit != "" }
 
 // maxOwed is how many tokens reservations may owe.
 func (l Limit) maxOwed() float64 {
-	if l.calendar != (calendar{}) {
+	if l.onCalendar() {
 		return min(l.maxReserved, maxAhead*l.numbers.Rate)
 	}
 	return l.maxReserved
@@ -257,7 +142,7 @@ func (l Limit) windows(now algebra.Micros, reserve bool) *[]algebra.Micros {
 	if reserve {
 		ahead += int(math.Ceil(l.maxOwed() / l.numbers.Rate))
 	}
-	return l.calendar.around(now, int(min(math.Ceil(saved/l.numbers.Rate)+1, maxAhead)), ahead)
+	return listAround(l.calendar, now, int(min(math.Ceil(saved/l.numbers.Rate)+1, maxAhead)), ahead)
 }
 
 // reaching is the demand's numbers, with a list of windows that reaches to where its tokens will be there.
@@ -269,8 +154,8 @@ func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit 
 	windows := *numbers.Windows
 	missing := int(min(max(math.Ceil((d.count-numbers.Total(rows, now))/numbers.Rate), 0)+1, maxWait))
 	if ahead := numbers.Listed(now); missing > ahead {
-		last := d.limit.calendar.number(windows[len(windows)-1])
-		longer := append(windows[:len(windows):len(windows)], d.limit.calendar.between(last+1, last+missing-ahead)...)
+		last := d.limit.calendar.Number(windows[len(windows)-1])
+		longer := append(windows[:len(windows):len(windows)], d.limit.calendar.Between(last+1, last+missing-ahead)...)
 		numbers.Windows = &longer
 	}
 	return numbers

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
 )
 
 // Config is the definition of a limit as data, for [New] and for configuration files. In Capacity and MaxReserved, nil
@@ -60,8 +61,8 @@ func New(c Config) (Limit, error) {
 	}
 
 	if c.Kind == KindCalendarWindow {
-		l.calendar = calendar{c.Unit, cmp.Or(c.Zone, defaultZone), cmp.Or(c.Anchor, defaultAnchor)}
-		l.numbers.Period = l.calendar.longest()
+		l.calendar = calendar.Calendar{Unit: string(c.Unit), Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
+		l.numbers.Period = l.calendar.Longest()
 	}
 
 	var mistakes []string
@@ -79,7 +80,7 @@ func New(c Config) (Limit, error) {
 			mistake("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
 		}
 	case KindCalendarWindow:
-		mistakes = append(mistakes, l.calendar.validate()...)
+		mistakes = append(mistakes, calendarMistakes(l.calendar)...)
 		if c.Period != 0 {
 			mistake("a %s has a unit and no period", c.Kind)
 		}

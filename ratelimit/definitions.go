@@ -63,7 +63,7 @@ func (d *definitions) add(ds []demand) error {
 // sameRefill reports whether two limits of one name may be plans of one limit. Plans differ only in rate, capacity,
 // maxReserved and shards, and in the zone and anchor of a calendar window.
 func sameRefill(a, b *Limit) bool {
-	return a.numbers.Window == b.numbers.Window && a.calendar.unit == b.calendar.unit && a.numbers.Period == b.numbers.Period &&
+	return a.numbers.Window == b.numbers.Window && a.calendar.Unit == b.calendar.Unit && a.numbers.Period == b.numbers.Period &&
 		a.hasStart == b.hasStart && a.numbers.Start == b.numbers.Start
 }
 

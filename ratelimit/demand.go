@@ -75,7 +75,7 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 			return nil, err
 		}
 		d.numbers = d.limit.forKey(d.key)
-		if d.limit.calendar != (calendar{}) {
+		if d.limit.onCalendar() {
 			at := time.Now()
 			if now.Valid {
 				at = now.Time

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
 )
 
 // Bounds of limits and requests. Package algebra has the bounds of their numbers.
@@ -47,8 +48,8 @@ type Limit struct {
 	shards      int
 	hasStart    bool
 	start       time.Time
-	calendar    calendar
-	err         error // the mistakes in the definition
+	calendar    calendar.Calendar // of a calendar window
+	err         error             // the mistakes in the definition
 }
 
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
@@ -152,9 +153,9 @@ func (l Limit) Config() Config {
 		Capacity: &l.numbers.Capacity, Shards: l.shards,
 	}
 	switch {
-	case l.calendar != (calendar{}):
+	case l.onCalendar():
 		c.Kind, c.Period = KindCalendarWindow, 0
-		c.Unit, c.Zone, c.Anchor = l.calendar.unit, l.calendar.zone, l.calendar.anchor
+		c.Unit, c.Zone, c.Anchor = Unit(l.calendar.Unit), l.calendar.Zone, l.calendar.Anchor
 	case l.numbers.Window:
 		c.Kind = KindFixedWindow
 	}
@@ -170,7 +171,7 @@ func (l Limit) Config() Config {
 // forKey is the limit's numbers for one key. Without a start, each key has a grid of its own.
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
-	if n.Window && !l.hasStart && l.calendar == (calendar{}) {
+	if n.Window && !l.hasStart && !l.onCalendar() {
 		h := sha256.New()
 		h.Write([]byte(l.name))
 		h.Write([]byte{0})

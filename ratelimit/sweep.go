@@ -60,8 +60,9 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		Name: limit.name, Rate: limit.numbers.Rate, Period: fmt.Sprintf("%d microseconds", limit.numbers.Period.Microseconds()), Kind: string(limit.Config().Kind),
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
-	if c := limit.calendar; c != (calendar{}) {
-		args.Period, args.Zone, args.Anchor = c.interval(), pgtype.Text{String: c.zone, Valid: true}, pgtype.Text{String: c.anchor, Valid: true}
+	if limit.onCalendar() {
+		c := limit.calendar
+		args.Period, args.Zone, args.Anchor = c.Interval(), pgtype.Text{String: c.Zone, Valid: true}, pgtype.Text{String: c.Anchor, Valid: true}
 	}
 	for {
 		begin := time.Now()

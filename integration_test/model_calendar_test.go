@@ -1,0 +1,301 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestCalendarWindows compares the windows that Go and SQL make, in every zone that both know: all months, quarters and years
+// from 1970 to 2100, with anchors that months clamp, and the days around each change of a zone's offset. A zone whose
+// changes are not the same in both sides' zone files is counted and left out.
+func TestCalendarWindows(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	from, until := time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+	rows, err := pool.Query(t.Context(), `SELECT name FROM pg_timezone_names
+		WHERE name = 'UTC' OR name LIKE '%/%' AND name NOT LIKE 'posix/%' AND name NOT LIKE 'right/%' ORDER BY name`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var zones []string
+	for rows.Next() {
+		var zone string
+		if err := rows.Scan(&zone); err != nil {
+			t.Fatal(err)
+		}
+		zones = append(zones, zone)
+	}
+	if rows.Err() != nil {
+		t.Fatal(rows.Err())
+	}
+
+	var mu sync.Mutex
+	same, other, unknown, instants := 0, 0, 0, 0
+	var work sync.WaitGroup
+	queue := make(chan string)
+	for range 2 {
+		work.Go(func() {
+			for zone := range queue {
+				loc, err := calendar.Location(zone)
+				if err != nil {
+					mu.Lock()
+					unknown++
+					mu.Unlock()
+					continue
+				}
+				n, alike := compareZone(t, pool, loc, from, until)
+				mu.Lock()
+				instants += n
+				if alike {
+					same++
+				} else {
+					other++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, zone := range zones {
+		queue <- zone
+	}
+	close(queue)
+	work.Wait()
+	t.Logf("%d zones alike, with %d instants compared; %d zones have other changes in Postgres' files; Go has no file of %d", same, instants, other, unknown)
+	if same < len(zones)/2 {
+		t.Errorf("only %d of %d zones were compared", same, len(zones))
+	}
+}
+
+// compareZone compares one zone. It returns how many instants it compared, and whether the zone changes at the same times.
+func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, until time.Time) (instants int, alike bool) {
+	ctx := t.Context()
+	zone := loc.String()
+	// Go's changes, and the offsets around them and at the beginning of each month.
+	var changes, probes []time.Time
+	for at := from.In(loc); ; {
+		_, next := at.ZoneBounds()
+		if next.IsZero() || next.After(until) {
+			break
+		}
+		if !next.After(at) { // so Go says of some zones' last rules
+			at = at.Add(24 * time.Hour)
+			continue
+		}
+		changes = append(changes, next)
+		probes = append(probes, next.Add(-time.Second), next)
+		at = next.In(loc)
+	}
+	for at := from; at.Before(until); at = at.AddDate(0, 1, 0) {
+		probes = append(probes, at)
+	}
+	offsets := make([]int64, len(probes))
+	for i, probe := range probes {
+		_, offset := probe.In(loc).Zone()
+		offsets[i] = int64(offset)
+	}
+	var differ int
+	if err := pool.QueryRow(ctx, `SELECT count(*) FROM unnest($1::timestamptz[], $2::bigint[]) AS u (at, "offset")
+		WHERE extract(epoch FROM (at AT TIME ZONE $3) - (at AT TIME ZONE 'UTC')) <> "offset"`, probes, offsets, zone).Scan(&differ); err != nil {
+		t.Errorf("%s: %v", zone, err)
+		return 0, false
+	}
+	if differ > 0 {
+		return 0, false
+	}
+	for _, c := range []struct{ unit, anchor string }{
+		{"month", "2001-01-01"}, {"month", "2000-01-31"}, {"quarter", "2020-02-29"}, {"year", "2024-02-29"}, {"year", "2001-01-01"},
+	} {
+		cal := calendar.Calendar{Unit: c.unit, Zone: zone, Anchor: c.anchor}
+		first, last := cal.Number(algebra.At(from)), cal.Number(algebra.At(until))
+		instants += compareList(t, pool, cal, from, cal.Between(first, last))
+	}
+	// The days around each change. An instant in the middle of each of these days says which one is meant.
+	days := calendar.Calendar{Unit: "day", Zone: zone, Anchor: "2001-01-01"}
+	var at []time.Time
+	var want []int64
+	for _, change := range changes {
+		n := days.Number(algebra.At(change))
+		for _, begin := range days.Between(n-1, n+1) {
+			at, want = append(at, begin.Time()), append(want, int64(begin))
+		}
+	}
+	rows, err := pool.Query(ctx, `SELECT u.at, (SELECT max((extract(epoch FROM w) * 1000000)::bigint)
+			FROM unnest(_ratelimit_windows('1 day', $2, '2001-01-01', u.at, 2, 2)) AS w WHERE w <= u.at), want
+		FROM unnest($1::timestamptz[], $3::bigint[]) AS u (at, want)`, at, zone, want)
+	if err != nil {
+		t.Errorf("%s: %v", zone, err)
+		return instants, true
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var at time.Time
+		var got, want int64
+		if err := rows.Scan(&at, &got, &want); err != nil {
+			t.Errorf("%s: %v", zone, err)
+		}
+		if got != want {
+			t.Errorf("%s: in Go a day begins at %v, in SQL at %v", zone, algebra.Micros(want).Time(), algebra.Micros(got).Time())
+		}
+		instants++
+	}
+	if rows.Err() != nil {
+		t.Errorf("%s: %v", zone, rows.Err())
+	}
+	return instants, true
+}
+
+// compareList wants the same windows from SQL.
+func compareList(t *testing.T, pool *pgxpool.Pool, c calendar.Calendar, at time.Time, want []algebra.Micros) int {
+	var got []int64
+	err := pool.QueryRow(t.Context(), `SELECT array_agg((extract(epoch FROM w) * 1000000)::bigint)
+		FROM unnest(_ratelimit_windows($1::text::interval, $2, $3::text::date, $4, 3, $5)) AS w`, c.Interval(), c.Zone, c.Anchor, at, len(want)+1).Scan(&got)
+	if err != nil {
+		t.Errorf("%+v: %v", c, err)
+		return 0
+	}
+	i := slices.Index(got, int64(want[0]))
+	if i < 0 || len(got) < i+len(want) {
+		t.Errorf("%+v around %v: SQL has not all windows from %v", c, at, want[0].Time())
+		return 0
+	}
+	for j := range want {
+		if got[i+j] != int64(want[j]) {
+			t.Errorf("%+v: in Go a window begins at %v, in SQL at %v", c, want[j].Time(), algebra.Micros(got[i+j]).Time())
+			return 0
+		}
+	}
+	return len(want)
+}
+
+// calendarWorld is a calendar limit in the model's terms: all its windows from 2000 on.
+type calendarWorld struct {
+	numbers algebra.Limit
+	value   float64
+	ts      algebra.Micros // 0: full
+}
+
+func (w *calendarWorld) consume(count float64, now algebra.Micros) bool {
+	rows := []algebra.Row{{Value: w.value, TS: w.ts}}
+	if w.ts == 0 {
+		rows = nil
+	}
+	if !w.numbers.Enough(rows, 1, count, 0, now) {
+		return false
+	}
+	after := w.numbers.Take(rows, 1, count, now)
+	w.value, w.ts = after[0].Value, after[0].TS
+	return true
+}
+
+// TestAClientsClockMintsNoCalendarWindow: several programs share a limit. The clocks of some are wrong, by up to years. The
+// database's clock decides, so no program is granted what a right one would not be, and while a clock is less than a window off
+// every decision is the right one.
+func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	pool := newPool(t, 1)
+	granted, denied, differed := 0, 0, 0
+	for round := range unlessShort(60, 20) {
+		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
+		zone := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe")
+		anchor := fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28))
+		capacity := oneOf(r, 5.0, 3, 20)
+		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
+		cal := calendar.Calendar{Unit: string(unit), Zone: zone, Anchor: anchor}
+		all := cal.Between(cal.Number(algebra.At(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))), cal.Number(algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))+500)
+		model := calendarWorld{numbers: algebra.Limit{Rate: 5, Capacity: capacity, Window: true, Period: cal.Longest(), Windows: &all}}
+		model.numbers.Start = all[0]
+
+		longest := cal.Longest()
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Duration(r.Int64N(int64(longest))))
+		for range 120 {
+			now = now.Add(time.Duration(oneOf(r, 0, 0, r.Int64N(int64(longest)/8), r.Int64N(int64(longest)), r.Int64N(3*int64(longest)))))
+			if r.IntN(4) == 0 { // just before or at the begin of a window
+				now = all[slices.IndexFunc(all, func(m algebra.Micros) bool { return m > algebra.At(now) })].Time().Add(-time.Duration(r.IntN(2)) * time.Microsecond)
+			}
+			off := time.Duration(0)
+			small := r.IntN(2) == 0
+			if small {
+				off = time.Duration(r.Int64N(int64(longest)*8/10)) - longest*4/10
+			} else {
+				off = time.Duration(r.Int64N(int64(6*longest))) - 3*longest + oneOf(r, time.Duration(0), 1, -1)*time.Duration(r.IntN(20))*365*24*time.Hour
+			}
+			count := oneOf(r, 1.0, 2, min(5, capacity))
+			got := consumeSkewed(t, pool, limit, count, now, now.Add(off))
+			before := model
+			want := model.consume(count, algebra.At(now))
+			switch {
+			case got && !want:
+				t.Fatalf("round %d: %s, at %v with a clock %v off: granted, where %v are left (last use %v)", round, limit, now, off, before.value, before.ts.Time())
+			case !got && want && small:
+				t.Fatalf("round %d: %s, at %v with a clock only %v off: denied", round, limit, now, off)
+			case !got && want:
+				differed++
+				model = before
+			case got:
+				granted++
+			default:
+				denied++
+			}
+			// What a wrong clock lost is lost for the model, too.
+			var value float64
+			var ts time.Time
+			if got {
+				if err := pool.QueryRow(t.Context(), "SELECT value, ts FROM rate_limits WHERE name = $1", limit.Name()).Scan(&value, &ts); err != nil {
+					t.Fatal(err)
+				}
+				if value > model.value {
+					t.Fatalf("round %d: %s, at %v with a clock %v off: the row holds %v, the model %v", round, limit, now, off, value, model.value)
+				}
+				model.value, model.ts = value, algebra.At(ts)
+			}
+		}
+	}
+	t.Logf("%d granted and %d denied as by a right clock; %d denied by a clock that was wrong by more than a window", granted, denied, differed)
+	if granted < 100 || denied < 100 || differed == 0 {
+		t.Error("this is no test")
+	}
+}
+
+// consumeSkewed consumes at an instant of the database's, from a program whose clock shows another. The library puts its clock into
+// the statement and makes the windows by it, so the test sends the windows of one time with the instant of the other.
+func consumeSkewed(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, count float64, now, clock time.Time) bool {
+	t.Helper()
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return clock }}
+	_, err := limiter.Consume(t.Context(), skewed{pool, clock, now}, limit.Key("k").Count(count))
+	if err != nil && !denied(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// skewed is a database whose clock shows another time than the program's.
+type skewed struct {
+	ratelimit.DB
+	clock, now time.Time
+}
+
+func (s skewed) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	replaced := 0
+	for i := range args {
+		if at, ok := args[i].(*time.Time); ok && at != nil && at.Equal(s.clock) {
+			args[i] = &s.now
+			replaced++
+		}
+	}
+	if replaced != 1 {
+		panic(fmt.Sprintf("%d arguments are the clock's time", replaced))
+	}
+	return s.DB.QueryRow(ctx, sql, args...)
+}
