@@ -159,7 +159,11 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		slow := ratelimit.TokenBucket("slow", 1, 1000*24*time.Hour).Key("ann")
 		w.grant(slow)
 		w.grant(slow.Count(1).Reserve(), month.Reserve())
-		w.deny(slow.Count(1).Reserve(), bucket.Reserve(), month.Count(1).Reserve(), ratelimit.TokenBucket("never", 1, 100_000*24*time.Hour, ratelimit.Capacity(0)).Key("ann").Reserve())
+		never := ratelimit.TokenBucket("never", 1, 100_000*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
+		saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(500)).Key("ann")
+		w.deny(never.Reserve(), saved.Reserve())
+		w.holds(saved, 500)
+		w.grant(slow.Reserve(), saved.Reserve())
 	})
 }
 
@@ -199,6 +203,103 @@ func TestMistakesOfACalendar(t *testing.T) {
 	} {
 		if err := limit.Validate(); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func TestACoalescerDecidesCalendars(t *testing.T) {
+	pool := newPool(t, 3)
+	limiter, clock := newLimiter()
+	clock.now = utc("2026-01-30 12:00:00")
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Anchor("2026-01-31")).Key("ann")
+	for _, days := range []time.Duration{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
+		granted := make(chan bool)
+		for range 20 {
+			go func() {
+				_, err := limiter.Consume(t.Context(), coalescer, limit)
+				if err != nil && !denied(err) {
+					t.Error(err)
+				}
+				granted <- err == nil
+			}()
+		}
+		n := 0
+		for range 20 {
+			if <-granted {
+				n++
+			}
+		}
+		if n != 10 {
+			t.Fatalf("at %v, %d of 20 were granted, want 10", clock.now, n)
+		}
+		clock.Advance(days * 24 * time.Hour)
+	}
+}
+
+// TestPlansOfACalendarShareItsUnit: one name may have several zones and anchors, but one unit.
+func TestPlansOfACalendarShareItsUnit(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.grant(ratelimit.CalendarWindow("calls", 10, ratelimit.Month).Key("ann"))
+		w.grant(ratelimit.CalendarWindow("calls", 20, ratelimit.Month, ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-03-15")).Key("bob"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Day).Key("cid"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("calls", 10, 32*24*time.Hour).Key("cid"))
+	})
+}
+
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_keys and ratelimit_sweep know the same windows.
+func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	for i := range 6 {
+		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
+		period := map[ratelimit.Unit]string{"day": "1 day", "week": "7 days", "month": "1 month", "quarter": "3 months", "year": "1 year"}[unit]
+		zone, anchor := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo"), oneOf(r, "2026-01-31", "2020-02-29", "2031-12-15")
+		shards, capacity := 1, oneOf(r, 5.0, 20)
+		byHand := ratelimit.CalendarWindow(fmt.Sprint("hand", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
+			ratelimit.Capacity(capacity), ratelimit.Shards(shards), ratelimit.MaxReserved(10))
+		byGo := ratelimit.CalendarWindow(fmt.Sprint("go", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
+			ratelimit.Capacity(capacity), ratelimit.Shards(shards), ratelimit.MaxReserved(10))
+		for range 80 {
+			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
+			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
+			request := byGo.Key("k").Count(count)
+			if reserve {
+				request = request.Reserve()
+			}
+			want, err := limiter.Consume(t.Context(), pool, request)
+			if err != nil && !denied(err) {
+				t.Fatal(err)
+			}
+			var ok bool
+			var remaining float64
+			var retryAt, resetAt time.Time
+			if err := pool.QueryRow(t.Context(), `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window',
+					$4, reserve => $5, max_reserved => 10, shards => $6, now => $7, zone => $8, anchor => $9::text::date)`,
+				byHand.Name(), period, count, capacity, reserve, shards, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
+				t.Fatal(err)
+			}
+			if ok != want.OK || shards == 1 && (!near(remaining, want.Remaining) || !retryAt.Equal(want.RetryAt)) || !resetAt.Equal(want.ResetAt) {
+				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %v left, retry at %v, reset at %v; the library says %+v", byHand, clock.now, count, reserve,
+					ok, remaining, retryAt, resetAt, want)
+			}
+			var left float64
+			var retryKey *time.Time
+			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, now => $4, zone => $5, anchor => $6::text::date)`,
+				byGo.Name(), period, capacity, clock.now, zone, anchor).Scan(&left, &retryKey); err != nil {
+				t.Fatal(err)
+			}
+			status, _ := limiter.Check(t.Context(), pool, byGo.Key("k").Count(1))
+			if !near(left, status.Remaining) || (retryKey != nil) != (status.RetryAt.After(clock.now)) || retryKey != nil && !retryKey.Equal(status.RetryAt) {
+				t.Fatalf("%s at %v: ratelimit_keys says %v left, retry at %v; the library %+v", byGo, clock.now, left, retryKey, status)
+			}
+		}
+		clock.Advance(3 * 366 * 24 * time.Hour)
+		if deleted, err := limiter.Sweep(t.Context(), pool, byHand, byGo); err != nil || unit != ratelimit.Year && deleted == 0 {
+			t.Fatalf("%s: a sweep of full rows deleted %d, %v", byHand, deleted, err)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 	}{
 		{Config{Name: "messages", Kind: KindTokenBucket, Shards: 101}, []string{`limit "messages"`, "rate 0", "period 0s", "101 shards"}},
 		{Config{Name: "messages", Capacity: &few, MaxReserved: &many, Start: &start}, []string{`kind ""`, "rate 0", "capacity 1e-16", "maxReserved NaN", "start 0000"}},
-		{Config{Name: "a\x00b", Kind: KindTokenBucket, Rate: 1, Start: &start}, []string{"NUL", "period 0s", "a token bucket has no start", "start 0000"}},
+		{Config{Name: "a\x00b", Kind: KindTokenBucket, Rate: 1, Start: &start}, []string{"NUL", "period 0s", "only a fixed window has a start", "start 0000"}},
 	} {
 		_, err := New(row.config)
 		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {

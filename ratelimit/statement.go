@@ -147,7 +147,7 @@ type columns struct {
 
 	// The windows of all calendars, one list after another. A limit's list is from firsts to lasts, which are NULL for other
 	// kinds. Without calendars, all are nil.
-	windows       []time.Time
+	windows       []pgtype.Timestamptz
 	firsts, lasts []pgtype.Int4
 }
 
@@ -193,13 +193,13 @@ func start(numbers algebra.Limit) pgtype.Timestamptz {
 }
 
 // windows is the argument of that name: NULL unless the limit is a calendar window.
-func windows(numbers algebra.Limit) []time.Time {
+func windows(numbers algebra.Limit) []pgtype.Timestamptz {
 	if numbers.Windows == nil {
 		return nil
 	}
-	list := make([]time.Time, len(*numbers.Windows))
+	list := make([]pgtype.Timestamptz, len(*numbers.Windows))
 	for i, at := range *numbers.Windows {
-		list[i] = at.Time()
+		list[i] = pgtype.Timestamptz{Time: at.Time(), Valid: true}
 	}
 	return list
 }

@@ -37,6 +37,11 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	bucket := TokenBucket("bucket", 2, time.Second, Capacity(7), MaxReserved(5))
 	window := FixedWindow("window", 3, time.Minute, Capacity(8), Start(morning.Add(time.Second)))
 	shards := FixedWindow("z shards", 4, time.Hour, Capacity(9), Shards(6), Start(morning))
+	day := CalendarWindow("day", 5, Day)
+	var days []pgtype.Timestamptz // two before the present one, one more for days that a zone skipped, two after it, and one more
+	for d := -3; d <= 3; d++ {
+		days = append(days, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
+	}
 	begun := start(window.forKey("bob"))
 	hour := start(shards.forKey("cid")).Time
 	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
@@ -59,6 +64,21 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		"one of a window": {VerbConsume, []Request{window.Key("bob")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 				Name: "window", Key: "bob", Rate: 3, Period: time.Minute, Capacity: 8, Start: &begun.Time, Count: 1, Now: &noon,
+			})
+			return err
+		}},
+		"one of a calendar": {VerbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
+				Name: "day", Key: "dan", Rate: 5, Period: 48 * time.Hour, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
+			})
+			return err
+		}},
+		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "consume", Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
+				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
+				Starts: []pgtype.Timestamptz{{}, days[0]}, Shards: []int32{1, 1}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				ShardA: []int32{0, 0}, ShardB: []int32{0, 0}, Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
 			})
 			return err
 		}},
@@ -107,6 +127,15 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := c.statement(ctx, tt.orRaise)
+			for i, arg := range got.args { // sqlc has no type for an array with NULLs
+				if list, ok := arg.([]pgtype.Int4); ok {
+					var places []int32
+					for _, place := range list {
+						places = append(places, place.Int32)
+					}
+					got.args[i] = places
+				}
+			}
 			var want asked
 			_ = tt.sqlc(dbsqlc.New(&want)) // "asked"
 			if got.sql != want.sql || !reflect.DeepEqual(got.args[1:], want.args) {

@@ -62,6 +62,26 @@ var goMutations = []mutation{
 		old: "l.refill(earliest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
 		tests: "TestReserve",
 	}, {
+		name: "calendar-midnight", file: "internal/calendar/calendar.go", what: "a midnight that comes twice is the earlier one",
+		old: "algebra.Micros(max(x, y) * 1e6)", new: "algebra.Micros(min(x, y) * 1e6)",
+		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
+	}, {
+		name: "calendar-last-day", file: "internal/calendar/calendar.go", what: "the 31st of a month with 30 days is the 1st of the next one",
+		old: "min(day, last), loc)", new: "day, loc)",
+		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
+	}, {
+		name: "calendar-several", file: "ratelimit/statement.go", what: "a calendar beside another limit is sent without its windows",
+		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendars without their windows",
+		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "calendar-units", file: "ratelimit/definitions.go", what: "a day and a month may share a name",
+		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
+		tests: "TestPlansOfACalendarShareItsUnit",
+	}, {
 		name: "promise-floor", file: "internal/algebra/promise.go", what: "what is forfeited may be below the floor",
 		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Shards, d.Count, d.Floor, now)",
 		tests: "TestReserve",

@@ -3,6 +3,7 @@ package main
 const (
 	apply          = "migrations/engine/apply.sql"
 	available      = "migrations/engine/available.sql"
+	calendarSQL    = "migrations/engine/calendar.sql"
 	balance        = "migrations/engine/balance.sql"
 	coalesce       = "migrations/engine/coalesce.sql"
 	consume        = "migrations/engine/consume.sql"
@@ -281,12 +282,36 @@ var sqlMutations = []mutation{
 		old: "run_at := greatest(run_at, owns[i]);", new: "run_at := owns[i];",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile|TestModel",
 	}, {
+		name: "calendar-unlisted", file: available, what: "a row older than the list of windows is refilled for one window more than is sure",
+		old: "/ date_part('epoch', period)) - 1, 0)", new: "/ date_part('epoch', period)), 0)",
+		tests: "TestAClientsClockMintsNoCalendarWindow",
+	}, {
+		name: "calendar-unlisted-ahead", file: available, what: "a row is refilled for the time up to the list's first window, which a client whose clock is ahead puts into the future",
+		old: "least(windows[1], upto) - ts", new: "windows[1] - ts",
+		tests: "TestAClientsClockMintsNoCalendarWindow",
+	}, {
+		name: "calendar-denial", file: consume, what: "a calendar's denial is decided as by a fixed window as long as the longest month",
+		old: "            ELSIF windows IS NOT NULL THEN\n                denied", new: "            ELSIF false THEN\n                denied",
+		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+	}, {
+		name: "calendar-update", file: consume, what: "a calendar is refilled as a fixed window as long as the longest month",
+		old: "            ELSIF windows IS NOT NULL THEN\n                UPDATE", new: "            ELSIF false THEN\n                UPDATE",
+		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+	}, {
+		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are not known",
+		old: "granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts", new: "granted AND lefts",
+		tests: "TestTwoLimitsWaitForACalendar",
+	}, {
+		name: "calendar-clamped", file: calendarSQL, what: "by hand, the list of windows is too short for deep debts",
+		old: "(capacity + coalesce(max_reserved, 0)) / rate) + 1", new: "capacity / rate) - 1",
+		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary",
+	}, {
 		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
-		old: "                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                    END LOOP;\n                END IF;",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                    END LOOP;\n                END IF;",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
-		old: "                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                END IF;",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                END IF;",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
@@ -294,7 +319,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
-		old: "CASE WHEN starts[i] IS NULL THEN run_at ELSE date_bin(periods[i], run_at, starts[i]) END,", new: "run_at,",
+		old: "/* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),", new: "run_at,",
 		tests: "TestModel",
 	}, {
 		name: "reserve-by-one-row", file: apply, what: "a reservation that waited for the row of a window forfeits nothing",
@@ -302,11 +327,11 @@ var sqlMutations = []mutation{
 		tests: "TestAReservationThatWaitedForItsRowForfeitsToo",
 	}, {
 		name: "left-forfeits-nothing", file: balance, what: "by hand, retry_at is that of a reservation that forfeits nothing",
-		old: "IF reserve AND start IS NOT NULL AND count <= capacity THEN", new: "IF false THEN",
+		old: "IF reserve AND start IS NOT NULL THEN", new: "IF false THEN",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "left-above-capacity", file: balance, what: "by hand, a reservation of more than the capacity forfeits",
-		old: "IF reserve AND start IS NOT NULL AND count <= capacity THEN", new: "IF reserve AND start IS NOT NULL THEN",
+		old: "ELSIF run_at > at AND count <= capacity THEN", new: "ELSIF run_at > at THEN",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
@@ -418,7 +443,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to whole windows",
-		old: "wait := round(date_part", new: "wait := floor(date_part",
+		old: "ELSE round(date_part", new: "ELSE floor(date_part",
 		tests: "TestModel",
 	}, {
 		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
@@ -647,7 +672,7 @@ var sqlMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is an answer where it should stop the batch",
-		old: "ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise);", new: "ARRAY[shard_a], ARRAY[shard_b], false, now);",
+		old: "ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise,", new: "ARRAY[shard_a], ARRAY[shard_b], false, now, false,",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded as the session likes",
@@ -701,7 +726,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
+		old: "windows)\n        = capacity / shards", new: "windows)\n        >= '0.9' * capacity / shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",

@@ -1,5 +1,7 @@
 package algebra
 
+import "math"
+
 // This file has the two rules that keep the promises to reservations. Over any span, jobs that run when they were told to
 // take at most the capacity and the refill of the span. Jobs of a fixed window fit into each window.
 
@@ -35,7 +37,10 @@ func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted boo
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
-		granted = granted && !l.Unknown(runAt) && d.Enough(left[i])
+		if l.Unknown(runAt) {
+			left[i] = math.Inf(-1)
+		}
+		granted = granted && d.Enough(left[i])
 	}
 	return runAt, left, granted
 }

@@ -83,14 +83,22 @@ func policyItem(limit ratelimit.Limit) string {
 }
 
 // window is the number of seconds in which the capacity refills. It is rounded up, so that q per w is at most the limit's
-// rate. The result is not ok if it is under a second, or too long for an Integer.
+// rate. The windows of a calendar count as if all were the longest. The result is not ok if it is under a second, or too long for
+// an Integer.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
 	periods := limit.Capacity() / c.Rate
-	if c.Kind == ratelimit.KindFixedWindow {
+	if c.Kind != ratelimit.KindTokenBucket {
 		periods = max(periods, 1) // it refills at the next window, not before
 	}
-	micros := math.Round(periods * float64(time.Duration(c.Period).Microseconds())) // a quotient of doubles is not exact: 50/3
+	period := time.Duration(c.Period)
+	if c.Kind == ratelimit.KindCalendarWindow {
+		const day = 24 * time.Hour
+		period = map[ratelimit.Unit]time.Duration{
+			ratelimit.Day: day, ratelimit.Week: 7 * day, ratelimit.Month: 31 * day, ratelimit.Quarter: 92 * day, ratelimit.Year: 366 * day,
+		}[c.Unit]
+	}
+	micros := math.Round(periods * float64(period.Microseconds())) // a quotient of doubles is not exact: 50/3
 	seconds := math.Ceil(micros / 1e6)
 	return int64(min(seconds, maxInteger)), micros >= 1e6 && seconds <= maxInteger
 }
