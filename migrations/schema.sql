@@ -44,9 +44,9 @@ RETURN least(capacity, value + CASE
     WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     ELSE
-        greatest((width_bucket(upto, windows) - width_bucket(ts, windows))::double precision
+        greatest((pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows))::double precision
             + CASE WHEN ts < windows[1] THEN
-                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - 1, 0)
+                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)
               ELSE 0 END, 0) * rate
     END);
 
@@ -722,7 +722,7 @@ BEGIN
                 ELSE
                     -- The windows that have begun before the first of the list or begin after its last are not known.
                     wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
-                        WHEN w IS NOT NULL THEN width_bucket(run_at, w) - width_bucket(latest, w)
+                        WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
                         ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i])) END;
                     owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
@@ -1271,13 +1271,13 @@ COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by
 -- calendar.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN date_part('hour', period) = 0 AND date_part('minute', period) = 0 AND date_part('second', period) = 0 THEN
-    CASE (date_part('year', period) * 12 + date_part('month', period)) * 100 + date_part('day', period)
-        WHEN 1 THEN interval '48 hours'
-        WHEN 7 THEN interval '192 hours'
-        WHEN 100 THEN interval '768 hours'
-        WHEN 300 THEN interval '2232 hours'
-        WHEN 1200 THEN interval '8808 hours'
+RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
+    CASE (date_part('year', period) * '12' + date_part('month', period)) * '100' + date_part('day', period)
+        WHEN '1' THEN interval '48 hours'
+        WHEN '7' THEN interval '192 hours'
+        WHEN '100' THEN interval '768 hours'
+        WHEN '300' THEN interval '2232 hours'
+        WHEN '1200' THEN interval '8808 hours'
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
@@ -1292,10 +1292,10 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     date   date := (at AT TIME ZONE zone)::date;
-    months integer := date_part('year', period) * 12 + date_part('month', period);
+    months integer := date_part('year', period) * '12' + date_part('month', period);
     now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', date) - date_part('year', anchor)) * 12 + date_part('month', date) - date_part('month', anchor)) / months)
+            floor(((date_part('year', date) - date_part('year', anchor)) * '12' + date_part('month', date) - date_part('month', anchor)) / months::double precision)
         ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
 BEGIN
     RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
@@ -1307,7 +1307,7 @@ $body$;
 -- into debt. 100 are enough for everybody, and more would cost each call time.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + 1, 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
 
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
@@ -1439,7 +1439,7 @@ BEGIN
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END;
     IF windows IS NOT NULL AND wait < '1e6' THEN
-        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[width_bucket(at, windows) + wait::integer]));
+        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.width_bucket(at, windows) + wait::integer]));
     END IF;
     wait := wait * date_part('epoch', period) * '1e6';
     IF windows IS NULL AND wait < (late - too_early)::double precision THEN
@@ -1609,14 +1609,14 @@ BEGIN
 
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
     IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
-        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + 2), 40000)::integer;
+        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2'), 40000)::integer;
         windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
     END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);
     retry_after := retry_at - at;
     IF windows IS NOT NULL THEN
-        reset_at := windows[width_bucket(at, windows) + 1];
+        reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
     ELSIF grid IS NULL THEN
         reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE

@@ -283,7 +283,7 @@ var sqlMutations = []mutation{
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile|TestModel",
 	}, {
 		name: "calendar-unlisted", file: available, what: "a row older than the list of windows is refilled for one window more than is sure",
-		old: "/ date_part('epoch', period)) - 1, 0)", new: "/ date_part('epoch', period)), 0)",
+		old: "/ date_part('epoch', period)) - '1', 0)", new: "/ date_part('epoch', period)), 0)",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
 		name: "calendar-unlisted-ahead", file: available, what: "a row is refilled for the time up to the list's first window, which a client whose clock is ahead puts into the future",
@@ -303,7 +303,7 @@ var sqlMutations = []mutation{
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
 		name: "calendar-clamped", file: calendarSQL, what: "by hand, the list of windows is too short for deep debts",
-		old: "(capacity + coalesce(max_reserved, 0)) / rate) + 1", new: "capacity / rate) - 1",
+		old: "(capacity + coalesce(max_reserved, 0)) / rate) + '1'", new: "capacity / rate) - '1'",
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",

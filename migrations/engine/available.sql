@@ -17,9 +17,9 @@ RETURN least(capacity, value + CASE
     WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     ELSE
-        greatest((width_bucket(upto, windows) - width_bucket(ts, windows))::double precision
+        greatest((pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows))::double precision
             + CASE WHEN ts < windows[1] THEN
-                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - 1, 0)
+                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)
               ELSE 0 END, 0) * rate
     END);
 

@@ -55,7 +55,7 @@ BEGIN
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END;
     IF windows IS NOT NULL AND wait < '1e6' THEN
-        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[width_bucket(at, windows) + wait::integer]));
+        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.width_bucket(at, windows) + wait::integer]));
     END IF;
     wait := wait * date_part('epoch', period) * '1e6';
     IF windows IS NULL AND wait < (late - too_early)::double precision THEN

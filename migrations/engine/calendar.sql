@@ -5,13 +5,13 @@
 -- calendar.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN date_part('hour', period) = 0 AND date_part('minute', period) = 0 AND date_part('second', period) = 0 THEN
-    CASE (date_part('year', period) * 12 + date_part('month', period)) * 100 + date_part('day', period)
-        WHEN 1 THEN interval '48 hours'
-        WHEN 7 THEN interval '192 hours'
-        WHEN 100 THEN interval '768 hours'
-        WHEN 300 THEN interval '2232 hours'
-        WHEN 1200 THEN interval '8808 hours'
+RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
+    CASE (date_part('year', period) * '12' + date_part('month', period)) * '100' + date_part('day', period)
+        WHEN '1' THEN interval '48 hours'
+        WHEN '7' THEN interval '192 hours'
+        WHEN '100' THEN interval '768 hours'
+        WHEN '300' THEN interval '2232 hours'
+        WHEN '1200' THEN interval '8808 hours'
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
@@ -26,10 +26,10 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     date   date := (at AT TIME ZONE zone)::date;
-    months integer := date_part('year', period) * 12 + date_part('month', period);
+    months integer := date_part('year', period) * '12' + date_part('month', period);
     now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', date) - date_part('year', anchor)) * 12 + date_part('month', date) - date_part('month', anchor)) / months)
+            floor(((date_part('year', date) - date_part('year', anchor)) * '12' + date_part('month', date) - date_part('month', anchor)) / months::double precision)
         ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
 BEGIN
     RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
@@ -41,4 +41,4 @@ $body$;
 -- into debt. 100 are enough for everybody, and more would cost each call time.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + 1, 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;

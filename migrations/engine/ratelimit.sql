@@ -93,14 +93,14 @@ BEGIN
 
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
     IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
-        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + 2), 40000)::integer;
+        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2'), 40000)::integer;
         windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
     END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);
     retry_after := retry_at - at;
     IF windows IS NOT NULL THEN
-        reset_at := windows[width_bucket(at, windows) + 1];
+        reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
     ELSIF grid IS NULL THEN
         reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
     ELSE

@@ -74,7 +74,7 @@ BEGIN
                 ELSE
                     -- The windows that have begun before the first of the list or begin after its last are not known.
                     wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
-                        WHEN w IS NOT NULL THEN width_bucket(run_at, w) - width_bucket(latest, w)
+                        WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
                         ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i])) END;
                     owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
