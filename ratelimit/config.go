@@ -35,9 +35,10 @@ type Config struct {
 // this holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
-//   - The kind is one of the two kinds.
+//   - The kind is one of the three kinds.
 //   - 1e-15 <= rate <= 1e15.
-//   - The period is a whole number of microseconds, at least one.
+//   - The period is a whole number of microseconds, at least one. A calendar window has none, but a unit, a zone and an
+//     anchor: see [CalendarWindow], [In] and [Anchor].
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.

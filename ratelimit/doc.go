@@ -17,7 +17,7 @@
 //
 // # Limits, requests and the limiter
 //
-//   - A [Limit] is a definition: a [TokenBucket] or a [FixedWindow]. It is usually a package-level variable.
+//   - A [Limit] is a definition: a [TokenBucket], a [FixedWindow] or a [CalendarWindow]. It is usually a package-level variable.
 //   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve() or
 //     limit.Global().
 //   - A [Limiter] decides requests. Its zero value is ready. Its verbs are Consume, Check, Charge, Refund and Reset.

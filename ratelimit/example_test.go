@@ -585,6 +585,27 @@ func ExampleFixedWindow() {
 	// 120 s: 1 granted, 3 left
 }
 
+// A calendar's month is as long as it is. Where it has no 31st, the window begins on its last day.
+func ExampleCalendarWindow() {
+	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
+
+	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for range 3 {
+		result, err := limits.Consume(ctx, pool, apiCalls.Key("customer-7").Count(10_000))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("all taken until", result.ResetAt)
+		now = result.ResetAt
+	}
+	// Output:
+	// all taken until 2026-02-27 23:00:00 +0000 UTC
+	// all taken until 2026-03-30 22:00:00 +0000 UTC
+	// all taken until 2026-04-29 22:00:00 +0000 UTC
+}
+
 // Each reservation lowers the balance, below zero if need be. The job may run when the refill has brought it back to zero. This is
 // the picture in docs/concepts.md.
 func ExampleRequest_Reserve_runTimes() {

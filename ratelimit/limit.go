@@ -31,7 +31,7 @@ const (
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
-// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period and
+// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period, unit and
 // start are the same.
 //
 // A change of a limit's numbers takes effect at the next call. Saved-up tokens are cut to the new capacity, and nothing is
