@@ -3,7 +3,6 @@ package main
 const (
 	apply          = "migrations/engine/apply.sql"
 	available      = "migrations/engine/available.sql"
-	calendarSQL    = "migrations/engine/calendar.sql"
 	balance        = "migrations/engine/balance.sql"
 	coalesce       = "migrations/engine/coalesce.sql"
 	consume        = "migrations/engine/consume.sql"
@@ -301,10 +300,6 @@ var sqlMutations = []mutation{
 		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are not known",
 		old: "granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts", new: "granted AND lefts",
 		tests: "TestTwoLimitsWaitForACalendar",
-	}, {
-		name: "calendar-clamped", file: calendarSQL, what: "by hand, the list of windows is too short for deep debts",
-		old: "(capacity + coalesce(max_reserved, 0)) / rate) + '1'", new: "capacity / rate) - '1'",
-		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
 		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                    END LOOP;\n                END IF;",
