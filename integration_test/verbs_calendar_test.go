@@ -214,7 +214,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Anchor("2026-01-31")).Key("ann")
-	for _, days := range []time.Duration{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
+	for _, days := range []int{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
 		granted := make(chan bool)
 		for range 20 {
 			go func() {
@@ -234,7 +234,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		if n != 10 {
 			t.Fatalf("at %v, %d of 20 were granted, want 10", clock.now, n)
 		}
-		clock.Advance(days * 24 * time.Hour)
+		clock.Advance(time.Duration(days) * 24 * time.Hour)
 	}
 }
 
