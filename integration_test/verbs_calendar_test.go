@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -256,13 +257,13 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	limiter, clock := newLimiter()
 	for i := range 6 {
 		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
-		period := map[ratelimit.Unit]string{"day": "1 day", "week": "7 days", "month": "1 month", "quarter": "3 months", "year": "1 year"}[unit]
+		period := calendar.Calendar{Unit: string(unit)}.Interval()
 		zone, anchor := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo"), oneOf(r, "2026-01-31", "2020-02-29", "2031-12-15")
-		shards, capacity := 1, oneOf(r, 5.0, 20)
+		capacity := oneOf(r, 5.0, 20)
 		byHand := ratelimit.CalendarWindow(fmt.Sprint("hand", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
-			ratelimit.Capacity(capacity), ratelimit.Shards(shards), ratelimit.MaxReserved(10))
+			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
 		byGo := ratelimit.CalendarWindow(fmt.Sprint("go", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
-			ratelimit.Capacity(capacity), ratelimit.Shards(shards), ratelimit.MaxReserved(10))
+			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
 			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
@@ -278,11 +279,11 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			var remaining float64
 			var retryAt, resetAt time.Time
 			if err := pool.QueryRow(t.Context(), `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window',
-					$4, reserve => $5, max_reserved => 10, shards => $6, now => $7, zone => $8, anchor => $9::text::date)`,
-				byHand.Name(), period, count, capacity, reserve, shards, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
+					$4, reserve => $5, max_reserved => 10, now => $6, zone => $7, anchor => $8::text::date)`,
+				byHand.Name(), period, count, capacity, reserve, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
 				t.Fatal(err)
 			}
-			if ok != want.OK || shards == 1 && (!near(remaining, want.Remaining) || !retryAt.Equal(want.RetryAt)) || !resetAt.Equal(want.ResetAt) {
+			if ok != want.OK || !near(remaining, want.Remaining) || !retryAt.Equal(want.RetryAt) || !resetAt.Equal(want.ResetAt) {
 				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %v left, retry at %v, reset at %v; the library says %+v", byHand, clock.now, count, reserve,
 					ok, remaining, retryAt, resetAt, want)
 			}

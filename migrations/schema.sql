@@ -1291,15 +1291,15 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    date   date := (at AT TIME ZONE zone)::date;
+    today  date := (at AT TIME ZONE zone)::date;
     months integer := date_part('year', period) * '12' + date_part('month', period);
-    now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
+    number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', date) - date_part('year', anchor)) * '12' + date_part('month', date) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
+        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
 BEGIN
     RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
-        FROM generate_series(now_is - back - 1, now_is + ahead + 1) AS n ORDER BY 1);
+        FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
 
@@ -1535,8 +1535,9 @@ DECLARE
     floor double precision := 0;
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
-    ahead integer := 2;
-    every interval := period;
+    every interval := period; -- the calendar's unit
+    ahead integer := 2;       -- how many windows the list reaches ahead
+    reach integer;            -- how many it needs
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -1608,9 +1609,9 @@ BEGIN
     END IF;
 
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
-    IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
-        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2'), 40000)::integer;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+    reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
+    IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), reach);
     END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);

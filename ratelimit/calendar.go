@@ -38,21 +38,21 @@ const (
 //
 // The zone files of Go decide for calls of this package, and those of Postgres for calls of the SQL functions. The clock of
 // the database decides, as for all limits, as long as the clock of the process is less than a window away. If it is further
-// away, too much is denied, and never too much granted.
+// away, too much is denied, and never too much granted. A denial's RetryAt may then be the end of the year 9999.
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
 	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: rate, Unit: unit}, options)
 }
 
-// In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default is UTC. Names
+// In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "", is UTC. Names
 // without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on a machine without
 // zone files, import time/tzdata.
 func In(zone string) Option { return func(c *Config) { c.Zone = zone } }
 
 // Anchor sets a date on which one of a calendar's windows begins, as "2006-01-02". It sets the day of the week, of the month, of
 // the quarter or of the year on which the others begin. In a month with fewer days, that is the last day: with "2026-01-31",
-// months begin on 31 January, 28 February, 31 March. The default is "2001-01-01", a Monday.
+// months begin on 31 January, 28 February, 31 March. The default, and "", is "2001-01-01", a Monday.
 func Anchor(date string) Option { return func(c *Config) { c.Anchor = date } }
 
 const (
@@ -93,7 +93,8 @@ type listKey struct {
 	back, ahead int
 }
 
-// maxLists bounds how many lists are kept. A customer's billing day and zone make one of a few thousand.
+// maxLists bounds how many lists are kept. When there are more, all are forgotten, and made again where they are needed. One takes
+// some microseconds.
 const maxLists = 20_000
 
 var lists struct {

@@ -19,13 +19,13 @@ type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        Kind       `json:"kind"`                  // required
 	Rate        float64    `json:"rate"`                  // tokens per period; required
-	Period      Duration   `json:"period"`                // required
+	Period      Duration   `json:"period,omitzero"`       // required; not for a calendar window
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
 	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
 
-	// Of a calendar window: see CalendarWindow, In and Anchor.
+	// Only for a calendar window: see CalendarWindow, In and Anchor.
 	Unit   Unit   `json:"unit,omitempty"`   // required
 	Zone   string `json:"zone,omitempty"`   // "": UTC
 	Anchor string `json:"anchor,omitempty"` // "": "2001-01-01"

@@ -127,7 +127,7 @@ func (r Request) floor(v Verb) float64 {
 }
 
 // forfeits reports whether a grant may forfeit tokens while its work waits (see algebra.Reserve). Only two kinds can: a
-// reservation of a fixed window, and a reservation in a call for several limits, which wait for each other.
+// reservation of a window, and a reservation in a call for several limits, which wait for each other.
 func forfeits(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }

@@ -39,7 +39,7 @@ const (
 //
 // During a deployment, two versions of the numbers may be in use. In any time span, they grant together at most the larger
 // capacity, the refill at the larger rate, and the larger maxReserved. Shards may differ too. If the kind differs, or the
-// period or [Start] of a fixed window, each version refills by its own clock. Then both refills add up until only one
+// period or [Start] of a fixed window, or the unit, zone or anchor of a calendar window, each version refills by its own clock. Then both refills add up until only one
 // version is in use.
 type Limit struct {
 	name        string
@@ -86,12 +86,12 @@ type Option func(*Config)
 // must reserve.
 func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
 
-// MaxReserved bounds how many tokens reservations ([Request.Reserve]) may owe at any time. The default is no bound. With 0,
-// nothing can be reserved.
+// MaxReserved bounds how many tokens reservations ([Request.Reserve]) may owe at any time. The default is no bound or, for a
+// calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
 func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
 
 // Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For
-// a token bucket, Start is a mistake.
+// the other kinds, Start is a mistake.
 func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 
 // Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has 1/n

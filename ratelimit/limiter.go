@@ -16,8 +16,8 @@ import (
 // the context. Except for ErrUnknownOutcome and errors of Reset, an error means that nothing was consumed or given back.
 //
 // A Limiter remembers how each limit refills. A limit of the same name with another kind, period, unit or [Start] is
-// [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor. To change
-// how a limit refills while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
+// [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor.
+// To change how a limit refills while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
 type Limiter struct {
 	// Clock tells the time, for tests and replays. It is called by several goroutines at once. Its time must stay between
 	// the years 1000 and 9999. If Clock is nil, the time is the database's clock_timestamp(), the one clock that all

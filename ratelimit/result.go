@@ -56,7 +56,7 @@ type Status struct {
 	// from one shard, it is an estimate: that shard's balance times the number of shards.
 	Remaining float64
 
-	// ResetAt is when a token bucket will be full if nothing is consumed, or when a fixed window's next window begins.
+	// ResetAt is when a token bucket will be full if nothing is consumed, or when the next window begins.
 	ResetAt time.Time
 
 	// RetryAt is [Result.RetryAt] for this request alone.

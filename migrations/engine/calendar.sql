@@ -25,15 +25,15 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    date   date := (at AT TIME ZONE zone)::date;
+    today  date := (at AT TIME ZONE zone)::date;
     months integer := date_part('year', period) * '12' + date_part('month', period);
-    now_is integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
+    number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', date) - date_part('year', anchor)) * '12' + date_part('month', date) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((date - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
+        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
 BEGIN
     RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
-        FROM generate_series(now_is - back - 1, now_is + ahead + 1) AS n ORDER BY 1);
+        FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
 

@@ -19,8 +19,9 @@ DECLARE
     floor double precision := 0;
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
-    ahead integer := 2;
-    every interval := period;
+    every interval := period; -- the calendar's unit
+    ahead integer := 2;       -- how many windows the list reaches ahead
+    reach integer;            -- how many it needs
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -92,9 +93,9 @@ BEGIN
     END IF;
 
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
-    IF windows IS NOT NULL THEN -- a list that reaches to where the tokens will be there
-        ahead := least(greatest(ahead, ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2'), 40000)::integer;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+    reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
+    IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
+        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), reach);
     END IF;
     retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
         CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);

@@ -83,7 +83,8 @@ func policyItem(limit ratelimit.Limit) string {
 }
 
 // window is the number of seconds in which the capacity refills. It is rounded up, so that q per w is at most the limit's
-// rate. The windows of a calendar count as if all were the longest. The result is not ok if it is under a second, or too long for
+// rate. A calendar's months count as 31 days, its quarters as 92, its
+// years as 366. The result is not ok if it is under a second, or too long for
 // an Integer.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
