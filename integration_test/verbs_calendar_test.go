@@ -161,11 +161,54 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		w.grant(slow)
 		w.grant(slow.Count(1).Reserve(), month.Reserve())
 		never := ratelimit.TokenBucket("never", 1, 100_000*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
-		saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(500)).Key("ann")
+		saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000)).Key("ann")
 		w.deny(never.Reserve(), saved.Reserve())
-		w.holds(saved, 500)
+		w.holds(saved, 5000)
 		w.grant(slow.Reserve(), saved.Reserve())
+
+		// A calendar that does not reserve itself forfeits, too, and has enough for a job that runs five windows later.
+		year := ratelimit.CalendarWindow("year's", 10, ratelimit.Month, ratelimit.Capacity(120), ratelimit.MaxReserved(0)).Key("ann")
+		later := ratelimit.TokenBucket("later", 1, 150*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
+		result = w.grant(later.Reserve(), year.Count(20))
+		if want := w.clock.now.Add(150 * 24 * time.Hour); !result.RetryAt.Equal(want) {
+			w.Fatalf("it runs at %v, want %v", result.RetryAt, want)
+		}
+		w.holds(year, 120-20-5*10)
 	})
+}
+
+// TestARefundByAClockThatIsYearsOffGivesNothingBack: the windows around the job are not in the client's list, so it cannot be said
+// that the job's window is not over.
+func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limit := ratelimit.CalendarWindow("calls", 5, ratelimit.Day, ratelimit.MaxReserved(50)).Key("ann")
+	limiter, clock := newLimiter()
+	taken, err := limiter.Consume(t.Context(), pool, limit.Count(5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock.Advance(24 * time.Hour)
+	if _, err := limiter.Consume(t.Context(), pool, limit.Count(5)); err != nil {
+		t.Fatal(err)
+	}
+	waits, err := limiter.Consume(t.Context(), pool, limit.Count(5).Reserve()) // its window is tomorrow's
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, years := range []int{-5, 5} {
+		now := clock.now.AddDate(years, 0, 0)
+		off := &ratelimit.Limiter{Clock: func() time.Time { return now }}
+		for _, receipt := range []ratelimit.Receipt{taken.Receipt(), waits.Receipt()} {
+			result, err := off.Refund(t.Context(), skewed{pool, now, clock.now}, receipt, limit.Count(5))
+			if err != nil || result.Requests[0].Refunded != 0 {
+				t.Errorf("with a clock %d years off, %v came back of %s, %v", years, result.Requests[0].Refunded, receipt, err)
+			}
+		}
+	}
+	if result, err := limiter.Check(t.Context(), pool, limit.Count(0)); err != nil || result.Remaining != -5 {
+		t.Errorf("%v remain, %v, want -5", result.Remaining, err)
+	}
 }
 
 // TestReservationsOfACalendarReachAHundredWindows: they are bounded although MaxReserved is unset.

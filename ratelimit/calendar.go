@@ -134,14 +134,15 @@ func (l Limit) maxOwed() float64 {
 	return l.maxReserved
 }
 
-// windows is the list of a calendar's windows for a call. A call that reserves or refunds needs those of the reservations, too.
-func (l Limit) windows(now algebra.Micros, reserve bool) *[]algebra.Micros {
+// windows is the list of a calendar's windows for a call. If the work of the call may wait, the list reaches ahead so far that a
+// job after its end would forfeit more than may be owed.
+func (l Limit) windows(now algebra.Micros, waits bool) *[]algebra.Micros {
 	saved, ahead := l.numbers.Capacity, 2
 	if !math.IsInf(l.maxReserved, 1) {
 		saved += l.maxReserved
 	}
-	if reserve {
-		ahead += int(math.Ceil(l.maxOwed() / l.numbers.Rate))
+	if waits {
+		ahead += int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
 	}
 	return listAround(l.calendar, now, int(min(math.Ceil(saved/l.numbers.Rate)+1, maxAhead)), ahead)
 }

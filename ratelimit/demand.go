@@ -69,6 +69,7 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
+	waits := v == VerbRefund || slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
 	for i := range ds {
 		d := &ds[i]
 		if err := d.validate(v); err != nil {
@@ -80,7 +81,7 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 			if now.Valid {
 				at = now.Time
 			}
-			d.numbers.Windows = d.limit.windows(algebra.At(at), d.reserve || v == VerbRefund)
+			d.numbers.Windows = d.limit.windows(algebra.At(at), waits)
 			d.numbers.Start = (*d.numbers.Windows)[0]
 		}
 	}

@@ -196,3 +196,23 @@ func roundTrip(t *testing.T, limit Limit) {
 func acceptable(s string, maxLen int) bool {
 	return s != "" && len(s) <= maxLen && utf8.ValidString(s) && !strings.ContainsRune(s, 0)
 }
+
+func TestACalendarsDefinitionGoesThroughJSON(t *testing.T) {
+	limit := CalendarWindow("calls", 10_000, Month, In("Europe/Berlin"), Anchor("2026-01-31"), Capacity(20_000), MaxReserved(5), Shards(2))
+	text, err := json.Marshal(limit.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"name":"calls","kind":"calendar window","rate":10000,"capacity":20000,"maxReserved":5,"shards":2,` +
+		`"unit":"month","zone":"Europe/Berlin","anchor":"2026-01-31"}`
+	if string(text) != want {
+		t.Errorf("%s, want %s", text, want)
+	}
+	var c Config
+	if err := json.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := New(c); err != nil || again != limit {
+		t.Errorf("%v, %v, want %v", again, err, limit)
+	}
+}

@@ -78,6 +78,14 @@ var goMutations = []mutation{
 		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
+		name: "calendar-waits", file: "ratelimit/demand.go", what: "a calendar beside a limit that reserves sends the windows of a call that does not wait",
+		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), d.reserve)",
+		tests: "TestTwoLimitsWaitForACalendar",
+	}, {
+		name: "calendar-refund-unknown-go", file: "internal/algebra/promise.go", what: "the library counts windows that are not in the list as if none had begun",
+		old: "now < (*l.Windows)[0] || l.Unknown(taken.RunAt)", new: "false",
+		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
+	}, {
 		name: "calendar-units", file: "ratelimit/definitions.go", what: "a day and a month may share a name",
 		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
 		tests: "TestPlansOfACalendarShareItsUnit",

@@ -165,6 +165,20 @@ func TestThePolicyStatesTheLimitsRate(t *testing.T) {
 	}
 }
 
+func TestThePolicyOfACalendar(t *testing.T) {
+	for want, limit := range map[string]ratelimit.Limit{
+		`"day";q=10;w=86400`:      ratelimit.CalendarWindow("day", 10, ratelimit.Day),
+		`"week";q=20;w=1209600`:   ratelimit.CalendarWindow("week", 10, ratelimit.Week, ratelimit.Capacity(20)),
+		`"month";q=10;w=2678400`:  ratelimit.CalendarWindow("month", 10, ratelimit.Month),
+		`"quarter";q=5;w=7948800`: ratelimit.CalendarWindow("quarter", 10, ratelimit.Quarter, ratelimit.Capacity(5)),
+		`"year";q=10;w=31622400`:  ratelimit.CalendarWindow("year", 10, ratelimit.Year),
+	} {
+		if got := policyItem(limit); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
 func TestNestedMiddlewareMakesOneList(t *testing.T) {
 	header := http.Header{}
 	for _, name := range []string{"site", "user"} {
