@@ -405,3 +405,22 @@ func TestAnAlteredReceiptMintsNothing(t *testing.T) {
 		w.holds(bucket, 10)
 	})
 }
+
+// TestARefundCountsWholeWindows: 3.3 s are three windows of 1.1 s, though the quotient of the doubles is a little less.
+func TestARefundCountsWholeWindows(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.FixedWindow("calls", 1, 1100*time.Millisecond, ratelimit.Start(noon)).Key("ann")
+		w.grant(limit)
+		var last ratelimit.Result
+		for range 3 {
+			last = w.grant(limit.Reserve())
+		}
+		w.retries(last, 3300*time.Millisecond)
+		result, err := w.limiter.Refund(w.Context(), w.db, last.Receipt(), limit)
+		w.do(err)
+		if got := result.Requests[0].Refunded; got != 1 {
+			w.Fatalf("refunded %v, want 1", got)
+		}
+		w.holds(limit, -2)
+	})
+}

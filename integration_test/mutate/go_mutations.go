@@ -67,7 +67,7 @@ var goMutations = []mutation{
 		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
 	}, {
 		name: "calendar-last-day", file: "internal/calendar/calendar.go", what: "the 31st of a month with 30 days is the 1st of the next one",
-		old: "min(day, last), loc)", new: "day, loc)",
+		old: "min(day, last), loc)", new: "min(day, last+31), loc)",
 		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
 	}, {
 		name: "calendar-several", file: "ratelimit/statement.go", what: "a calendar beside another limit is sent without its windows",
@@ -79,7 +79,7 @@ var goMutations = []mutation{
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
 		name: "calendar-waits", file: "ratelimit/demand.go", what: "a calendar beside a limit that reserves sends the windows of a call that does not wait",
-		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), d.reserve)",
+		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), waits && d.reserve)",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
 		name: "calendar-refund-unknown-go", file: "internal/algebra/promise.go", what: "the library counts windows that are not in the list as if none had begun",

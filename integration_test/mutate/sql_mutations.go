@@ -443,7 +443,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to whole windows",
 		old: "ELSE round(date_part", new: "ELSE floor(date_part",
-		tests: "TestModel",
+		tests: "TestARefundCountsWholeWindows",
 	}, {
 		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
 		old: "SET value = least(total + back, capacities[i]) / m", new: "SET value = (total + back) / m",
