@@ -157,7 +157,7 @@ func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit 
 	missing := int(min(max(math.Ceil((d.count-numbers.Total(rows, now))/numbers.Rate), 0)+1, maxWait))
 	if ahead := numbers.Listed(now); missing > ahead {
 		last := d.limit.calendar.Number(windows[len(windows)-1])
-		longer := append(windows[:len(windows):len(windows)], d.limit.calendar.Between(last+1, last+missing-ahead)...)
+		longer := slices.Concat(windows, d.limit.calendar.Between(last+1, last+missing-ahead))
 		numbers.Windows = &longer
 	}
 	return numbers
