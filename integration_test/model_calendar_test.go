@@ -82,9 +82,10 @@ func TestCalendarWindows(t *testing.T) {
 func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, until time.Time) (instants int, alike bool) {
 	ctx := t.Context()
 	zone := loc.String()
-	// Go's changes, and the offsets around them and at the beginning of each month.
+	// Go's changes, and the offsets around them and at the beginning of each month. The first windows begin up to a year before from.
 	var changes, probes []time.Time
-	for at := from.In(loc); ; {
+	since := from.AddDate(-2, 0, 0)
+	for at := since.In(loc); ; {
 		_, next := at.ZoneBounds()
 		if next.IsZero() || next.After(until) {
 			break
@@ -97,7 +98,7 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 		probes = append(probes, next.Add(-time.Second), next)
 		at = next.In(loc)
 	}
-	for at := from; at.Before(until); at = at.AddDate(0, 1, 0) {
+	for at := since; at.Before(until); at = at.AddDate(0, 1, 0) {
 		probes = append(probes, at)
 	}
 	offsets := make([]int64, len(probes))
