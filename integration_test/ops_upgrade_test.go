@@ -722,7 +722,7 @@ func recordToday(t *testing.T) record {
 		recordCoalesced(ctx, t, r, clock.now)
 		start, now := noon, clock.now.Add(time.Hour+time.Minute)
 		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
-			Name: "window", Rate: 4, Period: "1 minute", Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
+			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
 			Start: &start, Now: &now,
 		})
 		must(err)

@@ -57,12 +57,12 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 // sweep deletes the rows of one limit that mean the same as no row.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
-		Name: limit.name, Rate: limit.numbers.Rate, Period: fmt.Sprintf("%d microseconds", limit.numbers.Period.Microseconds()), Kind: string(limit.Config().Kind),
+		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	if limit.onCalendar() {
 		c := limit.calendar
-		args.Period, args.Zone, args.Anchor = c.Interval(), pgtype.Text{String: c.Zone, Valid: true}, pgtype.Text{String: c.Anchor, Valid: true}
+		args.Unit, args.Zone, args.Anchor = pgtype.Text{String: c.Interval(), Valid: true}, pgtype.Text{String: c.Zone, Valid: true}, pgtype.Text{String: c.Anchor, Valid: true}
 	}
 	for {
 		begin := time.Now()

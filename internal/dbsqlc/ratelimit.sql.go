@@ -269,15 +269,16 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
-      $1::text, $2::double precision, ($3::text)::interval, $4::text, $5::double precision,
-      $6::timestamptz, $7::text, $8::timestamptz,
-      $9::text, ($10::text)::date) AS s
+      $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
+      $7::timestamptz, $8::text, $9::timestamptz,
+      $10::text, ($11::text)::date) AS s
 `
 
 type SweepParams struct {
 	Name     string
 	Rate     float64
-	Period   string
+	Unit     pgtype.Text
+	Period   time.Duration
 	Kind     string
 	Capacity float64
 	Start    *time.Time
@@ -296,6 +297,7 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 	row := q.db.QueryRow(ctx, Sweep,
 		arg.Name,
 		arg.Rate,
+		arg.Unit,
 		arg.Period,
 		arg.Kind,
 		arg.Capacity,
