@@ -709,12 +709,16 @@ var sqlMutations = []mutation{
 
 	{
 		name: "sweep-no-lock", file: sweep, what: "rows are deleted that were not locked, and looked at again, before",
-		old: "               FOR UPDATE SKIP LOCKED\n", new: "",
+		old: "               FOR UPDATE OF r SKIP LOCKED\n", new: "",
 		tests: "TestASweepLeavesWhatIsLocked|TestSweepsAmongTraffic",
 	}, {
 		name: "sweep-waits", file: sweep, what: "a sweep waits for rows that others have locked",
-		old: "FOR UPDATE SKIP LOCKED", new: "FOR UPDATE",
+		old: "FOR UPDATE OF r SKIP LOCKED", new: "FOR UPDATE OF r",
 		tests: "TestASweepLeavesWhatIsLocked",
+	}, {
+		name: "sweep-calendar", file: sweep, what: "a calendar's row is deleted a day before it is full by every anchor",
+		old: "_ratelimit_longest(period);", new: "_ratelimit_longest(period) - interval '24 hours';",
+		tests: "TestASweepOfACalendarMindsEveryAnchor",
 	}, {
 		name: "sweep-some-shards", file: sweep, what: "shards are deleted though others of their key are in use",
 		old: "        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)\n", new: "",
@@ -725,7 +729,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "windows)\n        = capacity / shards", new: "windows)\n        >= '0.9' * capacity / shards",
+		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",

@@ -270,8 +270,7 @@ const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
-      $7::timestamptz, $8::text, $9::timestamptz,
-      $10::text, ($11::text)::date) AS s
+      $7::timestamptz, $8::text, $9::timestamptz) AS s
 `
 
 type SweepParams struct {
@@ -284,8 +283,6 @@ type SweepParams struct {
 	Start    *time.Time
 	First    string
 	Now      *time.Time
-	Zone     pgtype.Text
-	Anchor   pgtype.Text
 }
 
 type SweepRow struct {
@@ -304,8 +301,6 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Start,
 		arg.First,
 		arg.Now,
-		arg.Zone,
-		arg.Anchor,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)
