@@ -271,13 +271,22 @@ func TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays(t *testing.T) {
 	s.world().holds(tokens.Key("ann"), 90)
 	s.world().holds(tokens.Key("bob"), 80)
 
-	// Less than any count is no difference. Each key pays the cost.
-	s.handle = func(_ http.ResponseWriter, r *http.Request) {
-		s.world().do(httplimit.SetCost(r.Context(), tokens, math.Nextafter(10, 0)))
+	// Less than any count is no difference.
+	requests = []ratelimit.Request{tokens.Key("eve").Count(0.3)}
+	for _, cost := range []float64{math.Nextafter(0.3, 0), math.Nextafter(0.3, 1)} {
+		s.handle = func(_ http.ResponseWriter, r *http.Request) { s.world().do(httplimit.SetCost(r.Context(), tokens, cost)) }
+		s.get("/")
 	}
+	if d := s.observed(); len(d) != 3 || d[1].Err != nil || d[2].Err != nil {
+		t.Errorf("observed %+v", d)
+	}
+
+	// Each key of a limit pays the cost.
+	requests = []ratelimit.Request{tokens.Key("ann").Count(10), tokens.Key("bob").Count(20)}
+	s.handle = func(_ http.ResponseWriter, r *http.Request) { s.world().do(httplimit.SetCost(r.Context(), tokens, 15)) }
 	s.get("/")
-	s.world().holds(tokens.Key("ann"), 80)
-	s.world().holds(tokens.Key("bob"), 70)
+	s.world().holds(tokens.Key("ann"), 75)
+	s.world().holds(tokens.Key("bob"), 65)
 
 	// What took nothing has nothing to settle: no error, and no charge.
 	s.handle = func(_ http.ResponseWriter, r *http.Request) {
@@ -294,7 +303,7 @@ func TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays(t *testing.T) {
 	if n := observing.called.Load(); n != 2 {
 		t.Errorf("the handler was called %d times", n)
 	}
-	s.world().holds(tokens.Key("ann"), 80)
+	s.world().holds(tokens.Key("ann"), 75)
 	for _, d := range s.observed() {
 		if d.Err != nil && d.Status != 429 {
 			t.Errorf("observed %+v", d)

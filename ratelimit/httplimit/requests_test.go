@@ -175,6 +175,8 @@ func TestClientIPOfTrustedNetworks(t *testing.T) {
 
 		{"by number, then by network", after, from(proxy, "203.0.113.7, 192.0.2.1"), "203.0.113.7"},
 		{"by number, then by two networks", after, from(proxy, "203.0.113.7, 192.0.2.2, 192.0.2.1"), "203.0.113.7"},
+		{"two by number, then by network", httplimit.ClientIP{TrustedProxies: 2, TrustedNetworks: after.TrustedNetworks},
+			from(proxy, "203.0.113.7, 192.0.2.1, 10.0.0.2"), "203.0.113.7"},
 		{"by number, from a Unix socket", after, from("@", "203.0.113.7, 192.0.2.1"), "203.0.113.7"},
 		{"by number, and round the CDN", after, from(proxy, "198.51.100.1, 192.0.2.1, 203.0.113.7"), "203.0.113.7"},
 		{"by number, which is too large", after, from("192.0.2.1:4711"), "192.0.2.1"},
