@@ -274,7 +274,9 @@ func TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays(t *testing.T) {
 	// Less than any count is no difference.
 	requests = []ratelimit.Request{tokens.Key("eve").Count(0.3)}
 	for _, cost := range []float64{math.Nextafter(0.3, 0), math.Nextafter(0.3, 1)} {
-		s.handle = func(_ http.ResponseWriter, r *http.Request) { s.world().do(httplimit.SetCost(r.Context(), tokens, cost)) }
+		s.handle = func(_ http.ResponseWriter, r *http.Request) {
+			s.world().do(httplimit.SetCost(r.Context(), tokens, cost))
+		}
 		s.get("/")
 	}
 	if d := s.observed(); len(d) != 3 || d[1].Err != nil || d[2].Err != nil {
