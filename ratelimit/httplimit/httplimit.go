@@ -100,8 +100,8 @@ type Middleware struct {
 	// 42883, 42501). Each such request is reported to the Observer, or logged without one.
 	FailOpen bool
 
-	// Timeout bounds a decision, a refund, and a charge, each. If it is over, the database could not be asked (503, or FailOpen). 0 is
-	// [DefaultTimeout].
+	// Timeout bounds a decision and, each, a charge and a refund afterwards. If it is over before the decision, the database
+	// could not be asked (503, or FailOpen). 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.
@@ -126,9 +126,9 @@ type Middleware struct {
 	ExposeFields bool
 
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
-	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and charges,
-	// as errors. It logs invalid keys and counts as warnings, one for each request: status 400, often from a user id that Requests has
-	// not found. [ratelimit.Limiter.Observer] is called in any case.
+	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and
+	// charges, as errors. It logs invalid keys and counts as warnings, one for each request: status 400, often from a user
+	// id that Requests has not found. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(r *http.Request, d Decision)
 
 	// Refused answers a refused request in place of the default problem details (RFC 9457, application/problem+json). The
@@ -138,8 +138,9 @@ type Middleware struct {
 
 // Decision describes the decision about a request, for [Middleware.Observer].
 type Decision struct {
-	// Result is the result of [ratelimit.Limiter.Consume] or, afterwards, of Charge or Refund. If Err is set and is not a [*ratelimit.DeniedError], its
-	// requests hold only Limit, Key and Count. After an error of [Middleware.Requests], it has no requests.
+	// Result is the result of [ratelimit.Limiter.Consume] or, after the handler, of Charge or Refund. If Err is set and is
+	// not a [*ratelimit.DeniedError], its requests hold only Limit, Key and Count. After an error of [Middleware.Requests],
+	// it has no requests.
 	Result ratelimit.Result
 
 	// Err is nil for a granted request.
@@ -157,8 +158,8 @@ type Decision struct {
 const statusClientClosedRequest = 499
 
 // Handler returns the middleware: a handler that calls next for requests that pass. next gets the server's own
-// ResponseWriter. With Settle, it gets a copy of the request, whose context is for [SetCost]. With Failed, the ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack
-// and ReadFrom of its own.
+// ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
+// ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests, d, limited := m.decide(r)
