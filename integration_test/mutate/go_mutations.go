@@ -817,55 +817,55 @@ var goMutations = []mutation{
 	}, {
 		name: "http-cost-nan", file: "ratelimit/httplimit/settle.go", what: "NaN is a cost",
 		old: "!(cost >= 0 && cost <= algebra.MaxTokens)", new: "cost < 0 || cost > algebra.MaxTokens",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestSetCost",
 	}, {
 		name: "http-cost-nothing-taken", file: "ratelimit/httplimit/settle.go", what: "a cost is an error where nothing was taken",
 		old: "	if nothingTaken {\n", new: "	if false {\n",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestSetCost",
 	}, {
 		name: "http-cost-outer", file: "ratelimit/httplimit/settle.go", what: "a cost is for the innermost middleware only",
 		old: "c = c.outer {", new: "c = nil {",
-		tests: "TestHTTPACostIsForTheMiddlewareThatAskedForTheLimit",
+		tests: "TestSetCost",
 	}, {
 		name: "http-cost-too-late", file: "ratelimit/httplimit/settle.go", what: "a cost that comes too late is lost in silence",
 		old: "	if c.returned {\n", new: "	if false {\n",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestSetCost",
 	}, {
 		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is lost in silence",
 		old: "return s.Limit.Name() == limit })", new: "return true })",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestSetCost",
 	}, {
 		name: "http-cost-two-requests", file: "ratelimit/httplimit/settle.go", what: "of two requests for one key, only the last is an estimate",
 		old: "s.Key}] += s.Count", new: "s.Key}] = s.Count",
-		tests: "TestHTTPManyCostsAtOnceAddUp",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-twice", file: "ratelimit/httplimit/settle.go", what: "two requests for one key pay the difference twice",
 		old: "		delete(taken, of)\n", new: "",
-		tests: "TestHTTPManyCostsAtOnceAddUp",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit of which nothing was said costs nothing",
 		old: "case !first || !set:", new: "case !first:",
-		tests: "TestHTTPTheCostIsWhatTheHandlerSays",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, though only failures count",
 		old: "		if free {\n", new: "		if free && !set {\n",
-		tests: "TestHTTPACostOfASuccessIsNothingIfOnlyFailuresCount",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-tiny-charge", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is charged",
 		old: "case more >= algebra.MinTokens:", new: "case more > 0:",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-tiny-refund", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is refunded",
 		old: "case -more >= algebra.MinTokens:", new: "case -more > 0:",
-		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-not-charged", file: "ratelimit/httplimit/settle.go", what: "a cost above the estimate is free",
 		old: "charge = append(charge, c.requests[i].Count(more))", new: "_ = more",
-		tests: "TestHTTPTheCostIsWhatTheHandlerSays",
+		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-exposed-lost", file: "ratelimit/httplimit/fields.go", what: "what a CORS handler has listed is replaced",
 		old: "			list = append(list, name)\n", new: "			list = append(list[min(len(list), len(exposed)):], name)\n",
-		tests: "TestFieldsThatScriptsMayRead|TestHTTPScriptsOfOtherOriginsReadTheFields",
+		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-exposed-twice", file: "ratelimit/httplimit/fields.go", what: "fields that are exposed already are listed again",
 		old: "exposed = append(exposed, http.CanonicalHeaderKey(", new: "exposed = append(exposed, strings.ToUpper(",
