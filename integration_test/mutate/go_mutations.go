@@ -778,18 +778,110 @@ var goMutations = []mutation{
 		old: "	default:\n		return http.StatusServiceUnavailable\n", new: "	default:\n		return 0\n",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
-		name: "http-failure-refunded", file: "ratelimit/httplimit/httplimit.go", what: "failures are given back, too",
-		old: "	if m.Failed(recorder.status) {\n		return\n	}\n", new: "	_ = m.Failed(recorder.status)\n",
+		name: "http-failure-refunded", file: "ratelimit/httplimit/settle.go", what: "failures are given back, too",
+		old: "free = !m.failed(", new: "free = m.failed(recorder.status, r) || !m.failed(",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
-		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
-		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, receipt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has not failed",
+		old: "	free := false\n", new: "	free := m.Failed != nil\n",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",
+		name: "http-gave-up-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that gave up with its client has not failed",
+		old: "r.Context().Err() != nil || m.Failed(http.StatusOK)", new: "m.Failed(http.StatusOK)",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+	}, {
+		name: "http-refund-cancelled", file: "ratelimit/httplimit/settle.go", what: "who hangs up before the refund has paid for a success",
 		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(r.Context(), m.timeout())",
-		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed|TestHTTPTheCostIsWhatTheHandlerSays",
+	}, {
+		name: "http-settle-for-ever", file: "ratelimit/httplimit/settle.go", what: "a charge waits for a locked row without end",
+		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(context.WithoutCancel(r.Context()), 1000*m.timeout())",
+		tests: "TestHTTPACostIsNotWaitedForForEver",
+	}, {
+		name: "http-settle-panic", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has cost what was estimated",
+		old:   "		charge, refund := c.end(free)\n",
+		new:   "		if p := recover(); p != nil {\n			panic(p)\n		}\n		charge, refund := c.end(free)\n",
+		tests: "TestHTTPTheCostIsWhatTheHandlerSays",
+	}, {
+		name: "http-settle-silent", file: "ratelimit/httplimit/settle.go", what: "nobody hears of a cost that could not be settled",
+		old: "	if d.Err != nil {\n		m.observe(r, d)\n	}\n", new: "",
+		tests: "TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays|TestHTTPARefundThatFailsIsObservedAndTheTokensStayTaken",
+	}, {
+		name: "http-settle-denied", file: "ratelimit/httplimit/httplimit.go", what: "what was denied, and passes, is settled",
+		old: "granted := limited && d.Status == 0", new: "granted := limited",
+		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+	}, {
+		name: "http-settle-not-limited", file: "ratelimit/httplimit/httplimit.go", what: "a handler whose request is not limited must know that",
+		old: "		case m.Settle:\n", new: "		case false:\n",
+		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+	}, {
+		name: "http-cost-nan", file: "ratelimit/httplimit/settle.go", what: "NaN is a cost",
+		old: "!(cost >= 0 && cost <= algebra.MaxTokens)", new: "cost < 0 || cost > algebra.MaxTokens",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-nothing-taken", file: "ratelimit/httplimit/settle.go", what: "a cost is an error where nothing was taken",
+		old: "	if nothingTaken {\n", new: "	if false {\n",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-outer", file: "ratelimit/httplimit/settle.go", what: "a cost is for the innermost middleware only",
+		old: "c = c.outer {", new: "c = nil {",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-too-late", file: "ratelimit/httplimit/settle.go", what: "a cost that comes too late is lost in silence",
+		old: "	if c.returned {\n", new: "	if false {\n",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is lost in silence",
+		old: "return s.Limit.Name() == limit })", new: "return true })",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-two-requests", file: "ratelimit/httplimit/settle.go", what: "of two requests for one key, only the last is an estimate",
+		old: "s.Key}] += s.Count", new: "s.Key}] = s.Count",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-twice", file: "ratelimit/httplimit/settle.go", what: "two requests for one key pay the difference twice",
+		old: "		delete(taken, of)\n", new: "",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit of which nothing was said costs nothing",
+		old: "case !first || !set:", new: "case !first:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, though only failures count",
+		old: "		if free {\n", new: "		if free && !set {\n",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-tiny-charge", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is charged",
+		old: "case more >= algebra.MinTokens:", new: "case more > 0:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-tiny-refund", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is refunded",
+		old: "case -more >= algebra.MinTokens:", new: "case -more > 0:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-not-charged", file: "ratelimit/httplimit/settle.go", what: "a cost above the estimate is free",
+		old: "charge = append(charge, c.requests[i].Count(more))", new: "_ = more",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-exposed-lost", file: "ratelimit/httplimit/fields.go", what: "what a CORS handler has listed is replaced",
+		old: "			list = append(list, name)\n", new: "			list = append(list[min(len(list), len(exposed)):], name)\n",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-twice", file: "ratelimit/httplimit/fields.go", what: "fields that are exposed already are listed again",
+		old: "exposed = append(exposed, http.CanonicalHeaderKey(", new: "exposed = append(exposed, strings.ToUpper(",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-legacy", file: "ratelimit/httplimit/fields.go", what: "the older fields are not exposed",
+		old: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if m.LegacyFields {", new: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if false {",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-unset", file: "ratelimit/httplimit/fields.go", what: "fields are exposed that are not there",
+		old: "m.ExposeFields && len(policies) > 0", new: "m.ExposeFields",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-unasked", file: "ratelimit/httplimit/fields.go", what: "fields are exposed without ExposeFields",
+		old: "m.ExposeFields && len(policies) > 0", new: "len(policies) > 0",
+		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, and so too early",
 		old: "	if d%time.Second > 0 {\n		whole++\n	}\n", new: "",
@@ -804,8 +896,36 @@ var goMutations = []mutation{
 		tests: "TestFields",
 	}, {
 		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy writes its own address",
-		old: "i := len(entries) - c.TrustedProxies; i >= 0 {", new: "i := 0; len(entries) >= c.TrustedProxies {",
+		old: "i := len(entries) - c.TrustedProxies\n", new: "i := min(0, len(entries)-c.TrustedProxies)\n",
 		tests: "TestClientIP",
+	}, {
+		name: "http-networks-any", file: "ratelimit/httplimit/requests.go", what: "everybody is a trusted proxy",
+		old: "isIn(trusted, addr); i--", new: "trusted != nil; i--",
+		tests: "TestClientIPOfTrustedNetworks|TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "what is no address is passed over",
+		old: "		if !isAddress {\n			break\n", new: "		if !isAddress {\n			if i < 0 {\n				break\n			}\n			continue\n",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-networks-number", file: "ratelimit/httplimit/requests.go", what: "a proxy that did not state an address is believed nevertheless",
+		old: "			trusted = nil\n", new: "",
+		tests: "TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-networks-counted", file: "ratelimit/httplimit/requests.go", what: "the entries of the proxies that are counted are read again",
+		old: "stated, true, entries[:i]", new: "stated, true, entries",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-networks-embedded", file: "ratelimit/httplimit/requests.go", what: "who embeds a trusted proxy's address in its own is trusted",
+		old: "return network.Contains(addr)", new: "return network.Contains(canonical(addr))",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-client-header-twice", file: "ratelimit/httplimit/requests.go", what: "of two header fields, one is believed",
+		old: "		if len(entries) > 1 {\n", new: "		if false {\n",
+		tests: "TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-client-header-missing", file: "ratelimit/httplimit/requests.go", what: "where a CDN's header is missing, what a client forwards is believed",
+		old: "if c.ClientHeader != \"\" {", new: "if r.Header.Get(c.ClientHeader) != \"\" {",
+		tests: "TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
