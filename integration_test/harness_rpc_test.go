@@ -105,7 +105,7 @@ func (o *office) said(ctx context.Context, words string) error {
 type grpcClient struct{ conn *grpc.ClientConn }
 
 func serveGRPC(o *office) rpcClient {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(o.limit.UnaryServer), grpc.ChainStreamInterceptor(o.limit.StreamServer))
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ChainUnaryInterceptor(o.limit.UnaryServer), grpc.ChainStreamInterceptor(o.limit.StreamServer))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "txlimit.test.Echo", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
@@ -142,7 +142,7 @@ func (o *office) chat(ctx context.Context, receive, send func(message any) error
 		if err := receive(words); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
-			if again := receive(words); !errors.Is(again, err) {
+			if again := receive(words); again.Error() != err.Error() {
 				o.Errorf("received %v, and then %v", err, again)
 			}
 			return err
@@ -206,7 +206,7 @@ func serveConnect(o *office, protocol ...connectrpc.ClientOption) rpcClient {
 	server := httptest.NewUnstartedServer(mux)
 	server.EnableHTTP2 = true // for streams in both directions
 	server.StartTLS()
-	o.Cleanup(server.Close)
+	o.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // conversations may not have ended
 	// The interceptor limits no calls of a client.
 	options := append(protocol, connectrpc.WithInterceptors(o.limit))
 	return connectClient{
