@@ -22,7 +22,7 @@ type programError struct{ error }
 
 func (e programError) Unwrap() error { return e.error }
 
-// ProgramError marks the error for package httplimit, which then answers 500 and not 400.
+// ProgramError marks the error for package internal/outcome: it is the server's fault, not the client's.
 func (programError) ProgramError() {}
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when

@@ -35,10 +35,9 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/outcome"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -197,7 +196,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
 			return err
 		})
-		d.Status = statusOfConsume(d.Result, d.Err)
+		d.Status = outcome.Status(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
@@ -218,47 +217,13 @@ func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {
 	return requests, err
 }
 
-// statusOfConsume is the status for Consume's result and error, or 0 for a grant.
-func statusOfConsume(result ratelimit.Result, err error) int {
-	switch {
-	case err == nil:
-		return 0
-	case errors.Is(err, ratelimit.ErrDenied):
-		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
-		return http.StatusInternalServerError
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity), unstorable(err):
-		return http.StatusBadRequest
-	default:
-		return http.StatusServiceUnavailable
-	}
-}
-
-// unstorable reports whether the database is up but refused a key: its encoding may lack a character of the key, or the
-// application may have added a constraint to the table.
-func unstorable(err error) bool {
-	var sqlErr interface{ SQLState() string }
-	if !errors.As(err, &sqlErr) {
-		return false
-	}
-	state := sqlErr.SQLState()
-	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
-}
-
-// misprogrammed reports whether the program made the requests invalid: by an invalid limit, by one name with two
-// definitions, or by a DB that must not be used there. Otherwise their keys or counts are invalid, which clients choose.
-func misprogrammed(result ratelimit.Result, err error) bool {
-	var own interface{ ProgramError() }
-	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
-}
-
 func (m Middleware) observe(r *http.Request, d Decision) {
 	switch {
 	case m.Observer != nil:
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
 		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "error", d.Err)
-	case d.Status == http.StatusBadRequest && (errors.Is(d.Err, ratelimit.ErrInvalid) || unstorable(d.Err)):
+	case d.Status == http.StatusBadRequest && outcome.Uncountable(d.Err):
 		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }
