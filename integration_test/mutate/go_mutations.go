@@ -844,7 +844,7 @@ var goMutations = []mutation{
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit of which nothing was said costs nothing",
-		old: "case !first || !set:", new: "case !first:",
+		old: "case !first || !set:", new: "case !first || !set && free:",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, though only failures count",
