@@ -71,8 +71,9 @@ RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' 
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The decision on the rows of several limits, or of a sharded one. ord has, for each row, the position of its limit in the
--- arguments. NULL: one row for each limit, in order.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+-- arguments. NULL: one row for each limit, in order. taken is what _ratelimit_apply took with the op 'take', otherwise NULL.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    taken double precision);
 
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
@@ -254,7 +255,7 @@ BEGIN
         IF new_value IS NULL THEN
             RAISE SQLSTATE 'RL001';
         END IF;
-        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN
         NULL;
     END;
@@ -351,7 +352,7 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
@@ -364,12 +365,15 @@ $body$;
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
 --   check    return what consume would return; write and lock nothing
+--   take     take as many tokens as there are from the limits that have a `most` above 0, and count from the others, or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
--- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. `mosts` is for take, 0 for the other limits: from all the
+-- limits that have one, it takes the same whole number, at most `most` of each. Their count and floor are 1 and 0, so at
+-- least 1 is taken. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
@@ -382,7 +386,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -408,6 +412,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
+    taken  double precision;           -- what every limit with a `most` gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -497,7 +502,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -510,7 +515,8 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check') AND reserve IS NOT NULL) IS NOT TRUE THEN
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -591,12 +597,23 @@ BEGIN
                         -- Refills after the last window are not known, so no promise can be made for that time.
                         granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
+                ELSIF op = 'take' AND granted THEN
+                    taken := 'Infinity';
+                    FOREACH i IN ARRAY places LOOP
+                        CONTINUE WHEN mosts[i] = '0';
+                        taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF mosts[i] > '0' THEN
+                            lefts[i] := least(totals[i] - taken, capacities[i]);
+                        END IF;
+                    END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -637,7 +654,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, taken)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -738,7 +755,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -1958,7 +1975,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates doub
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
