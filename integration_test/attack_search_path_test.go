@@ -140,6 +140,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"consume keys":     `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":          `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
 		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
+		"by hand, up to":   `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3, count => 2, up_to => true)`,
 		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
 		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,

@@ -1,16 +1,18 @@
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
 --   check    return what consume would return; write and lock nothing
---   take     take as many tokens as there are from the limits that have a `most` above 0, and count from the others, or nothing
+--   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
--- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. `mosts` is for take, 0 for the other limits: from all the
--- limits that have one, it takes the same whole number, at most `most` of each. Their count and floor are 1 and 0, so at
--- least 1 is taken. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
+-- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
+--
+-- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
+-- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
+-- others have a `most` of 0 and give their counts.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -241,7 +243,7 @@ BEGIN
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF mosts[i] > '0' THEN
-                            lefts[i] := least(totals[i] - taken, capacities[i]);
+                            lefts[i] := totals[i] - taken;
                         END IF;
                     END LOOP;
                 END IF;
