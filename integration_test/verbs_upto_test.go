@@ -164,6 +164,44 @@ func TestUpToIsRefusedWhereItHasNoMeaning(t *testing.T) {
 	}
 }
 
+// TestUpToTakesATokenThatIsThereButForRounding: three shards that were filled unevenly hold 3 tokens, less the rounding.
+func TestUpToTakesATokenThatIsThereButForRounding(t *testing.T) {
+	behaviour(t, func(w world) {
+		jobs := sharded("jobs", 3).Key("red")
+		for shard, value := range []float64{1.1, 1.2, 0.7 - 1e-12} {
+			_, err := w.db.Exec(w.Context(), `INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('jobs', 'red', $1, 3, $2, $3)`, shard, value, w.clock.now)
+			w.do(err)
+		}
+		w.took(w.check(jobs.UpTo(5)), 3)
+		w.took(w.grant(jobs.UpTo(5)), 3)
+		w.deny(jobs.UpTo(5))
+	})
+}
+
+// TestUpToOnACoalescerThatIsBusy: a call that waits in the queue goes to the database by itself.
+func TestUpToOnACoalescerThatIsBusy(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	release := holdFlights(t, coalescer, pool)
+	jobs := ratelimit.TokenBucket("jobs", 1, 10*365*24*time.Hour, ratelimit.Capacity(50)).Key("red")
+	ctx := newArrival(t.Context())
+	done := make(chan ratelimit.Result, 1)
+	go func() {
+		result, err := new(ratelimit.Limiter).Consume(ctx, coalescer, jobs.UpTo(100))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- result
+	}()
+	<-ctx.arrived
+	release()
+	if result := <-done; result.Requests[0].Taken != 50 {
+		t.Errorf("%+v", result)
+	}
+}
+
 func TestUpToInATransactionThatRollsBack(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
