@@ -258,7 +258,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "apply-perhaps-reserves", file: apply, what: "who says neither that it reserves nor that it does not is granted all",
-		old: " AND reserve IS NOT NULL) IS NOT TRUE", new: ") IS NOT TRUE",
+		old: " AND reserve IS NOT NULL\n", new: "\n",
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
 
