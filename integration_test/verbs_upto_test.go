@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -111,6 +112,9 @@ func TestUpToTakesTheSameFromSeveralLimits(t *testing.T) {
 			before := w.rows()
 			denied := w.deny(team.UpTo(100), site.UpTo(100)) // by one of them
 			w.took(denied, 0, 0)
+			if text := (&ratelimit.DeniedError{Result: denied}).Error(); !strings.Contains(text, "(up to 100 asked, 0.5 of 50 remaining)") {
+				w.Errorf("the error says %q", text)
+			}
 			if r := denied.Requests; !r[0].OK || r[1].OK {
 				w.Fatalf("denied by the second: %+v", denied)
 			}
@@ -275,8 +279,8 @@ func TestAnObserverSeesWhatUpToTook(t *testing.T) {
 	}
 }
 
-// TestUpToTakesNoTokenTwice has many workers take all that there is, each up to some number, until they are denied. Together
-// they took the capacity to the last token, by every kind of handle and at every isolation level.
+// TestUpToTakesNoTokenTwice has many workers take all that there is, each up to some number, until they are denied. Some take
+// two tokens or none. Together they took the capacity to the last token, on a pool, on a Coalescer and at every isolation level.
 func TestUpToTakesNoTokenTwice(t *testing.T) {
 	t.Parallel()
 	const capacity = 500
@@ -294,11 +298,16 @@ func TestUpToTakesNoTokenTwice(t *testing.T) {
 				var mu sync.Mutex
 				taken, grants := 0.0, 0
 				var wg sync.WaitGroup
-				for range 8 {
-					up := 1 + r.IntN(30)
+				for worker := range 8 {
+					most := 1 + r.IntN(30)
+					requests := []ratelimit.Request{jobs.UpTo(most), site.UpTo(1000)}
+					if worker%4 == 3 { // takes 2 or nothing
+						most = 2
+						requests = []ratelimit.Request{jobs.Count(2), site.Count(2)}
+					}
 					wg.Go(func() {
 						for {
-							result, err := consume(t.Context(), pool, coalescer, jobs.UpTo(up), site.UpTo(1000))
+							result, err := consume(t.Context(), pool, coalescer, requests...)
 							if denied(err) {
 								return
 							}
@@ -306,8 +315,8 @@ func TestUpToTakesNoTokenTwice(t *testing.T) {
 								t.Error(err)
 								return
 							}
-							if n := result.Requests[0].Taken; n < 1 || n > float64(up) || n != result.Requests[1].Taken {
-								t.Errorf("took %v of up to %d", n, up)
+							if n := result.Requests[0].Taken; n < 1 || n > float64(most) || n != result.Requests[1].Taken {
+								t.Errorf("took %v and %v of up to %d", n, result.Requests[1].Taken, most)
 							}
 							mu.Lock()
 							taken += result.Requests[0].Taken

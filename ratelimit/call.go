@@ -105,7 +105,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 func unanswered(requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
-		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: r.upTo}
 	}
 	return result
 }

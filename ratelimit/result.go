@@ -67,6 +67,7 @@ type Status struct {
 	RetryAt time.Time
 
 	took took
+	upTo bool // Count is the most
 }
 
 // took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
@@ -95,7 +96,7 @@ func (r *Result) fill(c *call, a *answer) {
 		}
 		for _, request := range c.demands[i].requests {
 			of := &r.Requests[request]
-			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
+			s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo
 			s.Taken = 0
 			switch {
 			case !a.granted || refunded != nil:

@@ -450,6 +450,10 @@ var goMutations = []mutation{
 		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
+		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that it was asked for up to so many",
+		old: "s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo", new: "s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
 		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has what was asked for, not what was taken",
 		old: "Key: s.Key, Count: s.Taken,", new: "Key: s.Key, Count: s.Count,",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
