@@ -102,10 +102,12 @@ func TestUpToTakesTheSameFromSeveralLimits(t *testing.T) {
 			calls := limits["window"].Key("calls")
 
 			w.took(w.grant(team.UpTo(20), site.UpTo(10), calls.Count(2.5)), 10, 10, 2.5) // the least that they allow
-			w.grant(site.Count(13.5))
+			w.took(w.check(team.UpTo(7), site.UpTo(9)), 7, 7)
+			w.took(w.grant(team.UpTo(7), site.UpTo(9)), 7, 7) // in whatever order they are locked
+			w.grant(site.Count(6.5))
 			w.took(w.check(team.UpTo(100), calls.Count(1), site.UpTo(100)), 26, 1, 26)
 			w.took(w.grant(team.UpTo(100), calls.Count(1), site.UpTo(100)), 26, 1, 26) // the least that they have
-			w.holds(team, 14)
+			w.holds(team, 7)
 			w.holds(site, 0.5)
 			w.holds(calls, 46.5)
 
