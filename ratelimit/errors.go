@@ -114,7 +114,11 @@ func (e *DeniedError) Error() string {
 		id := bucket{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
-			denied = append(denied, fmt.Sprintf("%s (%v asked, %v of %v remaining%s)", s.Limit.name, count,
+			upTo := ""
+			if s.upTo {
+				upTo = "up to "
+			}
+			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %v of %v remaining%s)", s.Limit.name, upTo, count,
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
 		}
 	}

@@ -279,7 +279,7 @@ var goMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
-		old: "			t.Count += s.Count\n", new: "",
+		old: "			t.Count += s.Taken\n", new: "",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
@@ -413,6 +413,78 @@ var goMutations = []mutation{
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
 		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at)\n	}\n", new: "",
 		tests: "TestModel",
+	},
+
+	// ratelimit: what is there
+
+	{
+		name: "whole-above-the-most", file: "internal/algebra/algebra.go", what: "a check says more than was asked for",
+		old: "return min(most, math.Floor(", new: "return min(math.Inf(1), math.Floor(",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "whole-parts", file: "internal/algebra/algebra.go", what: "a check says that a part of a token would be taken",
+		old: "math.Floor(l.Total(rows, now)+slack(", new: "(l.Total(rows, now)+slack(",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "whole-no-slack", file: "internal/algebra/algebra.go", what: "a check leaves a token that only rounding makes too small",
+		old: "math.Floor(l.Total(rows, now)+slack(max(len(rows), shards)))", new: "math.Floor(l.Total(rows, now))",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "up-to-plain", file: "ratelimit/statement.go", what: "UpTo takes one token",
+		old: "case forfeits(c.demands), takesUpTo(c.demands):", new: "case forfeits(c.demands):",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
+		old: " || forfeits(c.demands) || takesUpTo(c.demands)", new: " || forfeits(c.demands)",
+		tests: "TestUpToOnACoalescerThatIsBusy",
+	}, {
+		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits says what the last one has",
+		old: "			n = min(n, d.numbers.Whole(", new: "			n = min(math.Inf(1), d.numbers.Whole(",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial says that tokens were taken",
+		old: "case !a.granted || refunded != nil:", new: "case refunded != nil:",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund says that tokens were taken",
+		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that it was asked for up to so many",
+		old: "s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo", new: "s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has what was asked for, not what was taken",
+		old: "Key: s.Key, Count: s.Taken,", new: "Key: s.Key, Count: s.Count,",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-verbs", file: "ratelimit/demand.go", what: "a charge may have UpTo",
+		old: "	case v != VerbConsume && v != VerbCheck:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-twice", file: "ratelimit/demand.go", what: "two requests of a call may take from one key, one of them with UpTo",
+		old: "	case again:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-and-one", file: "ratelimit/demand.go", what: "a plain request after one with UpTo is passed over",
+		old: "(r.upTo || d.most > 0)", new: "r.upTo",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-none", file: "ratelimit/demand.go", what: "UpTo may be up to no token",
+		old: "	case r.tokens < 1:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-reserve", file: "ratelimit/demand.go", what: "a call with UpTo may reserve",
+		old: "if reserves && takesUpTo(ds) {", new: "if false {",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-reset", file: "ratelimit/demand.go", what: "Reset and Hot refuse a request with UpTo",
+		old: "if v != VerbReset && (r.upTo", new: "if (r.upTo",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-then-count", file: "ratelimit/request.go", what: "a Count after UpTo is the most",
+		old: "r.tokens, r.upTo = tokens, false", new: "r.tokens = tokens",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	},
 
 	// ratelimit: transactions
