@@ -3,6 +3,7 @@ package rpclimit_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -130,6 +132,34 @@ func TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged(t *testing.T) {
 			if !strings.Contains(log.String(), part) {
 				t.Errorf("%s: logged %q, without %q", row.name, log.String(), part)
 			}
+		}
+	}
+}
+
+// down is a database that cannot answer. It notes how long it may try.
+type down struct{ deadline time.Time }
+
+func (d *down) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row {
+	d.deadline, _ = ctx.Deadline()
+	return d
+}
+
+func (*down) Scan(...any) error { return errors.New("the database is down") }
+
+func TestADecisionHasADeadline(t *testing.T) {
+	for timeout, want := range map[time.Duration]time.Duration{0: rpclimit.DefaultTimeout, time.Hour: time.Hour} {
+		db := &down{}
+		interceptor := rpclimit.Interceptor{Limiter: new(ratelimit.Limiter), DB: db, Timeout: timeout,
+			Requests: func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{perUser.Key("ann")}, nil
+			},
+			Observer: func(context.Context, rpclimit.Call, rpclimit.Decision) {},
+		}
+		begin := time.Now()
+		_, err := interceptor.UnaryServer(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
+		end := time.Now()
+		if status.Code(err) != codes.Unavailable || db.deadline.Before(begin.Add(want)) || db.deadline.After(end.Add(want)) {
+			t.Errorf("%v: %v, from %v to %v, until %v", timeout, err, begin, end, db.deadline)
 		}
 	}
 }
