@@ -25,7 +25,7 @@ type DB interface {
 // inMemory is a DB of package ratelimittest, or a transaction on one. Its clock, which the test moves, is taken for the clock
 // of the process too: the windows of calendars are listed around it.
 type inMemory interface {
-	InMemory(mark inmemory.Mark)
+	InMemory(mark inmemory.Mark) inmemory.Table
 	Now() time.Time
 }
 

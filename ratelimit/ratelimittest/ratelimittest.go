@@ -18,6 +18,7 @@ package ratelimittest
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"testing"
 
@@ -61,8 +62,12 @@ func New(t testing.TB) *DB {
 	return db
 }
 
-// InMemory lets package ratelimit know this type.
-func (db *DB) InMemory(inmemory.Mark) {}
+// InMemory is for package ratelimit, which knows the type by it.
+func (db *DB) InMemory(inmemory.Mark) inmemory.Table {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return maps.Clone(db.table)
+}
 
 // QueryRow runs a statement of package ratelimit. Any other statement is an error.
 func (db *DB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

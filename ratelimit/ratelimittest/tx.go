@@ -115,8 +115,8 @@ type tx struct {
 	closed        bool
 }
 
-// InMemory lets package ratelimit know this type.
-func (t *tx) InMemory(inmemory.Mark) {}
+// InMemory is for package ratelimit, which knows the type by it.
+func (t *tx) InMemory(mark inmemory.Mark) inmemory.Table { return t.db.InMemory(mark) }
 
 // Now is the clock by which the calls of the transaction are decided.
 func (t *tx) Now() time.Time { return t.db.Now() }
