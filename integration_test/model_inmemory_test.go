@@ -53,10 +53,11 @@ type transactor interface {
 }
 
 // step is something to do on a handle of either database. It tells what came of it.
-type step func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any
+type step func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome
 
-// outcome is what a call returned.
+// outcome is what came of a call.
 type outcome struct {
+	what   string
 	result ratelimit.Result
 	err    string
 }
@@ -105,16 +106,20 @@ func playInMemory(t *testing.T, rounds int) {
 }
 
 // both does the same on both sides, which must tell the same. The limiter of Postgres has the clock of the other database.
-func (s *sides) both(n int, do step) any {
+func (s *sides) both(n int, do step) {
 	s.Helper()
 	pick := randomPick(rand.New(rand.NewPCG(s.r.Uint64(), 0)))
 	ctx := func() context.Context { return shardpick.With(s.Context(), pick.again()) }
 	want := do(ctx(), &ratelimit.Limiter{Clock: s.memory.Now}, s.pool)
 	got := do(ctx(), &ratelimit.Limiter{}, s.memory)
-	if !reflect.DeepEqual(got, want) {
-		s.Fatalf("round %d at %v, with %v\nPostgres:  %+v\nin memory: %+v", n, s.memory.Now(), s.limits, want, got)
+	for i := range min(len(got), len(want)) {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			s.Fatalf("round %d at %v, with %v, after %+v\nPostgres:  %+v\nin memory: %+v", n, s.memory.Now(), s.limits, got[:i], want[i], got[i])
+		}
 	}
-	return got
+	if len(got) != len(want) {
+		s.Fatalf("round %d: %d outcomes in Postgres, %d in memory", n, len(want), len(got))
+	}
 }
 
 // call makes up a call of any verb.
@@ -133,10 +138,10 @@ func (s *sides) call() step {
 			requests = append(requests, a.request())
 		}
 	}
-	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any {
+	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		result, err := call(ctx, limiter, db, verb, receipt, requests)
 		s.note(verb, result, err)
-		return outcome{result, textOf(err)}
+		return []outcome{{fmt.Sprint(verb, requests), result, textOf(err)}}
 	}
 }
 
@@ -166,11 +171,11 @@ var errOfOurs = errors.New("changed my mind")
 func (s *sides) inTx(n int) {
 	level := ratelimit.Isolation(oneOf(s.r, levels...))
 	steps, rollBack := s.steps(1), s.r.IntN(3) == 0
-	s.both(n, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any {
-		var told []any
+	s.both(n, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
+		var told []outcome
 		err := limiter.InTx(ctx, db.(transactor), func(ctx context.Context, tx pgx.Tx) error {
 			for _, step := range steps {
-				told = append(told, step(ctx, limiter, tx))
+				told = append(told, step(ctx, limiter, tx)...)
 			}
 			if rollBack {
 				return errOfOurs
@@ -185,7 +190,7 @@ func (s *sides) inTx(n int) {
 		case errors.Is(err, pgx.ErrTxCommitRollback):
 			s.told["aborted"]++
 		}
-		return append(told, textOf(err))
+		return append(told, outcome{what: "the transaction", err: textOf(err)})
 	})
 }
 
@@ -200,14 +205,14 @@ func (s *sides) steps(depth int) (steps []step) {
 				continue
 			}
 			inner, commit := s.steps(depth+1), s.r.IntN(2) == 0
-			steps = append(steps, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any {
+			steps = append(steps, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 				nested, err := db.(pgx.Tx).Begin(ctx)
 				if err != nil {
-					return textOf(err)
+					return []outcome{{what: "savepoint", err: textOf(err)}}
 				}
-				var told []any
+				var told []outcome
 				for _, step := range inner {
-					told = append(told, step(ctx, limiter, nested))
+					told = append(told, step(ctx, limiter, nested)...)
 				}
 				if commit {
 					err = nested.Commit(ctx)
@@ -215,7 +220,7 @@ func (s *sides) steps(depth int) (steps []step) {
 					err = nested.Rollback(ctx)
 					s.told["savepoint rolled back"]++
 				}
-				return append(told, textOf(err), textOf(nested.Rollback(ctx)))
+				return append(told, outcome{what: "the savepoint", err: textOf(err)}, outcome{what: "and again", err: textOf(nested.Rollback(ctx))})
 			})
 		default:
 			steps = append(steps, s.call())
@@ -227,28 +232,33 @@ func (s *sides) steps(depth int) (steps []step) {
 // batch makes up a batch on a transaction.
 func (s *sides) batch() step {
 	queue := s.queue()
-	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any {
+	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		batch, results, told := queue(ctx)
-		told = append(told, textOf(db.(pgx.Tx).SendBatch(ctx, batch).Close()))
-		for _, result := range results {
-			told = append(told, *result)
-		}
-		return told
+		err := db.(pgx.Tx).SendBatch(ctx, batch).Close()
+		return append(told, batched(results, err)...)
 	}
 }
 
+// batched is what came of a batch.
+func batched(results []*ratelimit.Result, err error) (told []outcome) {
+	for i, result := range results {
+		told = append(told, outcome{what: fmt.Sprint("result ", i), result: *result})
+	}
+	return append(told, outcome{what: "the batch", err: textOf(err)})
+}
+
 // queue makes up calls to queue. The windows of a calendar are made when they are queued, so they need a Limiter.Clock.
-func (s *sides) queue() func(ctx context.Context) (*pgx.Batch, []*ratelimit.Result, []any) {
+func (s *sides) queue() func(ctx context.Context) (*pgx.Batch, []*ratelimit.Result, []outcome) {
 	var calls [][]ratelimit.Request
 	for range 1 + s.r.IntN(3) {
 		calls = append(calls, []ratelimit.Request{s.request(), s.request()}[:1+s.r.IntN(2)])
 	}
-	return func(ctx context.Context) (batch *pgx.Batch, results []*ratelimit.Result, told []any) {
+	return func(ctx context.Context) (batch *pgx.Batch, results []*ratelimit.Result, told []outcome) {
 		limiter := &ratelimit.Limiter{Clock: s.memory.Now}
 		batch = &pgx.Batch{}
 		for _, requests := range calls {
 			result, err := limiter.QueueConsume(ctx, batch, requests...)
-			if told = append(told, textOf(err)); err == nil {
+			if told = append(told, outcome{what: fmt.Sprint("queue ", requests), err: textOf(err)}); err == nil {
 				results = append(results, result)
 			}
 		}
@@ -260,7 +270,7 @@ func (s *sides) queue() func(ctx context.Context) (*pgx.Batch, []*ratelimit.Resu
 func (s *sides) sendTx(n int) {
 	queue, alone := s.queue(), s.r.IntN(3) == 0
 	level := ratelimit.Isolation(oneOf(s.r, levels...))
-	s.both(n, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) any {
+	s.both(n, func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		batch, results, told := queue(ctx)
 		var err error
 		if alone {
@@ -274,10 +284,7 @@ func (s *sides) sendTx(n int) {
 		case denied(err):
 			s.told["batch denied"]++
 		}
-		for _, result := range results {
-			told = append(told, *result)
-		}
-		return append(told, textOf(err))
+		return append(told, batched(results, err)...)
 	})
 }
 
