@@ -3,6 +3,8 @@ package ratelimittest_test
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
@@ -264,6 +267,23 @@ func TestBatches(t *testing.T) {
 	}
 	if err := limits.SendTx(t.Context(), db, month); err == nil || !strings.Contains(err.Error(), "set Limiter.Clock") {
 		t.Error(err)
+	}
+}
+
+func TestTheMiddlewareWorks(t *testing.T) {
+	db := ratelimittest.New(t)
+	handler := httplimit.Middleware{
+		Limiter: &ratelimit.Limiter{}, DB: db,
+		Requests: func(*http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{bucket.Key("ann")}, nil
+		},
+	}.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, want := range []int{http.StatusOK, http.StatusOK, http.StatusTooManyRequests} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+		if answer.Code != want {
+			t.Errorf("status %d, want %d", answer.Code, want)
+		}
 	}
 }
 
