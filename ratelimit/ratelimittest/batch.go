@@ -36,9 +36,7 @@ func (db *DB) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults 
 		default:
 			answer = s.run(ctx, q.SQL, q.Arguments)
 		}
-		if r.answers = append(r.answers, answer); answer.err != nil {
-			return r // the server runs nothing more
-		}
+		r.answers = append(r.answers, answer)
 	}
 	if !begins {
 		r.commit = s.commit()
@@ -62,10 +60,7 @@ func (t *tx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	r := &results{batch: batch}
 	err := t.use(func() error {
 		for _, q := range batch.QueuedQueries {
-			answer := t.run(ctx, q.SQL, q.Arguments)
-			if r.answers = append(r.answers, answer); answer.err != nil {
-				break
-			}
+			r.answers = append(r.answers, t.run(ctx, q.SQL, q.Arguments))
 		}
 		return nil
 	})
@@ -78,7 +73,7 @@ func (t *tx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 // results are the answers to a batch. They are read as pgx's are.
 type results struct {
 	batch   *pgx.Batch
-	answers []row // up to the first error
+	answers []row
 	read    int
 	commit  error
 	err     error // the first that was read

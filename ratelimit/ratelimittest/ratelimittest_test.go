@@ -166,6 +166,9 @@ func TestARollbackGivesTheTokensBack(t *testing.T) {
 
 func TestNestedTransactions(t *testing.T) {
 	db, limits, ann, bob := ratelimittest.New(t), &ratelimit.Limiter{}, bucket.Key("ann"), bucket.Key("bob")
+	if _, err := limits.Consume(t.Context(), db, bob); err != nil {
+		t.Fatal(err)
+	}
 	err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := limits.Consume(ctx, tx, ann); err != nil {
 			return err
@@ -199,7 +202,7 @@ func TestNestedTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(t, limits, db, ann, 0)
-	holds(t, limits, db, bob, 1)
+	holds(t, limits, db, bob, 0)
 }
 
 func TestConflictsAreRetried(t *testing.T) {
@@ -255,6 +258,15 @@ func TestBatches(t *testing.T) {
 		t.Errorf("%+v, %v", results, err)
 	}
 	holds(t, limits, db, window.Global(), 1) // rolled back
+
+	alone := &pgx.Batch{}
+	if _, err := limits.QueueConsume(t.Context(), alone, window.Global()); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.SendBatch(t.Context(), alone).Close(); err != nil {
+		t.Error(err)
+	}
+	holds(t, limits, db, window.Global(), 0) // the batch was a transaction by itself
 
 	batch := &pgx.Batch{}
 	batch.Queue("INSERT INTO messages VALUES (1)")
