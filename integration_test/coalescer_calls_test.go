@@ -118,8 +118,8 @@ func playBatches(t *testing.T, rounds int) {
 			}
 		}
 		got, want := readTable(t, together), readTable(t, apart)
-		delete(got, rowsOf{"hold", "a"})
-		delete(got, rowsOf{"hold", "b"})
+		delete(got, rowsOf{Name: "hold", Key: "a"})
+		delete(got, rowsOf{Name: "hold", Key: "b"})
 		if !maps.EqualFunc(got, want, slices.Equal) {
 			t.Fatalf("round %d\ntogether %v\napart    %v", round, got, want)
 		}

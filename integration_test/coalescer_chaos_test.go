@@ -41,7 +41,7 @@ func TestCoalescerChaos(t *testing.T) {
 	accounts := map[rowsOf]*account{}
 	for _, limit := range []ratelimit.Limit{plenty, scarce, sharded} {
 		for i := range 8 {
-			accounts[rowsOf{limit.Name(), fmt.Sprint(i)}] = &account{}
+			accounts[rowsOf{Name: limit.Name(), Key: fmt.Sprint(i)}] = &account{}
 		}
 	}
 	var limiter ratelimit.Limiter
@@ -72,7 +72,7 @@ func TestCoalescerChaos(t *testing.T) {
 						limit = sharded
 					}
 					requests = append(requests, limit.Key(key).Count(float64(n)))
-					taken[rowsOf{limit.Name(), key}] += n
+					taken[rowsOf{Name: limit.Name(), Key: key}] += n
 				}
 				callCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 				if r.IntN(10) == 0 {
@@ -168,7 +168,7 @@ func TestCoalescerChaos(t *testing.T) {
 
 	for _, limit := range []ratelimit.Limit{plenty, scarce, sharded} {
 		for i := range 8 {
-			account := accounts[rowsOf{limit.Name(), fmt.Sprint(i)}]
+			account := accounts[rowsOf{Name: limit.Name(), Key: fmt.Sprint(i)}]
 			result, err := limiter.Check(t.Context(), admin, limit.Key(fmt.Sprint(i)).Count(0))
 			if err != nil {
 				t.Fatal(err)

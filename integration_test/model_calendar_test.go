@@ -13,6 +13,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/inmemory"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -180,26 +181,6 @@ func compareList(t *testing.T, pool *pgxpool.Pool, c calendar.Calendar, at time.
 	return len(want)
 }
 
-// calendarWorld is a calendar limit in the model's terms: all its windows from 2000 on.
-type calendarWorld struct {
-	numbers algebra.Limit
-	value   float64
-	ts      algebra.Micros // 0: full
-}
-
-func (w *calendarWorld) consume(count float64, now algebra.Micros) bool {
-	rows := []algebra.Row{{Value: w.value, TS: w.ts}}
-	if w.ts == 0 {
-		rows = nil
-	}
-	if !w.numbers.Enough(rows, 1, count, 0, now) {
-		return false
-	}
-	after := w.numbers.Take(rows, 1, count, now)
-	w.value, w.ts = after[0].Value, after[0].TS
-	return true
-}
-
 // TestAClientsClockMintsNoCalendarWindow: several programs share a limit. The clocks of some are wrong, by up to years. The
 // database's clock decides, so no program is granted what a right one would not be, and while a clock is less than a window off
 // every decision is the right one.
@@ -216,8 +197,11 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
 		cal := calendar.Calendar{Unit: string(unit), Zone: zone, Anchor: anchor}
 		all := cal.Between(cal.Number(algebra.At(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))), cal.Number(algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))+500)
-		model := calendarWorld{numbers: algebra.Limit{Rate: 5, Capacity: capacity, Window: true, Period: cal.Longest(), Windows: &all}}
-		model.numbers.Start = all[0]
+		demand := inmemory.Demand{ // by all windows from 2000 on
+			ID: rowsOf{Name: limit.Name(), Key: "k"}, Shards: 1,
+			Limit: algebra.Limit{Rate: 5, Capacity: capacity, Window: true, Start: all[0], Period: cal.Longest(), Windows: &all},
+		}
+		model := inmemory.Table{}
 
 		longest := cal.Longest()
 		shortest := time.Duration(map[ratelimit.Unit]int{"day": 23, "week": 7*24 - 1, "month": 28*24 - 1, "quarter": 89*24 - 1, "year": 365*24 - 1}[unit]) * time.Hour
@@ -236,16 +220,17 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 			}
 			count := oneOf(r, 1.0, 2, min(5, capacity))
 			got := consumeSkewed(t, pool, limit, count, now, now.Add(off))
-			before := model
-			want := model.consume(count, algebra.At(now))
+			before := model[demand.ID]
+			demand.Count = count
+			want := model.Consume([]inmemory.Demand{demand}, false, inmemory.ReadCommitted, algebra.At(now)).Granted
 			switch {
 			case got && !want:
-				t.Fatalf("round %d: %s, at %v with a clock %v off: granted, where %v are left (last use %v)", round, limit, now, off, before.value, before.ts.Time())
+				t.Fatalf("round %d: %s, at %v with a clock %v off: granted, by the model denied, with %v", round, limit, now, off, before)
 			case !got && want && small:
 				t.Fatalf("round %d: %s, at %v with a clock only %v off, less than a window: denied", round, limit, now, off)
 			case !got && want:
 				differed++
-				model = before
+				model[demand.ID] = before
 			case got:
 				granted++
 			default:
@@ -258,10 +243,11 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 				if err := pool.QueryRow(t.Context(), "SELECT value, ts FROM rate_limits WHERE name = $1", limit.Name()).Scan(&value, &ts); err != nil {
 					t.Fatal(err)
 				}
-				if value > model.value {
-					t.Fatalf("round %d: %s, at %v with a clock %v off: the row holds %v, the model %v", round, limit, now, off, value, model.value)
+				row := &model[demand.ID][0]
+				if value > row.Value {
+					t.Fatalf("round %d: %s, at %v with a clock %v off: the row holds %v, the model %v", round, limit, now, off, value, row.Value)
 				}
-				model.value, model.ts = value, algebra.At(ts)
+				row.Value, row.TS = value, algebra.At(ts)
 			}
 		}
 	}

@@ -435,8 +435,8 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 		table, want := tableModel(t, db), model{}
 		for i, rows := range next.rows {
 			for _, row := range rows {
-				id := rowsOf{w.limits[i].Name(), "k"}
-				want[id] = append(want[id], modelRow{row, w.shards})
+				id := rowsOf{Name: w.limits[i].Name(), Key: "k"}
+				want[id] = append(want[id], modelRow{Row: row, Shards: w.shards})
 			}
 		}
 		if !maps.EqualFunc(table, want, slices.Equal) {
@@ -470,12 +470,12 @@ func tableModel(t *testing.T, db ratelimit.DB) model {
 		var value string
 		var ts int64
 		var v float64
-		for i, into := range []any{&id.name, &id.key, &shards, &value, &ts} {
+		for i, into := range []any{&id.Name, &id.Key, &shards, &value, &ts} {
 			err = errors.Join(err, json.Unmarshal(row[i], into))
 		}
 		_, scanErr := fmt.Sscan(value, &v)
 		err = errors.Join(err, scanErr)
-		m[id] = append(m[id], modelRow{algebra.Row{Value: v, TS: algebra.Micros(ts)}, shards})
+		m[id] = append(m[id], modelRow{Row: algebra.Row{Value: v, TS: algebra.Micros(ts)}, Shards: shards})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -531,7 +531,7 @@ func (p *player) define(i, window, shards int) ratelimit.Limit {
 func (p *player) forget(id rowsOf) { delete(p.ledgers, id) }
 
 func (p *player) ledger(a ask) *ledger {
-	id := rowsOf{a.limit.Name(), a.key}
+	id := rowsOf{Name: a.limit.Name(), Key: a.key}
 	if p.ledgers[id] == nil {
 		p.ledgers[id] = &ledger{limit: numbers(a.limit, a.key), jobs: map[int]promised{}}
 	}
@@ -566,16 +566,17 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 	if err != nil && !denied(err) {
 		p.fail("%v", err)
 	}
-	want, byOneShard := p.model.do(verb, ds, pick(), &from, now)
+	answer := p.model.do(verb, ds, pick(), &from, now)
+	want := answer.Granted
 	if granted := err == nil && (result.OK || verb == "reset"); granted != want {
 		p.fail("granted: %v, by the model %v", granted, want)
 	}
-	retryAt := p.model.retryAt(verb, ds, want, byOneShard, now)
+	retryAt := p.model.retryAt(verb, ds, answer, now)
 	if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 		p.fail("RetryAt %v, by the model %v", result.RetryAt, retryAt.Time())
 	}
 	if verb == "consume" && want {
-		from = p.model.grant(ds, byOneShard, now, retryAt)
+		from = grantOf(ds, answer, now, retryAt)
 	}
 	if table := tableModel(p.T, p.db); !maps.EqualFunc(table, p.model, slices.Equal) {
 		p.fail("the table %v\nthe model %v", table, p.model)
@@ -637,7 +638,7 @@ func (p *player) refund() {
 	var asks []ask
 	for _, a := range job.asks {
 		i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == a.limit.Name() })
-		part, ok := job.grant.taken[rowsOf{a.limit.Name(), a.key}]
+		part, ok := job.grant.taken[rowsOf{Name: a.limit.Name(), Key: a.key}]
 		if left := part.count - part.refunded; ok {
 			asks = append(asks, ask{limit: p.limits[i], key: a.key, count: left * oneOf(p.r, 1, 1, 0.5)})
 		}
@@ -651,7 +652,7 @@ func (p *player) refund() {
 		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which nobody finds out
 	}
 	for _, a := range asks {
-		id := rowsOf{a.limit.Name(), a.key}
+		id := rowsOf{Name: a.limit.Name(), Key: a.key}
 		l := p.ledgers[id]
 		if l == nil {
 			continue
@@ -685,7 +686,7 @@ func (p *player) play(actions int) {
 			asks := p.ask()
 			p.call("reset", "", grant{}, asks)
 			for _, a := range asks {
-				p.forget(rowsOf{a.limit.Name(), a.key})
+				p.forget(rowsOf{Name: a.limit.Name(), Key: a.key})
 			}
 		case verb < 39:
 			i := p.r.IntN(len(p.limits))
@@ -696,7 +697,7 @@ func (p *player) play(actions int) {
 			}
 			p.limits[i] = p.define(i, window, c.Shards)
 			for _, key := range []string{"a", "b"} {
-				p.forget(rowsOf{c.Name, key})
+				p.forget(rowsOf{Name: c.Name, Key: key})
 			}
 		default:
 			p.call("check", "", grant{}, p.ask())
@@ -722,8 +723,8 @@ func testPromisesOnEveryHandle(t *testing.T) {
 			p.play(unlessShort(120, 40))
 			var all []ask
 			for id := range p.model {
-				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
-				all = append(all, ask{limit: p.limits[i], key: id.key})
+				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
+				all = append(all, ask{limit: p.limits[i], key: id.Key})
 			}
 			if len(all) > 0 {
 				p.call("reset", "", grant{}, all)

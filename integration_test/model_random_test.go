@@ -19,19 +19,19 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// model is the whole limiter as a pure function over a map: what the table should hold, and what each call should answer.
-type model map[rowsOf][]modelRow
+// model is the whole limiter as a pure function over a map: what the table should hold, and what each call should answer. The
+// decisions are those of internal/inmemory, the database of package ratelimittest.
+type model inmemory.Table
 
-type rowsOf struct{ name, key string }
-
-type modelRow struct {
-	algebra.Row
-	shards int // the row is one of so many
-}
+type (
+	rowsOf   = inmemory.ID
+	modelRow = inmemory.Row
+)
 
 // ask is a request in the model's terms.
 type ask struct {
@@ -136,7 +136,7 @@ func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
 	}
 	g := grant{algebra.At(r.At), algebra.At(r.RunAt), map[rowsOf]grantPart{}}
 	for _, p := range r.Taken {
-		g.taken[rowsOf{p.Limit, p.Key}] = grantPart{p.Count, p.Refunded, p.Held, p.Rows, p.Shards}
+		g.taken[rowsOf{Name: p.Limit, Key: p.Key}] = grantPart{p.Count, p.Refunded, p.Held, p.Rows, p.Shards}
 	}
 	return g
 }
@@ -152,7 +152,7 @@ func sums(verb string, asks []ask) []sum {
 		} else if a.reserve {
 			floor = math.Inf(-1)
 		}
-		id := rowsOf{a.limit.Name(), a.key}
+		id := rowsOf{Name: a.limit.Name(), Key: a.key}
 		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == id })
 		if i < 0 {
 			i = len(ds)
@@ -171,7 +171,7 @@ func sums(verb string, asks []ask) []sum {
 			ds[i].floor = left
 		}
 	}
-	slices.SortFunc(ds, func(a, b sum) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key)) })
+	slices.SortFunc(ds, func(a, b sum) int { return compareRowsOf(a.rowsOf, b.rowsOf) })
 	return ds
 }
 
@@ -180,131 +180,65 @@ func possible(ds []sum) bool {
 	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
 }
 
-// do carries out a call at now and says whether it is granted, and by which shard if one of each limit was enough. pick is the two shards
-// to look at. A refund is of g, which is what is left of it afterwards.
-func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now algebra.Micros) (granted bool, byOneShard map[rowsOf]int) {
-	switch verb {
-	case "reset":
-		for _, d := range ds {
-			delete(m, d.rowsOf)
-		}
-		return true, nil
-	case "refund":
-		left := grant{g.at, g.runAt, maps.Clone(g.taken)}
-		for _, d := range ds {
-			p := left.taken[d.rowsOf]
-			if rows := m.rows(d.rowsOf); len(rows) > 0 {
-				if back := d.numbers.Refund(rows, left.algebra(d.rowsOf), d.count, now); back > 0 {
-					p.held += min(back, max(-d.numbers.Total(rows, now), 0))
-					for i, row := range d.numbers.Take(rows, len(rows), -back, now) {
-						m[d.rowsOf][i].Row = row
-					}
-				}
-			}
-			p.held += d.count
-			p.refunded += d.count
-			left.taken[d.rowsOf] = p
-			if p.count > 0 && p.count-p.refunded <= 1e-12*p.count {
-				delete(left.taken, d.rowsOf)
-			}
-		}
-		*g = left
-		return true, nil
-	}
-	if d := ds[0]; verb != "check" && !upTo(ds) && len(ds) == 1 && d.shards == 1 && !forfeits(ds) && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
-		m.spread(d, 0, now) // the short way makes the rows one first, whatever it decides
-	}
-	if verb != "check" && !upTo(ds) {
-		if chosen := m.takeFromOneShardEach(ds, pick, now); chosen != nil {
-			return true, chosen
-		}
-	}
-	if forfeits(ds) {
-		var demands []algebra.Demand
-		for _, d := range ds {
-			demands = append(demands, d.demand(m.rows(d.rowsOf)))
-		}
-		_, lefts, granted := algebra.Reserve(demands, now)
-		if granted && verb != "check" {
-			for i, d := range ds {
-				m.set(d, d.numbers.Spread(m.rows(d.rowsOf), d.shards, lefts[i], now))
-			}
-		}
-		return granted, nil
-	}
-	for _, d := range ds {
-		if !d.numbers.Enough(m.rows(d.rowsOf), d.shards, d.count, d.floor, now) {
-			return false, nil
-		}
-	}
-	if verb != "check" {
-		taken := m.taken(ds, now)
-		for i := range ds {
-			if ds[i].most > 0 {
-				ds[i].count = taken
-			}
-			m.spread(ds[i], ds[i].count, now)
-		}
-	}
-	return true, nil
-}
-
-// taken is what each demand that takes what is there can take.
-func (m model) taken(ds []sum, now algebra.Micros) float64 {
-	n := math.Inf(1)
-	for _, d := range ds {
-		if d.most > 0 {
-			n = min(n, d.numbers.Whole(m.rows(d.rowsOf), d.shards, d.most, now))
-		}
-	}
-	return n
-}
-
-// takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself, and says from which.
-func (m model) takeFromOneShardEach(ds []sum, pick shardpick.Func, now algebra.Micros) map[rowsOf]int {
-	chosen := map[rowsOf]int{}
-	for _, d := range ds {
-		a, b := 0, 0
-		least := d.floor
+// do carries out a call at now. pick is the two shards to look at. A refund is of g, which is what is left of it afterwards.
+func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now algebra.Micros) inmemory.Answer {
+	demands := make([]inmemory.Demand, len(ds))
+	ids := make([]rowsOf, len(ds))
+	taken := make([]algebra.Taken, len(ds))
+	for i, d := range ds {
+		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor, Most: d.most}
 		if d.shards > 1 {
-			a, b = pick(d.shards)
+			a, b := pick(d.shards)
+			demands[i].Pick = [2]int{a, b}
 		}
-		if d.shards > 1 || forfeits(ds) {
-			least = 0
-		}
-		best := math.Inf(-1)
-		for _, shard := range []int{min(a, b), max(a, b)} {
-			rows := m[d.rowsOf]
-			if shard >= len(rows) || rows[shard].shards != d.shards {
-				continue
-			}
-			available := d.numbers.Available(rows[shard].Row, d.shards, now)
-			if available-d.count >= least && available > best {
-				chosen[d.rowsOf], best = shard, available
-			}
-		}
-		if _, found := chosen[d.rowsOf]; !found {
-			return nil
-		}
+		ids[i], taken[i] = d.rowsOf, g.algebra(d.rowsOf)
 	}
-	for _, d := range ds {
-		row := &m[d.rowsOf][chosen[d.rowsOf]]
-		row.Value = d.numbers.Available(row.Row, d.shards, now) - d.count
-		row.TS = max(row.TS, now)
+	switch table := inmemory.Table(m); verb {
+	case "reset":
+		table.Reset(ids)
+		return inmemory.Answer{Granted: true}
+	case "refund":
+		answer := table.Refund(demands, taken, now)
+		*g = g.refund(ds, answer, now)
+		return answer
+	case "check":
+		return table.Check(demands, forfeits(ds), now)
+	default:
+		answer := table.Consume(demands, forfeits(ds), inmemory.ReadCommitted, now)
+		for i := range ds {
+			if ds[i].most > 0 && answer.Granted {
+				ds[i].count = answer.Taken
+			}
+		}
+		return answer
 	}
-	return chosen
 }
 
-// grant is what the receipt of a call that was granted says.
-func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Micros) grant {
-	g := grant{now, runAt, map[rowsOf]grantPart{}}
-	for _, d := range ds {
-		rows := m.rows(d.rowsOf)
-		if shard, ok := byOneShard[d.rowsOf]; ok {
-			rows = rows[shard : shard+1]
+// refund is the receipt of what is left after a refund, which found the rows in the answer.
+func (g grant) refund(ds []sum, answer inmemory.Answer, now algebra.Micros) grant {
+	left := grant{g.at, g.runAt, maps.Clone(g.taken)}
+	for i, d := range ds {
+		p, rows := left.taken[d.rowsOf], answer.Rows[i]
+		if len(rows) > 0 {
+			back := d.numbers.Refund(rows, g.algebra(d.rowsOf), d.count, now)
+			p.held += min(back, max(-d.numbers.Total(rows, now), 0))
 		}
-		p := grantPart{count: d.count, rows: len(rows), shards: d.shards}
-		for _, row := range rows {
+		p.held += d.count
+		p.refunded += d.count
+		left.taken[d.rowsOf] = p
+		if p.count > 0 && p.count-p.refunded <= 1e-12*p.count {
+			delete(left.taken, d.rowsOf)
+		}
+	}
+	return left
+}
+
+// grantOf is what the receipt of a call that was granted says.
+func grantOf(ds []sum, answer inmemory.Answer, now, runAt algebra.Micros) grant {
+	g := grant{now, runAt, map[rowsOf]grantPart{}}
+	for i, d := range ds {
+		p := grantPart{count: d.count, rows: len(answer.Rows[i]), shards: d.shards}
+		for _, row := range answer.Rows[i] {
 			p.held += row.Value
 		}
 		g.taken[d.rowsOf] = p
@@ -313,8 +247,8 @@ func (m model) grant(ds []sum, byOneShard map[rowsOf]int, now, runAt algebra.Mic
 }
 
 // retryAt is what the call should say after it was carried out.
-func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsOf]int, now algebra.Micros) algebra.Micros {
-	at := now
+func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
+	at, granted := now, answer.Granted
 	var demands []algebra.Demand
 	for _, d := range ds {
 		demands = append(demands, d.demand(m.rows(d.rowsOf)))
@@ -330,7 +264,8 @@ func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsO
 			at = max(at, d.numbers.When(rows, max(len(rows), d.shards), 0, 0, now))
 		case verb == "check" && granted && forfeits(ds):
 			at = max(at, d.numbers.When(d.numbers.Spread(rows, d.shards, lefts[i], now), d.shards, 0, 0, now))
-		case byOneShard != nil && d.shards > 1: // which had enough, whatever the others owe since the clock stepped back
+		case (verb == "consume" || verb == "charge") && granted && d.shards > 1 && len(answer.Rows[i]) == 1:
+			// One shard had enough, whatever the others owe since the clock stepped back.
 		case !granted: // and nothing has changed
 			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
 		case verb == "check" && d.count == 0:
@@ -342,18 +277,6 @@ func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsO
 		}
 	}
 	return at
-}
-
-// spread takes count from all shards together and spreads what is left.
-func (m model) spread(d sum, count float64, now algebra.Micros) {
-	m.set(d, d.numbers.Take(m.rows(d.rowsOf), d.shards, count, now))
-}
-
-func (m model) set(d sum, after []algebra.Row) {
-	m[d.rowsOf] = nil
-	for _, row := range after {
-		m[d.rowsOf] = append(m[d.rowsOf], modelRow{row, d.shards})
-	}
 }
 
 func (m model) rows(id rowsOf) []algebra.Row {
@@ -376,11 +299,11 @@ func readTable(t *testing.T, db querier) model {
 	var shard, shards int
 	var value float64
 	var ts time.Time
-	_, err = pgx.ForEachRow(rows, []any{&id.name, &id.key, &shard, &shards, &value, &ts}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&id.Name, &id.Key, &shard, &shards, &value, &ts}, func() error {
 		if shard != len(m[id]) {
 			return fmt.Errorf("%v: shard %d after %d others", id, shard, len(m[id]))
 		}
-		m[id] = append(m[id], modelRow{algebra.Row{Value: value, TS: algebra.At(ts)}, shards})
+		m[id] = append(m[id], modelRow{Row: algebra.Row{Value: value, TS: algebra.At(ts)}, Shards: shards})
 		return nil
 	})
 	if err != nil {
@@ -455,15 +378,15 @@ func playModel(t *testing.T, calls int) {
 			}
 			continue
 		}
-		taken := m.taken(ds, now)
 		left := from.grant
-		want, byOneShard := m.do(verb, ds, pick.again(), &left, now)
+		answer := m.do(verb, ds, pick.again(), &left, now)
+		want := answer.Granted
 		var exceeded *ratelimit.DeniedError
 		got := err == nil && (result.OK || verb == "reset")
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
 		}
-		retryAt := m.retryAt(verb, ds, want, byOneShard, now)
+		retryAt := m.retryAt(verb, ds, answer, now)
 		if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
 		}
@@ -473,7 +396,7 @@ func playModel(t *testing.T, calls int) {
 				want = asks[i].count
 			}
 			if got && asks[i].upTo {
-				want = taken
+				want = answer.Taken
 			}
 			if s.Taken != want {
 				t.Fatalf("%s\nrequest %d took %v by the model", story, i, want)
@@ -489,7 +412,7 @@ func playModel(t *testing.T, calls int) {
 		}
 		switch receipt := result.Receipt(); {
 		case verb == "consume" && got:
-			left = m.grant(ds, byOneShard, now, retryAt)
+			left = grantOf(ds, answer, now, retryAt)
 			fallthrough
 		case verb == "refund":
 			if told := readReceipt(t, receipt); !told.equal(left) {
@@ -536,19 +459,19 @@ func randomRefund(r *rand.Rand, consumptions []consumption, limits []ratelimit.L
 		return nil, nil
 	}
 	from = &consumptions[len(consumptions)-1-r.IntN(min(len(consumptions), 5))]
-	for _, id := range slices.SortedFunc(maps.Keys(from.grant.taken), rowsOf.compare) {
-		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+	for _, id := range slices.SortedFunc(maps.Keys(from.grant.taken), compareRowsOf) {
+		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 		p := from.grant.taken[id]
 		count := (p.count - p.refunded) * oneOf(r, 1, 1, 1, 0.5, r.Float64())
 		if i >= 0 && (count == 0 || count >= 1e-15) && r.IntN(4) > 0 {
-			asks = append(asks, ask{limit: limits[i], key: id.key, count: count})
+			asks = append(asks, ask{limit: limits[i], key: id.Key, count: count})
 		}
 	}
 	return from, asks
 }
 
-func (id rowsOf) compare(other rowsOf) int {
-	return cmp.Or(cmp.Compare(id.name, other.name), cmp.Compare(id.key, other.key))
+func compareRowsOf(a, b rowsOf) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key))
 }
 
 func (g grant) equal(other grant) bool {
@@ -624,7 +547,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 		defer mu.Unlock()
 		for _, limit := range limits {
 			for _, key := range []string{"a", "b"} {
-				acc := accounts[rowsOf{limit.Name(), key}]
+				acc := accounts[rowsOf{Name: limit.Name(), Key: key}]
 				if acc == nil || acc.net < 0.8*bound(limit, key, acc) {
 					return false
 				}
@@ -667,7 +590,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 					at := result.At
 					mu.Lock()
 					for _, a := range asks {
-						id := rowsOf{a.limit.Name(), a.key}
+						id := rowsOf{Name: a.limit.Name(), Key: a.key}
 						if accounts[id] == nil {
 							accounts[id] = &account{first: at, last: at}
 						}
@@ -688,7 +611,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	}
 	for _, limit := range limits {
 		for _, key := range []string{"a", "b"} {
-			acc := accounts[rowsOf{limit.Name(), key}]
+			acc := accounts[rowsOf{Name: limit.Name(), Key: key}]
 			if acc == nil {
 				t.Errorf("%s %s: nothing was granted", limit.Name(), key)
 				continue

@@ -147,11 +147,11 @@ func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 // sweep deletes from the model what a sweep must: the rows of limits that are full, and have been for an hour.
 func (m model) sweep(limits []ratelimit.Limit, now algebra.Micros) (deleted int64) {
 	for id, rows := range m {
-		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 		if i < 0 {
 			continue
 		}
-		n, then, idle := numbers(limits[i], id.key), now-algebra.Micros(time.Hour.Microseconds()), true
+		n, then, idle := numbers(limits[i], id.Key), now-algebra.Micros(time.Hour.Microseconds()), true
 		for _, row := range rows {
 			full := n.Available(row.Row, len(rows), then) == n.Capacity/float64(len(rows))
 			idle = idle && full && row.TS <= n.UpTo(then)
@@ -264,11 +264,12 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			}
 			for name, m := range models {
 				left := from.grant
-				want, byOneShard := m.do(verb, ds, pick.again(), &left, now)
+				answer := m.do(verb, ds, pick.again(), &left, now)
+				want := answer.Granted
 				if got := err == nil && (result.OK || verb == "reset"); got != want {
 					t.Fatalf("%s\nthe model that is %s says %v", story, name, want)
 				}
-				if retryAt := m.retryAt(verb, ds, want, byOneShard, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
+				if retryAt := m.retryAt(verb, ds, answer, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 					t.Fatalf("%s\nRetryAt by the model that is %s: %v", story, name, retryAt.Time())
 				}
 			}
@@ -282,12 +283,12 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			t.Fatalf("call %d at %v\nthe table:  %v\nthe model: %v", n, clock.now, table, swept)
 		}
 		for id, rows := range never {
-			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.name })
+			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 			if i < 0 {
 				continue // of before
 			}
 			for _, then := range []time.Time{clock.now, latest.Add(-time.Hour)} {
-				full := numbers(limits[i], id.key)
+				full := numbers(limits[i], id.Key)
 				if a, b := full.Total(swept.rows(id), algebra.At(then)), full.Total([]algebra.Row{rows[0].Row}, algebra.At(then)); a != b {
 					t.Fatalf("call %d at %v: %v, of %v, holds %v, without sweeps %v: %v and %v", n, then, id, limits[i], a, b, swept[id], rows)
 				}
@@ -644,7 +645,7 @@ func TestSweepsAmongTraffic(t *testing.T) {
 		if len(grants) == 0 {
 			continue
 		}
-		id := rowsOf{limit.Name(), key}
+		id := rowsOf{Name: limit.Name(), Key: key}
 		acc := accounts[id]
 		first, last := slices.MinFunc(grants, time.Time.Compare), slices.MaxFunc(grants, time.Time.Compare)
 		if acc == nil {

@@ -89,6 +89,22 @@ func TestACheckOfZeroIsNeverDenied(t *testing.T) {
 	})
 }
 
+// The reservation makes the call wait for longer than the windows of the other limit are listed.
+func TestACheckOfZeroIsNotDeniedBesideAReservation(t *testing.T) {
+	behaviour(t, func(w world) {
+		year := ratelimit.CalendarWindow("year", 1, ratelimit.Year)
+		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.MaxReserved(0))
+		w.grant(year.Global())
+		result := w.check(year.Global().Reserve(), day.Global().Count(0))
+		if next := time.Date(noon.Year()+1, 1, 1, 0, 0, 0, 0, time.UTC); !result.OK || !result.RetryAt.Equal(next) {
+			w.Errorf("%+v, want to run at %v", result, next)
+		}
+		if result := w.check(year.Global().Reserve(), day.Global()); result.OK {
+			w.Errorf("%+v, though the windows of that day are not known", result)
+		}
+	})
+}
+
 func TestCheckAnswersLikeConsume(t *testing.T) {
 	behaviour(t, func(w world) {
 		random := newRand(w.T)

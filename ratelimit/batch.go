@@ -39,7 +39,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(VerbConsume, "", requests)
+	c, err := l.newCall(VerbConsume, "", requests, nil)
 	result := unanswered(requests)
 	if err != nil {
 		l.observe(ctx, VerbConsume, began, result, err)

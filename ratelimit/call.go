@@ -17,14 +17,19 @@ type call struct {
 	now      pgtype.Timestamptz // NULL: the database's clock
 }
 
-func (l *Limiter) newCall(v Verb, from Receipt, requests []Request) (c call, err error) {
+// newCall validates a call. db is nil if it is not known.
+func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, requests: requests}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
 		}
 	}
-	if c.demands, err = demands(v, requests, c.now); err != nil {
+	local := c.now
+	if m, ok := db.(inMemory); ok && l.Clock == nil {
+		local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
+	}
+	if c.demands, err = demands(v, requests, local); err != nil {
 		return c, err
 	}
 	if err = l.definitions.check(c.demands); err != nil {

@@ -2,12 +2,16 @@ package ratelimit
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
 // DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or any other type with this method. A [*Coalescer] is
-// a DB for many calls outside transactions. [SQL] makes a DB from a handle of database/sql.
+// a DB for many calls outside transactions. [SQL] makes a DB from a handle of database/sql. Package ratelimittest has a DB in
+// memory for unit tests.
 //
 // On a transaction, a call is part of the transaction. On a connection or a pool, a call is a transaction of its own, at
 // the database's default isolation level. If that level is above READ COMMITTED, put the call in [Retry].
@@ -16,6 +20,13 @@ import (
 // [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// inMemory is a DB of package ratelimittest, or a transaction on one. Its clock, which the test moves, is taken for the clock
+// of the process too: the windows of calendars are listed around it.
+type inMemory interface {
+	InMemory(mark inmemory.Mark) inmemory.Table
+	Now() time.Time
 }
 
 // isTx reports whether a handle is a transaction of the caller's: one that can be committed.

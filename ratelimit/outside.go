@@ -25,7 +25,7 @@ import (
 // for the row, and the transaction waits for the call. Postgres does not see this deadlock, and the outcome of the call is
 // unknown. So use a limit that the transaction does not use, and a deadline.
 //
-// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, or in a [Coalescer]. All enclosing transactions count.
+// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All enclosing transactions count.
 // These are not recognized:
 //
 //   - a pool in another type, such as a *sqlx.DB;
@@ -74,13 +74,18 @@ func errOutside(ctx context.Context, v Verb, db DB) error {
 	return nil
 }
 
-// poolOf is the *pgxpool.Pool or *sql.DB of a handle, or nil.
+// poolOf is the *pgxpool.Pool, *sql.DB or database in memory of a handle, or nil.
 func poolOf(db any) any {
 	switch db := db.(type) {
 	case *pgxpool.Pool, *sql.DB:
 		return db
 	case sqlDB:
 		return poolOf(db.db)
+	case interface {
+		inMemory
+		txBeginner
+	}:
+		return db
 	case interface{ coalescer() *Coalescer }:
 		return db.coalescer().Pool
 	}

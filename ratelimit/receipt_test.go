@@ -57,7 +57,7 @@ func TestAReceiptIsForWhatItNames(t *testing.T) {
 		{"another limit", []Request{TokenBucket("other", 10, time.Hour).Key("ann")}, true},
 		{"one of two", []Request{receiptLimit.Key("ann"), receiptLimit.Key("bob")}, true},
 	} {
-		c, err := new(Limiter).newCall(VerbRefund, receiptText, row.requests)
+		c, err := new(Limiter).newCall(VerbRefund, receiptText, row.requests, nil)
 		if refused := errors.Is(err, ErrInvalid); refused != row.refused {
 			t.Errorf("%s: %v", row.name, err)
 		} else if !refused && c.demands[0].count > 5 {
@@ -82,7 +82,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 		{"all", 5, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
 		{"all but for rounding", 5 - 4e-12, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
 	} {
-		c, err := new(Limiter).newCall(VerbRefund, receiptText, []Request{receiptLimit.Key("ann").Count(row.count)})
+		c, err := new(Limiter).newCall(VerbRefund, receiptText, []Request{receiptLimit.Key("ann").Count(row.count)}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -105,10 +105,10 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	}
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
-	case tx.Conn() == nil: // there was no connection to send it on
-		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
 		return nil, failed // the same error, with more details
+	case tx.Conn() == nil: // there was no connection to send it on
+		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
 		return nil, explain(string(VerbConsume), err)
 	case committing:

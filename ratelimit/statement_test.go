@@ -132,7 +132,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := limiter.newCall(tt.verb, receipt, tt.requests)
+			c, err := limiter.newCall(tt.verb, receipt, tt.requests, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -76,7 +76,7 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, requests []Request) (result Result, err error) {
 	began := time.Now()
-	c, err := l.newCall(v, receipt, requests)
+	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
 		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}
 	}

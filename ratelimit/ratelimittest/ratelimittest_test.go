@@ -1,0 +1,485 @@
+package ratelimittest_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+)
+
+var (
+	bucket   = ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.Capacity(2))
+	sharded  = ratelimit.TokenBucket("sharded", 6, time.Minute, ratelimit.Shards(3))
+	window   = ratelimit.FixedWindow("window", 2, time.Hour, ratelimit.Start(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)))
+	calendar = ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2030-01-31"))
+)
+
+// holds checks the balance of a key.
+func holds(t *testing.T, limits *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request, want float64) {
+	t.Helper()
+	result, err := limits.Check(t.Context(), db, request.Count(0))
+	if err != nil || result.Remaining != want {
+		t.Errorf("%v remain, %v; want %v", result.Remaining, err, want)
+	}
+}
+
+func TestEveryVerb(t *testing.T) {
+	for _, limit := range []ratelimit.Limit{bucket, sharded, window, calendar} {
+		t.Run(limit.Name(), func(t *testing.T) {
+			var limits ratelimit.Limiter
+			db, ctx, all := ratelimittest.New(t), t.Context(), limit.Key("ann").Count(limit.Capacity())
+			granted, err := limits.Consume(ctx, db, all)
+			if err != nil || !granted.At.Equal(db.Now()) {
+				t.Fatalf("%+v, %v", granted, err)
+			}
+			denied, err := limits.Consume(ctx, db, all)
+			if !errors.Is(err, ratelimit.ErrDenied) {
+				t.Fatal(err)
+			}
+			if _, err := limits.Check(ctx, db, all); !errors.Is(err, ratelimit.ErrDenied) {
+				t.Error(err)
+			}
+			db.Set(denied.RetryAt.Add(-time.Microsecond))
+			if _, err := limits.Consume(ctx, db, all); !errors.Is(err, ratelimit.ErrDenied) {
+				t.Errorf("before RetryAt: %v", err)
+			}
+			db.Advance(time.Microsecond)
+			granted, err = limits.Consume(ctx, db, all)
+			if err != nil {
+				t.Fatalf("at RetryAt: %v", err)
+			}
+			holds(t, &limits, db, all, 0)
+			if refund, err := limits.Refund(ctx, db, granted.Receipt(), all.Count(1)); err != nil || refund.Requests[0].Refunded != 1 {
+				t.Errorf("refund: %+v, %v", refund, err)
+			}
+			holds(t, &limits, db, all, 1)
+			if _, err := limits.Charge(ctx, db, all); err != nil {
+				t.Error(err)
+			}
+			holds(t, &limits, db, all, 1-limit.Capacity())
+			if err := limits.Reset(ctx, db, all); err != nil {
+				t.Error(err)
+			}
+			holds(t, &limits, db, all, limit.Capacity())
+		})
+	}
+}
+
+func TestCalendarsFollowTheClock(t *testing.T) {
+	db, limiter := ratelimittest.New(t), &ratelimit.Limiter{}
+	for range 30 { // months, far from the time of the process
+		for range 2 {
+			if _, err := limiter.Consume(t.Context(), db, calendar.Key("ann")); err != nil {
+				t.Fatalf("at %v: %v", db.Now(), err)
+			}
+		}
+		denied, err := limiter.Consume(t.Context(), db, calendar.Key("ann"))
+		if !errors.Is(err, ratelimit.ErrDenied) {
+			t.Fatalf("at %v: %v", db.Now(), err)
+		}
+		db.Set(denied.RetryAt)
+	}
+	if want := time.Date(2032, 6, 29, 22, 0, 0, 0, time.UTC); !db.Now().Equal(want) {
+		t.Errorf("after 30 months it is %v, not %v", db.Now(), want)
+	}
+}
+
+func TestALimitersClockDecides(t *testing.T) {
+	db, now := ratelimittest.New(t), time.Date(2001, 2, 3, 4, 5, 6, 7000, time.UTC)
+	limits := &ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
+		result, err := limits.Consume(t.Context(), db, limit.Key("ann"))
+		if err != nil || !result.At.Equal(now) {
+			t.Errorf("%+v, %v", result, err)
+		}
+	}
+}
+
+func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	requests := []ratelimit.Request{bucket.Key("ann").Count(2), window.Global(), sharded.Key("ann"), calendar.Key("ann")}
+	if _, err := limits.Consume(t.Context(), db, requests...); err != nil {
+		t.Fatal(err)
+	}
+	result, err := limits.Consume(t.Context(), db, requests...)
+	if !errors.Is(err, ratelimit.ErrDenied) || result.Requests[0].OK || !result.Requests[1].OK {
+		t.Errorf("%+v, %v", result, err)
+	}
+	holds(t, limits, db, window.Global(), 1)
+}
+
+func TestReservationsWait(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	var runAt []time.Duration
+	for range 4 {
+		result, err := limits.Consume(t.Context(), db, bucket.Key("ann").Reserve())
+		if err != nil {
+			t.Fatal(err)
+		}
+		runAt = append(runAt, result.RetryAt.Sub(db.Now()))
+	}
+	if want := []time.Duration{0, 0, time.Minute, 2 * time.Minute}; [4]time.Duration(runAt) != [4]time.Duration(want) {
+		t.Errorf("the jobs run in %v, not in %v", runAt, want)
+	}
+}
+
+func TestARollbackGivesTheTokensBack(t *testing.T) {
+	db, limits, ann := ratelimittest.New(t), &ratelimit.Limiter{}, bucket.Key("ann")
+	changedMyMind := errors.New("changed my mind")
+	consume := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := limits.Consume(ctx, tx, ann)
+		return err
+	}
+	err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+		if err := consume(ctx, tx); err != nil {
+			return err
+		}
+		holds(t, limits, tx, ann, 1)
+		holds(t, limits, db, ann, 2) // not committed
+		return changedMyMind
+	})
+	if !errors.Is(err, changedMyMind) {
+		t.Fatal(err)
+	}
+	holds(t, limits, db, ann, 2)
+	for left := range 2 {
+		if err := limits.InTx(t.Context(), db, consume); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, limits, db, ann, float64(1-left))
+	}
+	if err := limits.InTx(t.Context(), db, consume); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Error(err)
+	}
+}
+
+func TestNestedTransactions(t *testing.T) {
+	db, limits, ann, bob := ratelimittest.New(t), &ratelimit.Limiter{}, bucket.Key("ann"), bucket.Key("bob")
+	if _, err := limits.Consume(t.Context(), db, bob); err != nil {
+		t.Fatal(err)
+	}
+	err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limits.Consume(ctx, tx, ann); err != nil {
+			return err
+		}
+		for _, end := range []func(pgx.Tx) error{
+			func(nested pgx.Tx) error { return nested.Rollback(ctx) },
+			func(nested pgx.Tx) error {
+				_, err := nested.Exec(ctx, "SELECT 1")
+				_ = err
+				return nested.Rollback(ctx)
+			},
+			func(nested pgx.Tx) error { return nested.Commit(ctx) },
+		} {
+			nested, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := limits.Consume(ctx, nested, ann, bob); err != nil {
+				return err
+			}
+			if err := end(nested); err != nil {
+				return err
+			}
+			if err := nested.Rollback(ctx); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds(t, limits, db, ann, 0)
+	holds(t, limits, db, bob, 0)
+}
+
+func TestConflictsAreRetried(t *testing.T) {
+	db, limits, ann := ratelimittest.New(t), &ratelimit.Limiter{}, bucket.Key("ann")
+	attempts := 0
+	err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+		attempts++
+		if _, err := limits.Consume(ctx, tx, ann); err != nil {
+			return err
+		}
+		if attempts == 1 { // as another process would
+			_, err := limits.Consume(ratelimit.OutsideTx(ctx), db, ann)
+			return err
+		}
+		return nil
+	})
+	if err != nil || attempts != 2 {
+		t.Errorf("%d attempts, %v", attempts, err)
+	}
+	holds(t, limits, db, ann, 0)
+}
+
+func TestThePoolInsideATransactionIsRefused(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	err := limits.InTx(t.Context(), db, func(ctx context.Context, _ pgx.Tx) error {
+		_, err := limits.Consume(ctx, db, bucket.Key("ann"))
+		return err
+	})
+	if !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+func TestBatches(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	send := func(requests ...ratelimit.Request) (results []*ratelimit.Result, err error) {
+		batch := &pgx.Batch{}
+		for _, request := range requests {
+			result, err := limits.QueueConsume(t.Context(), batch, request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			results = append(results, result)
+		}
+		return results, limits.SendTx(t.Context(), db, batch)
+	}
+	results, err := send(bucket.Key("ann"), window.Global())
+	if err != nil || !results[0].OK || results[1].Remaining != 1 {
+		t.Fatalf("%+v, %v", results, err)
+	}
+	results, err = send(window.Global(), bucket.Key("ann").Count(2))
+	if denied := (*ratelimit.DeniedError)(nil); !errors.As(err, &denied) || denied.RetryAfter != time.Minute {
+		t.Errorf("%+v, %v", results, err)
+	}
+	holds(t, limits, db, window.Global(), 1) // rolled back
+
+	alone := &pgx.Batch{}
+	if _, err := limits.QueueConsume(t.Context(), alone, window.Global()); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.SendBatch(t.Context(), alone).Close(); err != nil {
+		t.Error(err)
+	}
+	holds(t, limits, db, window.Global(), 0) // the batch was a transaction by itself
+
+	batch := &pgx.Batch{}
+	batch.Queue("INSERT INTO messages VALUES (1)")
+	if err := limits.SendTx(t.Context(), db, batch); err == nil || !strings.Contains(err.Error(), "in memory for rate limits only") {
+		t.Error(err)
+	}
+	month := &pgx.Batch{}
+	if _, err := limits.QueueConsume(t.Context(), month, calendar.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	if err := limits.SendTx(t.Context(), db, month); err == nil || !strings.Contains(err.Error(), "set Limiter.Clock") {
+		t.Error(err)
+	}
+}
+
+func TestTheMiddlewareWorks(t *testing.T) {
+	db := ratelimittest.New(t)
+	handler := httplimit.Middleware{
+		Limiter: &ratelimit.Limiter{}, DB: db,
+		Requests: func(*http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{bucket.Key("ann")}, nil
+		},
+	}.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, want := range []int{http.StatusOK, http.StatusOK, http.StatusTooManyRequests} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+		if answer.Code != want {
+			t.Errorf("status %d, want %d", answer.Code, want)
+		}
+	}
+}
+
+func TestHotWaitsForNothing(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	var all sync.WaitGroup
+	for range 6 {
+		all.Go(func() {
+			err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := limits.Consume(ctx, tx, sharded.Global())
+				return err
+			}, ratelimit.Hot(sharded.Global()), ratelimit.Attempts(1000))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	holds(t, limits, db, sharded.Global(), 0)
+}
+
+func TestOtherSQLIsAnError(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	const want = "in memory for rate limits only"
+	var n int
+	if err := db.QueryRow(t.Context(), "SELECT 1").Scan(&n); err == nil || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+	for name, statement := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"Exec":     func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "DELETE FROM messages"); return err },
+		"Query":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Query(ctx, "SELECT 1"); return err },
+		"QueryRow": func(ctx context.Context, tx pgx.Tx) error { return tx.QueryRow(ctx, "SELECT 1").Scan(&n) },
+		"Prepare":  func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Prepare(ctx, "one", "SELECT 1"); return err },
+		"CopyFrom": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
+		"SendBatch": func(ctx context.Context, tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue("SELECT 1")
+			return tx.SendBatch(ctx, b).Close()
+		},
+		"LargeObjects": func(ctx context.Context, tx pgx.Tx) error {
+			lo := tx.LargeObjects()
+			_, err := lo.Create(ctx, 0)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := limits.Consume(ctx, tx, bucket.Key("ann")); err != nil {
+					t.Fatal(err)
+				}
+				if err := statement(ctx, tx); err == nil || name != "LargeObjects" && !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, not %q", err, want)
+				}
+				if _, err := limits.Consume(ctx, tx, bucket.Key("ann")); err == nil || !strings.Contains(err.Error(), "25P02") {
+					t.Errorf("after the error: %v", err)
+				}
+				return nil
+			})
+			if !errors.Is(err, pgx.ErrTxCommitRollback) {
+				t.Errorf("the aborted transaction: %v", err)
+			}
+		})
+	}
+	if _, err := limits.Sweep(t.Context(), db, bucket); err == nil || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+	holds(t, limits, db, bucket.Key("ann"), 2)
+}
+
+func TestAContextThatHasEndedStopsACall(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := limits.Consume(ctx, db, bucket.Key("ann")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := limits.SendTx(ctx, db, &pgx.Batch{}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := db.BeginTx(ctx, pgx.TxOptions{}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// recorder is a test whose end can be watched.
+type recorder struct {
+	testing.TB
+	cleanup func()
+	errors  int
+}
+
+func (r *recorder) Helper()               {}
+func (r *recorder) Cleanup(f func())      { r.cleanup = f }
+func (r *recorder) Errorf(string, ...any) { r.errors++ }
+
+func TestTheEndOfATest(t *testing.T) {
+	test, limits := &recorder{TB: t}, &ratelimit.Limiter{}
+	db := ratelimittest.New(test)
+	for range 3 {
+		tx, err := db.BeginTx(t.Context(), pgx.TxOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if test.cleanup(); test.errors != 0 {
+		t.Error("an error, though every transaction has ended")
+	}
+	if _, err := limits.Consume(t.Context(), db, bucket.Key("ann")); err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Error(err)
+	}
+
+	db = ratelimittest.New(test)
+	if _, err := db.BeginTx(t.Context(), pgx.TxOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if test.cleanup(); test.errors != 1 {
+		t.Error("no error, though a transaction is open")
+	}
+}
+
+func TestSleepEndsByTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := ratelimittest.New(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var woken, canceled time.Time
+		go func() {
+			if err := db.Sleep(ctx, time.Minute); err == nil {
+				woken = db.Now()
+			}
+		}()
+		go func() {
+			if err := db.Sleep(ctx, time.Hour); errors.Is(err, context.Canceled) {
+				canceled = db.Now()
+			}
+		}()
+		begin := db.Now()
+		synctest.Wait()
+		db.Advance(time.Minute - time.Microsecond)
+		synctest.Wait()
+		if !woken.IsZero() {
+			t.Error("woken early")
+		}
+		db.Advance(time.Microsecond)
+		synctest.Wait()
+		if woken.Sub(begin) != time.Minute || !canceled.IsZero() {
+			t.Errorf("woken at %v, canceled at %v", woken, canceled)
+		}
+		cancel()
+		synctest.Wait()
+		if canceled.IsZero() {
+			t.Error("still asleep, though its context has ended")
+		}
+		if err := db.Sleep(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// In a bubble, time.Sleep moves the clock.
+func TestInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, limits := ratelimittest.New(t), &ratelimit.Limiter{Clock: time.Now}
+		for range 5 {
+			result, err := limits.Consume(t.Context(), db, bucket.Key("ann").Reserve(), calendar.Key("ann").Count(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(result.RetryAfter)
+		}
+		if slept := time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); slept != 3*time.Minute {
+			t.Errorf("5 tokens took %v", slept)
+		}
+	})
+}
+
+func TestTheClockStaysInItsRange(t *testing.T) {
+	db := ratelimittest.New(t)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	db.Set(time.Time{})
+}

@@ -1,0 +1,80 @@
+package ratelimittest
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
+)
+
+// The answers are in the form of Postgres' record_send: the number of columns, and each column's type, length and value.
+
+// y2k is where Postgres' instants begin to count.
+const y2k = algebra.Micros(946_684_800_000_000)
+
+// decision is a _ratelimit_decision.
+func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
+	b := binary.BigEndian.AppendUint32(nil, 4)
+	b = column(b, pgtype.BoolOID, boolean(granted))
+	b = column(b, pgtype.TimestamptzOID, instant(at))
+	b = column(b, pgtype.Float8OID, double(r.Value))
+	return column(b, pgtype.TimestamptzOID, instant(r.TS))
+}
+
+// decisions is a _ratelimit_decisions.
+func decisions(a inmemory.Answer, at algebra.Micros) []byte {
+	var places, values, ts [][]byte
+	for i, rows := range a.Rows {
+		for _, r := range rows {
+			places = append(places, binary.BigEndian.AppendUint32(nil, uint32(i+1)))
+			values = append(values, double(r.Value))
+			ts = append(ts, instant(r.TS))
+		}
+	}
+	b := binary.BigEndian.AppendUint32(nil, 6)
+	b = column(b, pgtype.BoolOID, boolean(a.Granted))
+	b = column(b, pgtype.TimestamptzOID, instant(at))
+	b = column(b, pgtype.Int4ArrayOID, array(pgtype.Int4OID, places))
+	b = column(b, pgtype.Float8ArrayOID, array(pgtype.Float8OID, values))
+	b = column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ts))
+	return column(b, pgtype.Float8OID, double(a.Taken))
+}
+
+func column(b []byte, oid uint32, value []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, oid)
+	return sized(b, value)
+}
+
+func sized(b, value []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(value))), value...)
+}
+
+func boolean(v bool) []byte {
+	if v {
+		return []byte{1}
+	}
+	return []byte{0}
+}
+
+func double(v float64) []byte { return binary.BigEndian.AppendUint64(nil, math.Float64bits(v)) }
+
+func instant(at algebra.Micros) []byte { return binary.BigEndian.AppendUint64(nil, uint64(at-y2k)) }
+
+// array has one dimension, or none if it is empty.
+func array(element uint32, values [][]byte) []byte {
+	dimensions := uint32(min(len(values), 1))
+	b := binary.BigEndian.AppendUint32(nil, dimensions)
+	b = binary.BigEndian.AppendUint32(b, 0) // no NULLs
+	b = binary.BigEndian.AppendUint32(b, element)
+	if dimensions > 0 {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(values)))
+		b = binary.BigEndian.AppendUint32(b, 1) // the first index
+	}
+	for _, v := range values {
+		b = sized(b, v)
+	}
+	return b
+}

@@ -1,0 +1,254 @@
+package ratelimittest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inmemory"
+)
+
+// statement is a statement of package ratelimit, read from its arguments.
+type statement struct {
+	query   string // of dbsqlc
+	op      string // of dbsqlc.Apply
+	demands []inmemory.Demand
+	taken   []algebra.Taken // for a refund
+	reserve bool
+	now     *time.Time // nil: the clock of the database
+	orRaise bool       // a denial is an error
+}
+
+// read reads a statement. Its arguments have the types that package ratelimit gives them, in the order of the query. It
+// returns false for the SQL of others.
+func read(query string, args []any) (s statement, ok bool) {
+	if len(args) < 2 {
+		return s, false
+	}
+	s.query = query
+	a := arguments(args[1:]) // after pgx's query rewriter
+	switch query {
+	case dbsqlc.Consume:
+		name, key := take[string](&a), take[string](&a)
+		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: 1}
+		d.Count, d.Floor = take[float64](&a), take[float64](&a)
+		s.now = take[*time.Time](&a)
+		take[bool](&a) // expect_denial changes no decision
+		s.orRaise = take[bool](&a)
+		s.demands = withWindows(&a, d)
+	case dbsqlc.ConsumeSharded:
+		name, key := take[string](&a), take[string](&a)
+		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: int(take[int32](&a))}
+		d.Count, d.Floor = take[float64](&a), take[float64](&a)
+		d.Pick = [2]int{int(take[int32](&a)), int(take[int32](&a))}
+		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
+		s.demands = withWindows(&a, d)
+	case dbsqlc.ConsumeSeveral:
+		s.demands = a.demands()
+		a.counts(s.demands)
+		a.floors(s.demands)
+		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
+	case dbsqlc.Apply:
+		s.op = take[string](&a)
+		s.demands = a.demands()
+		for i, n := range take[[]int32](&a) {
+			s.demands[i].Shards = int(n)
+		}
+		a.counts(s.demands)
+		a.floors(s.demands)
+		for place := range 2 {
+			for i, shard := range take[[]int32](&a) {
+				s.demands[i].Pick[place] = int(shard)
+			}
+		}
+		s.reserve, s.now, s.orRaise = take[bool](&a), take[*time.Time](&a), take[bool](&a)
+		a.windows(s.demands)
+		for i, most := range take[[]float64](&a) {
+			s.demands[i].Most = most
+		}
+	case dbsqlc.Refund:
+		s.demands = a.demands()
+		a.counts(s.demands)
+		taken, held, parts := take[[]float64](&a), take[[]float64](&a), take[[]float64](&a)
+		at, runAt := take[pgtype.Timestamptz](&a), take[pgtype.Timestamptz](&a)
+		s.now = take[*time.Time](&a)
+		for i := range s.demands {
+			s.taken = append(s.taken, algebra.Taken{At: algebra.At(at.Time), RunAt: algebra.At(runAt.Time), Count: taken[i], Held: held[i], Part: parts[i]})
+		}
+		a.windows(s.demands)
+	case dbsqlc.Reset:
+		names, keys := take[[]string](&a), take[[]string](&a)
+		for i := range names {
+			s.demands = append(s.demands, inmemory.Demand{ID: inmemory.ID{Name: names[i], Key: keys[i]}})
+		}
+	default:
+		return s, false
+	}
+	return s, true
+}
+
+// arguments are read one after another.
+type arguments []any
+
+func take[T any](a *arguments) T {
+	v := (*a)[0].(T)
+	*a = (*a)[1:]
+	return v
+}
+
+// limit reads the numbers of one limit.
+func (a *arguments) limit() algebra.Limit {
+	l := algebra.Limit{Rate: take[float64](a), Period: take[time.Duration](a), Capacity: take[float64](a)}
+	if start := take[*time.Time](a); start != nil {
+		l.Window, l.Start = true, algebra.At(*start)
+	}
+	return l
+}
+
+// withWindows reads the windows of one limit, the last argument.
+func withWindows(a *arguments, d inmemory.Demand) []inmemory.Demand {
+	d.Limit.Windows = list(take[[]pgtype.Timestamptz](a))
+	return []inmemory.Demand{d}
+}
+
+// demands reads the names, keys and numbers of several limits.
+func (a *arguments) demands() []inmemory.Demand {
+	names, keys := take[[]string](a), take[[]string](a)
+	rates, periods, capacities := take[[]float64](a), take[[]time.Duration](a), take[[]float64](a)
+	starts := take[[]pgtype.Timestamptz](a)
+	ds := make([]inmemory.Demand, len(names))
+	for i := range ds {
+		ds[i] = inmemory.Demand{
+			ID: inmemory.ID{Name: names[i], Key: keys[i]}, Shards: 1,
+			Limit: algebra.Limit{Rate: rates[i], Period: periods[i], Capacity: capacities[i]},
+		}
+		if starts[i].Valid {
+			ds[i].Limit.Window, ds[i].Limit.Start = true, algebra.At(starts[i].Time)
+		}
+	}
+	return ds
+}
+
+func (a *arguments) counts(ds []inmemory.Demand) {
+	for i, count := range take[[]float64](a) {
+		ds[i].Count = count
+	}
+}
+
+func (a *arguments) floors(ds []inmemory.Demand) {
+	for i, floor := range take[[]float64](a) {
+		ds[i].Floor = floor
+	}
+}
+
+// windows reads the windows of all calendars.
+func (a *arguments) windows(ds []inmemory.Demand) {
+	all := take[[]pgtype.Timestamptz](a)
+	firsts, lasts := take[[]pgtype.Int4](a), take[[]pgtype.Int4](a)
+	for i := range firsts {
+		if firsts[i].Valid {
+			ds[i].Limit.Windows = list(all[firsts[i].Int32-1 : lasts[i].Int32])
+		}
+	}
+}
+
+func list(windows []pgtype.Timestamptz) *[]algebra.Micros {
+	if windows == nil {
+		return nil
+	}
+	starts := make([]algebra.Micros, len(windows))
+	for i, at := range windows {
+		starts[i] = algebra.At(at.Time)
+	}
+	return &starts
+}
+
+// run decides a statement, and answers in the form of its query.
+func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.Micros) row {
+	if s.now != nil {
+		now = algebra.At(*s.now)
+	}
+	for _, d := range s.demands {
+		if l := d.Limit; l.Windows != nil && (l.Unknown(now) || now < (*l.Windows)[0]) {
+			return row{err: fmt.Errorf("ratelimittest: limit %q: the clock of the program is not the one of this database: "+
+				"set Limiter.Clock to the Now of the DB", d.Name)}
+		}
+	}
+	var a inmemory.Answer
+	switch {
+	case s.query == dbsqlc.Reset:
+		ids := make([]inmemory.ID, len(s.demands))
+		for i, d := range s.demands {
+			ids[i] = d.ID
+		}
+		return row{value: int32(t.Reset(ids))}
+	case s.query == dbsqlc.Refund:
+		a = t.Refund(s.demands, s.taken, now)
+	case s.op == "check":
+		a = t.Check(s.demands, s.reserve, now)
+	default:
+		a = t.Consume(s.demands, s.reserve, level, now)
+	}
+	switch {
+	case s.orRaise && !a.Granted:
+		return row{err: s.denial(a, now)}
+	case s.query == dbsqlc.Consume:
+		return row{value: decision(a.Granted, now, a.Rows[0][0])}
+	}
+	return row{value: decisions(a, now)}
+}
+
+// denial is the error of _ratelimit_raise.
+func (s statement) denial(a inmemory.Answer, now algebra.Micros) error {
+	detail := struct {
+		At    algebra.Micros   `json:"at"`
+		Ord   []int            `json:"ord"`
+		Value []float64        `json:"value"`
+		Ts    []algebra.Micros `json:"ts"`
+	}{now, []int{}, []float64{}, []algebra.Micros{}}
+	var names []string
+	for i, d := range s.demands {
+		if !slices.Contains(names, d.Name) {
+			names = append(names, d.Name)
+		}
+		for _, row := range a.Rows[i] {
+			detail.Ord, detail.Value, detail.Ts = append(detail.Ord, i+1), append(detail.Value, row.Value), append(detail.Ts, row.TS)
+		}
+	}
+	text, err := json.Marshal(detail)
+	if err != nil {
+		return err
+	}
+	return &pgconn.PgError{Severity: "ERROR", Code: "PT429", Message: "rate limit exceeded: " + strings.Join(names, ", "), Detail: string(text)}
+}
+
+// row is the answer to a statement of package ratelimit: one value, or an error.
+type row struct {
+	value any
+	err   error
+}
+
+func (r row) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	if len(dest) == 1 {
+		switch d := dest[0].(type) {
+		case *[]byte:
+			*d, _ = r.value.([]byte)
+			return nil
+		case *int32:
+			*d, _ = r.value.(int32)
+			return nil
+		}
+	}
+	return errors.New("ratelimittest: the answer is for package ratelimit only")
+}
