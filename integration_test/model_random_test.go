@@ -211,7 +211,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		for _, d := range ds {
 			demands = append(demands, d.demand(m.rows(d.rowsOf)))
 		}
-		_, lefts, granted := algebra.Reserve(demands, now)
+		_, lefts, granted := algebra.Reserve(demands, now, algebra.Forever)
 		if granted && verb != "check" {
 			for i, d := range ds {
 				m.set(d, d.numbers.Spread(m.rows(d.rowsOf), d.shards, lefts[i], now))
@@ -292,9 +292,9 @@ func (m model) retryAt(verb string, ds []sum, granted bool, byOneShard map[rowsO
 		demands = append(demands, d.demand(m.rows(d.rowsOf)))
 	}
 	if verb != "refund" && forfeits(ds) && !granted {
-		return algebra.WhenReserved(demands, now)
+		return algebra.WhenReserved(demands, now, algebra.Forever)
 	}
-	_, lefts, _ := algebra.Reserve(demands, now)
+	_, lefts, _ := algebra.Reserve(demands, now, algebra.Forever)
 	for i, d := range ds {
 		rows := m.rows(d.rowsOf)
 		switch {

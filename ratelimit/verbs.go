@@ -12,6 +12,7 @@ type Verb string
 // The verbs.
 const (
 	VerbConsume Verb = "consume"
+	VerbWait    Verb = "wait"
 	VerbCheck   Verb = "check"
 	VerbCharge  Verb = "charge"
 	VerbRefund  Verb = "refund"
@@ -82,6 +83,10 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	}
 	if err == nil {
 		err = errOutside(ctx, v, db)
+	}
+	if err == nil && v == VerbWait {
+		err = errInTx(db)
+		c.bound(ctx)
 	}
 	if err == nil {
 		result, err = c.decide(ctx, db)

@@ -37,15 +37,15 @@ func TestReserve(t *testing.T) {
 		{"a window that waits for a bucket", []Demand{demand(window, 100, noon, 70, inf), demand(bucket, -4, noon, 3, inf)}, noon + 70*second, []float64{-70, -7}, true},
 		{"two buckets", []Demand{demand(bucket, 6, noon, 1, inf), demand(bucket, 2, noon, 5, inf)}, noon + 30*second, []float64{2, -3}, true},
 	} {
-		runAt, left, granted := Reserve(row.demands, noon)
+		runAt, left, granted := Reserve(row.demands, noon, Forever)
 		if runAt != row.runAt || !slices.Equal(left, row.left) || granted != row.granted {
 			t.Errorf("%s: runs at %v, %v are left, granted %v; want %v, %v, %v", row.name, runAt.Time(), left, granted, row.runAt.Time(), row.left, row.granted)
 		}
 		for i := range row.demands { // alone and together, to the microsecond
 			for _, ds := range [][]Demand{row.demands, row.demands[i : i+1]} {
-				at := WhenReserved(ds, noon)
-				_, _, granted := Reserve(ds, at)
-				_, _, early := Reserve(ds, at-1)
+				at := WhenReserved(ds, noon, Forever)
+				_, _, granted := Reserve(ds, at, Forever)
+				_, _, early := Reserve(ds, at-1, Forever)
 				if !granted || at > noon && early {
 					t.Errorf("%s: when %v, granted %v, a microsecond earlier %v", row.name, at.Time(), granted, early)
 				}
