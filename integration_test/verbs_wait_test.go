@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -342,6 +343,132 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 	}
 }
 
+// A caller that would wait longer than maxReserved allows, or for more than there can be, is refused at once.
+func TestWaitKeepsTheLimitsBounds(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	for on, db := range waitHandles(t, pool) {
+		r := newWaitingRoom(t)
+		limit := ratelimit.TokenBucket("bounded", 1, time.Hour, ratelimit.Capacity(2), ratelimit.MaxReserved(1))
+		r.enter(db, limit.Key(on), limit.Key(on)).waits(0).returns() // which adds up
+		first := r.enter(db, limit.Key(on)).waits(time.Hour)
+		if g := r.enter(db, limit.Key(on)); !denied(g.decision.Err) || g.decision.Result.RetryAfter != time.Hour {
+			t.Errorf("more than may be reserved: %+v", g.decision)
+		}
+		first.leaves()
+		before := tableOf(t, pool)
+		for _, requests := range [][]ratelimit.Request{
+			{limit.Key(on).Count(2.5)},
+			{limit.Key(on).Count(2.5).Reserve()},
+			{limit.Key(on).Count(2), limit.Key(on)},
+			{ratelimit.TokenBucket("owes", 1, time.Hour, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Key(on).Count(2)},
+		} {
+			if g := r.enter(db, requests...); !errors.Is(g.decision.Err, ratelimit.ErrExceedsCapacity) {
+				t.Errorf("%+v, want more than there can be", g.decision)
+			}
+		}
+		if after := tableOf(t, pool); after != before {
+			t.Errorf("it wrote %s, before %s", after, before)
+		}
+		// Nothing is ever there at once.
+		spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on).Count(2)
+		g := r.enterWith(lasting{t.Context(), 3 * time.Hour}, db, spaced).waits(2 * time.Hour)
+		r.advance(2 * time.Hour)
+		g.returns()
+	}
+}
+
+func TestWaitIsRefusedInATransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	refused := func(ctx context.Context, db ratelimit.DB) {
+		t.Helper()
+		var programs interface{ ProgramError() }
+		if result, err := new(ratelimit.Limiter).Wait(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &programs) || result.OK {
+			t.Errorf("%T: %+v, %v, want refused", db, result, err)
+		}
+	}
+	sqlPool := openSQL(t, "pgx", pool.Config().ConnString(), 2)
+	conn := acquire(t, pool)
+	if _, err := conn.Exec(t.Context(), "BEGIN"); err != nil {
+		t.Fatal(err)
+	}
+	refused(t.Context(), conn)
+	if _, err := conn.Exec(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	var limiter ratelimit.Limiter
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		refused(ctx, tx)
+		refused(ctx, pool)
+		refused(ctx, &ratelimit.Coalescer{Pool: pool})
+		return nil
+	})
+	err = errors.Join(err, limiter.InSQLTx(t.Context(), sqlPool, func(ctx context.Context, tx *sql.Tx) error {
+		refused(ctx, ratelimit.SQL(tx))
+		refused(ctx, ratelimit.SQL(sqlPool))
+		return nil
+	}))
+	if rows := tableOf(t, pool); err != nil || rows != "" {
+		t.Fatalf("%v, %s", err, rows)
+	}
+	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+		_, err := limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global())
+		return err
+	})
+	if err != nil || remaining(t, pool, limit.Global()) > 0.5 {
+		t.Errorf("by OutsideTx: %v", err)
+	}
+}
+
+// If the call itself has taken so long that the deadline comes before the tokens, Wait does not sleep in vain.
+func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	ctx := &lasting{t.Context(), 2 * time.Hour}
+	var verbs []ratelimit.Verb
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(_ context.Context, d ratelimit.Decision) {
+		if verbs = append(verbs, d.Verb); d.Result.RetryAfter > 0 {
+			ctx.left = time.Hour / 2
+		}
+	}}
+	if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	ctx.left = 2 * time.Hour
+	result, err := limiter.Wait(ctx, pool, limit.Global())
+	if !errors.Is(err, context.DeadlineExceeded) || result.OK || result.Requests[0].Limit.Name() != limit.Name() {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if want := []ratelimit.Verb{ratelimit.VerbWait, ratelimit.VerbWait, ratelimit.VerbRefund}; !slices.Equal(verbs, want) {
+		t.Errorf("observed %v, want %v", verbs, want)
+	}
+	if result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0)); err != nil || result.Remaining != 0 {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+func TestWaitTellsWhyItWasCanceled(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("the cause")
+	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		if d.Result.RetryAfter > 0 {
+			cancel(cause)
+		}
+	}}
+	for range 2 {
+		_, err := limiter.Wait(ctx, pool, limit.Global())
+		if canceled := ctx.Err() != nil; canceled != (errors.Is(err, context.Canceled) && errors.Is(err, cause)) {
+			t.Errorf("canceled %v, %v", canceled, err)
+		}
+	}
+}
+
 func TestWaitGivesBackOnAContextOfItsOwn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -354,8 +481,13 @@ func TestWaitGivesBackOnAContextOfItsOwn(t *testing.T) {
 	if spy.refunds != 1 || spy.left <= 0 || spy.left > 5*time.Second {
 		t.Errorf("%d refunds, with %v left", spy.refunds, spy.left)
 	}
+	// A serialization failure is tried again, and any other error is the caller's.
 	g := r.enter(spy, limit.Global()).waits(time.Hour)
-	spy.fails = true
+	spy.fails = []error{&pgconn.PgError{Code: "40001"}}
+	g.leaves()
+	r.holds(pool, limit.Global(), 0)
+	g = r.enter(spy, limit.Global()).waits(time.Hour)
+	spy.fails = []error{errSpy}
 	g.leaves()
 	if !errors.Is(g.err, errSpy) {
 		t.Errorf("%v, want the refund's error, too", g.err)
@@ -368,7 +500,7 @@ type refundSpy struct {
 	ratelimit.DB
 	refunds int
 	left    time.Duration
-	fails   bool
+	fails   []error
 }
 
 var errSpy = errors.New("the refund fails")
@@ -379,14 +511,15 @@ func (s *refundSpy) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 		if deadline, ok := ctx.Deadline(); ok {
 			s.left = time.Until(deadline)
 		}
-		if s.fails {
-			return failedRow{}
+		if len(s.fails) > 0 {
+			err := s.fails[0]
+			s.fails = s.fails[1:]
+			return failedRow{err}
 		}
 	}
 	return s.DB.QueryRow(ctx, sql, args...)
 }
 
-type failedRow struct{}
+type failedRow struct{ err error }
 
-func (failedRow) Scan(...any) error { return errSpy }
-
+func (r failedRow) Scan(...any) error { return r.err }

@@ -81,12 +81,12 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	if noDatabase(db) {
 		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}
 	}
+	if err == nil && v == VerbWait {
+		err = errInTx(ctx, db)
+		c.bound(ctx)
+	}
 	if err == nil {
 		err = errOutside(ctx, v, db)
-	}
-	if err == nil && v == VerbWait {
-		err = errInTx(db)
-		c.bound(ctx)
 	}
 	if err == nil {
 		result, err = c.decide(ctx, db)

@@ -46,11 +46,11 @@ func (l *Limiter) Wait(ctx context.Context, db DB, requests ...Request) (Result,
 	return result, nil
 }
 
-// errInTx is the error of a Wait on a transaction, or nil.
-func errInTx(db DB) error {
-	if isTx(db) || inTransaction(db) {
-		return programError{fmt.Errorf("%w: Wait in a transaction would sleep with the row locked: pass a pool, or use "+
-			"Consume with Reserve", ErrInvalid)}
+// errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
+func errInTx(ctx context.Context, db DB) error {
+	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db) != nil {
+		return programError{fmt.Errorf("%w: Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
+			"begins, or use Consume with Reserve", ErrInvalid)}
 	}
 	return nil
 }

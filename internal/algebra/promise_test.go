@@ -54,6 +54,45 @@ func TestReserve(t *testing.T) {
 	}
 }
 
+// A job that would wait too long is denied, until it would not.
+func TestReserveWithin(t *testing.T) {
+	bucket := Limit{Rate: 6, Period: time.Minute, Capacity: 6}
+	window := Limit{Rate: 10, Period: time.Minute, Capacity: 10, Window: true, Start: noon}
+	spaced := Limit{Rate: 6, Period: time.Minute}
+	none := Limit{Rate: 10, Period: time.Minute, Window: true, Start: noon}
+	demand := func(l Limit, value, count float64) Demand {
+		return Demand{Limit: l, Rows: []Row{{value, noon}}, Shards: 1, Count: count, Floor: math.Inf(-1)}
+	}
+	for _, row := range []struct {
+		name    string
+		demands []Demand
+		within  Micros
+		denied  int    // by this demand, or -1
+		when    Micros // it is granted
+	}{
+		{"a bucket", []Demand{demand(bucket, 0, 3)}, 30 * second, -1, noon},
+		{"a bucket, too late", []Demand{demand(bucket, 0, 3)}, 20 * second, 0, noon + 10*second},
+		{"a window", []Demand{demand(window, 0, 3)}, minute, -1, noon},
+		{"a window, too late", []Demand{demand(window, 0, 3)}, minute - 1, 0, noon + 1},
+		{"a window in debt", []Demand{demand(window, -10, 3)}, 30 * second, 0, noon + 90*second},
+		{"at once", []Demand{demand(window, 3, 3)}, 0, -1, noon},
+		{"the second of two", []Demand{demand(bucket, 6, 3), demand(window, 0, 3)}, 30 * second, 1, noon + 30*second},
+		{"nothing is ever there at once", []Demand{demand(spaced, -3, 1)}, 30 * second, 0, noon + 10*second},
+		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Max - 9*second}, // never
+		{"nor in a window", []Demand{demand(none, 0, 1)}, 20 * second, 0, noon + 40*second},
+	} {
+		_, left, granted := Reserve(row.demands, noon, row.within)
+		for i, d := range row.demands {
+			if d.Enough(left[i]) == (i == row.denied) {
+				t.Errorf("%s: %v are left of %d", row.name, left[i], i)
+			}
+		}
+		if when := WhenReserved(row.demands, noon, row.within); granted != (row.denied < 0) || when != row.when {
+			t.Errorf("%s: granted %v, when %v, want %v", row.name, granted, when.Time(), row.when.Time())
+		}
+	}
+}
+
 func TestRefund(t *testing.T) {
 	bucket := Limit{Rate: 1, Period: time.Second, Capacity: 10}
 	window := Limit{Rate: 2, Period: time.Minute, Capacity: 2, Window: true, Start: noon}
