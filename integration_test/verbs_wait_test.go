@@ -120,7 +120,20 @@ func (g *guest) returns() ratelimit.Result {
 func (g *guest) leaves() {
 	g.Helper()
 	g.cancel()
-	<-g.done
+	g.advance(0)
+	for gone := false; !gone; time.Sleep(time.Millisecond) {
+		select {
+		case <-g.done:
+			gone = true
+		default:
+			g.mu.Lock()
+			asked := g.asked
+			g.mu.Unlock()
+			if asked > 50 { // the refund asks once
+				g.Fatal("Wait sleeps on")
+			}
+		}
+	}
 	if !errors.Is(g.err, context.Canceled) || g.result.OK {
 		g.Fatalf("%+v, %v, want canceled", g.result, g.err)
 	}
@@ -315,6 +328,9 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 				before := tableOf(t, pool)
 				short := lasting{t.Context(), c.waits / 2}
 				g := r.enterWith(short, db, c.requests...)
+				if !denied(g.decision.Err) {
+					t.Fatalf("%+v", g.decision)
+				}
 				<-g.done
 				var denial *ratelimit.DeniedError
 				if !errors.As(g.err, &denial) || g.result.OK || len(deniedBy(g.result)) == 0 || tableOf(t, pool) != before {
@@ -352,8 +368,10 @@ func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 		limit := ratelimit.TokenBucket("bounded", 1, time.Hour, ratelimit.Capacity(2), ratelimit.MaxReserved(1))
 		r.enter(db, limit.Key(on), limit.Key(on)).waits(0).returns() // which adds up
 		first := r.enter(db, limit.Key(on)).waits(time.Hour)
-		if g := r.enter(db, limit.Key(on)); !denied(g.decision.Err) || g.decision.Result.RetryAfter != time.Hour {
-			t.Errorf("more than may be reserved: %+v", g.decision)
+		for _, ctx := range []context.Context{t.Context(), lasting{t.Context(), 10 * time.Hour}} {
+			if g := r.enterWith(ctx, db, limit.Key(on)); !denied(g.decision.Err) || g.decision.Result.RetryAfter != time.Hour {
+				t.Errorf("more than may be reserved: %+v", g.decision)
+			}
 		}
 		first.leaves()
 		before := tableOf(t, pool)
@@ -384,8 +402,11 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
 	refused := func(ctx context.Context, db ratelimit.DB) {
 		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // or it would sleep, if it were not refused
+		defer cancel()
 		var programs interface{ ProgramError() }
-		if result, err := new(ratelimit.Limiter).Wait(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &programs) || result.OK {
+		if result, err := new(ratelimit.Limiter).Wait(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &programs) || result.OK ||
+			!strings.Contains(err.Error(), "wait before it begins") {
 			t.Errorf("%T: %+v, %v, want refused", db, result, err)
 		}
 	}
@@ -427,9 +448,16 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
-	ctx := &lasting{t.Context(), 2 * time.Hour}
+	inVain, cancel := context.WithCancel(t.Context())
+	ctx := &lasting{inVain, 2 * time.Hour}
 	var verbs []ratelimit.Verb
-	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(_ context.Context, d ratelimit.Decision) {
+	asked := 0
+	limiter := ratelimit.Limiter{Clock: func() time.Time {
+		if asked++; asked == 4 { // by each call, by the refund, and by a sleep
+			cancel()
+		}
+		return noon
+	}, Observer: func(_ context.Context, d ratelimit.Decision) {
 		if verbs = append(verbs, d.Verb); d.Result.RetryAfter > 0 {
 			ctx.left = time.Hour / 2
 		}
@@ -439,6 +467,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	}
 	ctx.left = 2 * time.Hour
 	result, err := limiter.Wait(ctx, pool, limit.Global())
+	cancel()
 	if !errors.Is(err, context.DeadlineExceeded) || result.OK || result.Requests[0].Limit.Name() != limit.Name() {
 		t.Fatalf("%+v, %v", result, err)
 	}
@@ -448,6 +477,28 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	if result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0)); err != nil || result.Remaining != 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
+}
+
+// Calls that the floor of a reservation cannot bound are not decided together with others.
+func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
+	release := holdFlights(t, coalescer, pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	a := newArrival(lasting{ctx, time.Minute})
+	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { cancel() }} // or it would sleep
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := limiter.Wait(a, coalescer, spaced.Global()); !denied(err) {
+			t.Errorf("%v, want a denial", err)
+		}
+	})
+	<-a.arrived
+	release()
+	wg.Wait()
 }
 
 func TestWaitTellsWhyItWasCanceled(t *testing.T) {
@@ -465,6 +516,22 @@ func TestWaitTellsWhyItWasCanceled(t *testing.T) {
 		_, err := limiter.Wait(ctx, pool, limit.Global())
 		if canceled := ctx.Err() != nil; canceled != (errors.Is(err, context.Canceled) && errors.Is(err, cause)) {
 			t.Errorf("canceled %v, %v", canceled, err)
+		}
+	}
+}
+
+func TestAWaitThatEndsAtTheDeadlineIsGranted(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for i, c := range []struct {
+		within  string
+		granted bool
+	}{{"0", true}, {"59 min 59.999999 s", false}, {"1 hour", true}, {"1 hour", false}, {"2 hours", true}} {
+		var granted bool
+		err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{hourly}', '{k}', '{1}', '{1 hour}', '{1}', ARRAY[$1::timestamptz],
+			'{1}', '{1}', '{-Infinity}', '{0}', '{0}', reserve => true, now => $1, within => $2)`, noon, c.within).Scan(&granted)
+		if err != nil || granted != c.granted {
+			t.Errorf("call %d, within %s: granted %v, %v", i, c.within, granted, err)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func (c *call) bound(ctx context.Context) {
 	if !ok {
 		return
 	}
-	left := max(time.Until(deadline), 0)
+	left := time.Until(deadline)
 	if d := &c.demands[0]; !forfeits(c.demands) {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if floor <= d.numbers.Capacity-d.count {
