@@ -13,7 +13,8 @@ import (
 //
 // A denial, by Consume, Wait or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome and errors of Reset, an error means that nothing was consumed or given back.
+// the context. Except for ErrUnknownOutcome, errors of Reset and a canceled Wait, an error means that nothing was consumed or
+// given back.
 //
 // A Limiter remembers how each limit refills. A limit of the same name with another kind, period, unit or [Start] is
 // [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor.

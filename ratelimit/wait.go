@@ -26,9 +26,9 @@ import (
 //
 // If ctx ends while Wait sleeps, or is about to end before RetryAt because the call itself took long, Wait gives the tokens
 // back by [Limiter.Refund], within 5 seconds. The error is ctx's, joined with the refund's if that failed. A refund breaks no
-// promise to other callers. So a token bucket gets everything back if the tokens waited for and the count are at most the
-// capacity, or if nobody waits behind the caller. Nobody who waits already is moved up. As with Consume, a ctx that ends
-// during the call of the database may leave [ErrUnknownOutcome].
+// promise to other callers, and nobody who waits already is moved up. So a token bucket gets everything back if all tokens
+// waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
+// with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
 //
 // The result is that of the reservation: RetryAt is over, and RetryAfter is how long the tokens took. Its receipt can be
 // refunded. [Limiter.Observer] is called with [VerbWait] before the sleep, and with [VerbRefund] if ctx ends.

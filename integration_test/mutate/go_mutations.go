@@ -171,7 +171,7 @@ var goMutations = []mutation{
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
-		old: "if d.need <= d.limit.numbers.Capacity {", new: "if d.need < 0 {",
+		old: "if d.need <= capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
 		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
