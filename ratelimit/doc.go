@@ -64,8 +64,8 @@
 // # Reservations
 //
 // [Request.Reserve] takes tokens that are not there yet. [Result].RetryAt is when the work may run. [Result.Receipt] is the
-// text to store with the work, for a later [Limiter.Refund]. No refund breaks a RetryAt that another caller was given. See
-// docs/refunds.md in the repository for the exact promise.
+// text to store with the work, for a later [Limiter.Refund]. [Limiter.Wait] reserves, and sleeps until RetryAt. No refund
+// breaks a RetryAt that another caller was given. See docs/refunds.md in the repository for the exact promise.
 //
 // # Time
 //
