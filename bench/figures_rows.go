@@ -106,6 +106,35 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 	return c.outcome(), nil
 }
 
+// calendarVsWindow compares two limits that differ only in what a window is.
+func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
+	const n, goroutines = 10_000, 16
+	pick := ownKeys(n, goroutines)
+	open := func(name string, limit ratelimit.Limit) (*side, error) {
+		pool, err := e.newPool(ctx, goroutines, nil)
+		if err != nil {
+			return nil, err
+		}
+		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+			_, err := limits.Consume(ctx, pool, limit.Key(pick(worker)))
+			return err
+		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)
+	}
+	month, err := open("month", ratelimit.CalendarWindow("month", 1e9, ratelimit.Month, ratelimit.In("Europe/Berlin")))
+	if err != nil {
+		return outcome{}, err
+	}
+	window, err := open("window of 30 days", ratelimit.FixedWindow("window", 1e9, 30*24*time.Hour))
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := compare(ctx, e.out, manyPairs, shortSlice, month, window)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
+}
+
 // tenMillionRows compares on tables that are larger than Postgres' own cache. The floors of tx_own_keys run beside them. Each side has
 // its own table. The first change of a page after a checkpoint costs most, and two sides that share a table would have fewer of these
 // each.

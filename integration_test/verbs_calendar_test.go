@@ -299,7 +299,7 @@ func TestPlansOfACalendarShareItsUnit(t *testing.T) {
 	})
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_keys and ratelimit_sweep know the same windows.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys know the same windows.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -353,4 +353,33 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			t.Fatalf("%s: a sweep of full rows deleted %d, %v", byHand, deleted, err)
 		}
 	}
+}
+
+// TestASweepOfACalendarMindsEveryAnchor: keys of one limit have anchors of their own, and a sweep has one definition. It deletes only
+// what is full by every anchor.
+func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	calls := func(options ...ratelimit.Option) ratelimit.Limit {
+		return ratelimit.CalendarWindow("calls", 10, ratelimit.Month, options...)
+	}
+	fromThe15th := calls(ratelimit.In("America/New_York"), ratelimit.Anchor("2026-01-15"))
+	clock.now = time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC)
+	if _, err := limiter.Consume(t.Context(), pool, fromThe15th.Key("bob").Count(10)); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func(now time.Time, want int64) {
+		t.Helper()
+		clock.now = now
+		if deleted, err := limiter.Sweep(t.Context(), pool, calls()); err != nil || deleted != want {
+			t.Errorf("%v: the sweep deleted %d rows, %v, want %d", now, deleted, err, want)
+		}
+	}
+	sweep(time.Date(2026, 4, 10, 0, 0, 0, 0, time.UTC), 0) // a month by calls() has begun, and none of bob's
+	if _, err := limiter.Consume(t.Context(), pool, fromThe15th.Key("bob")); !denied(err) {
+		t.Errorf("an eleventh call in a month: %v", err)
+	}
+	sweep(time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC).Add(32*24*time.Hour), 0) // the row must have been full for an hour
+	sweep(time.Date(2026, 3, 20, 13, 0, 0, 0, time.UTC).Add(32*24*time.Hour), 1)
 }

@@ -26,7 +26,7 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[],
       @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean,
-      @windows::timestamptz[], @firsts::integer[], @lasts::integer[], sqlc.narg('within')::interval))::bytea AS answer;
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[], @mosts::double precision[], sqlc.narg('within')::interval))::bytea AS answer;
 
 -- name: Refund :one
 SELECT pg_catalog.record_send(_ratelimit_refund(
@@ -43,5 +43,4 @@ SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz,
-      sqlc.narg('zone')::text, (sqlc.narg('anchor')::text)::date) AS s;
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz) AS s;

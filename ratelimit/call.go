@@ -52,7 +52,7 @@ func (c *call) reserves() bool { return forfeits(c.demands) || c.within != algeb
 
 // goesAlone reports whether a Coalescer sends the call as a statement of its own.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || c.reserves()
+	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || takesUpTo(c.demands)
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -114,7 +114,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 func unanswered(requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
-		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: r.upTo}
 	}
 	return result
 }

@@ -61,8 +61,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	if limit.onCalendar() {
-		c := limit.calendar
-		args.Unit, args.Zone, args.Anchor = pgtype.Text{String: c.Interval(), Valid: true}, pgtype.Text{String: c.Zone, Valid: true}, pgtype.Text{String: c.Anchor, Valid: true}
+		args.Unit = pgtype.Text{String: limit.calendar.Interval(), Valid: true}
 	}
 	for {
 		begin := time.Now()

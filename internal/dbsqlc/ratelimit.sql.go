@@ -19,7 +19,7 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
       $13::boolean, $14::timestamptz, $15::boolean,
-      $16::timestamptz[], $17::integer[], $18::integer[], $19::interval))::bytea AS answer
+      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[], $20::interval))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -41,6 +41,7 @@ type ApplyParams struct {
 	Windows    []pgtype.Timestamptz
 	Firsts     []int32
 	Lasts      []int32
+	Mosts      []float64
 	Within     pgtype.Interval
 }
 
@@ -64,6 +65,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Windows,
 		arg.Firsts,
 		arg.Lasts,
+		arg.Mosts,
 		arg.Within,
 	)
 	var answer []byte
@@ -272,8 +274,7 @@ const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
-      $7::timestamptz, $8::text, $9::timestamptz,
-      $10::text, ($11::text)::date) AS s
+      $7::timestamptz, $8::text, $9::timestamptz) AS s
 `
 
 type SweepParams struct {
@@ -286,8 +287,6 @@ type SweepParams struct {
 	Start    *time.Time
 	First    string
 	Now      *time.Time
-	Zone     pgtype.Text
-	Anchor   pgtype.Text
 }
 
 type SweepRow struct {
@@ -306,8 +305,6 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Start,
 		arg.First,
 		arg.Now,
-		arg.Zone,
-		arg.Anchor,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)
