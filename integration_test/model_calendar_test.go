@@ -222,7 +222,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 			got := consumeSkewed(t, pool, limit, count, now, now.Add(off))
 			before := model[demand.ID]
 			demand.Count = count
-			want := model.Consume([]inmemory.Demand{demand}, false, inmemory.ReadCommitted, algebra.At(now)).Granted
+			want := model.Consume([]inmemory.Demand{demand}, false, algebra.Forever, inmemory.ReadCommitted, algebra.At(now)).Granted
 			switch {
 			case got && !want:
 				t.Fatalf("round %d: %s, at %v with a clock %v off: granted, by the model denied, with %v", round, limit, now, off, before)

@@ -68,7 +68,7 @@ func (v version) all(balance float64) float64 {
 // grants says whether so much is granted for a key that holds a balance.
 func (v version) grants(balance, count float64, now algebra.Micros) bool {
 	d := algebra.Demand{Limit: v.numbers, Rows: []algebra.Row{{Value: balance, TS: now}}, Shards: 1, Count: count, Floor: -v.reserved()}
-	_, _, granted := algebra.Reserve([]algebra.Demand{d}, now)
+	_, _, granted := algebra.Reserve([]algebra.Demand{d}, now, algebra.Forever)
 	return granted
 }
 

@@ -212,7 +212,7 @@ func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 		}
 	}
 	if len(ds) > 0 {
-		runAt, lefts, granted := algebra.Reserve(ds, s.now)
+		runAt, lefts, granted := algebra.Reserve(ds, s.now, algebra.Forever)
 		if !granted {
 			return s, false
 		}

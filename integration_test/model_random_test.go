@@ -204,7 +204,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 	case "check":
 		return table.Check(demands, forfeits(ds), now)
 	default:
-		answer := table.Consume(demands, forfeits(ds), inmemory.ReadCommitted, now)
+		answer := table.Consume(demands, forfeits(ds), algebra.Forever, inmemory.ReadCommitted, now)
 		for i := range ds {
 			if ds[i].most > 0 && answer.Granted {
 				ds[i].count = answer.Taken
@@ -254,9 +254,9 @@ func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebr
 		demands = append(demands, d.demand(m.rows(d.rowsOf)))
 	}
 	if verb != "refund" && forfeits(ds) && !granted {
-		return algebra.WhenReserved(demands, now)
+		return algebra.WhenReserved(demands, now, algebra.Forever)
 	}
-	_, lefts, _ := algebra.Reserve(demands, now)
+	_, lefts, _ := algebra.Reserve(demands, now, algebra.Forever)
 	for i, d := range ds {
 		rows := m.rows(d.rowsOf)
 		switch {

@@ -156,6 +156,36 @@ func TestMetricsOfDecisions(t *testing.T) {
 	})
 }
 
+// A Wait is measured when it is decided, before it sleeps.
+func TestMetricsOfWaits(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	m := newMeter(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(ctx context.Context, d ratelimit.Decision) {
+		m.Decision(ctx, d)
+		if d.Result.RetryAfter > 0 {
+			cancel()
+		}
+	}}
+	limit := ratelimit.TokenBucket("third party", 10, time.Minute, ratelimit.Capacity(1))
+	for range 2 {
+		if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if got := m.points("ratelimit.reservation.wait"); got["ratelimit.limit=third party"] != 1 || got["sum ratelimit.limit=third party"] != 6 {
+		t.Errorf("waits %v", got)
+	}
+	want := map[string]float64{
+		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=wait":   2,
+		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=refund": 1,
+	}
+	if got := m.points("ratelimit.decisions"); !maps.Equal(got, want) {
+		t.Errorf("decisions %v, want %v", got, want)
+	}
+}
+
 func TestMetricsOfRetries(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)

@@ -367,7 +367,8 @@ $body$;
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
--- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
+-- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. Work that would wait longer than `within`
+-- is denied; NULL is no bound.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
@@ -388,7 +389,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -598,7 +599,7 @@ BEGIN
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time. (A check
                         -- without a floor only reads the balance.)
-                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
@@ -1989,7 +1990,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates doub
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);

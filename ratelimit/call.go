@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // call is one use of a verb, validated by newCall.
@@ -15,11 +17,12 @@ type call struct {
 	demands  []demand
 	receipt  *receipt           // for a refund
 	now      pgtype.Timestamptz // NULL: the database's clock
+	within   algebra.Micros     // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 }
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, requests: requests}
+	c = call{verb: v, requests: requests, within: algebra.Forever}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
@@ -44,11 +47,17 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 }
 
 // takes reports whether the call takes tokens.
-func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbCharge }
+func (c *call) takes() bool { return c.consumes() || c.verb == VerbCharge }
+
+// consumes reports whether the call takes tokens or is denied.
+func (c *call) consumes() bool { return c.verb == VerbConsume || c.verb == VerbWait }
+
+// reserves reports whether algebra.Reserve has the rule for the call.
+func (c *call) reserves() bool { return forfeits(c.demands) || c.within != algebra.Forever }
 
 // goesAlone reports whether a Coalescer sends the call as a statement of its own.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || forfeits(c.demands) || takesUpTo(c.demands)
+	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || takesUpTo(c.demands)
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -90,7 +99,7 @@ func (c *call) fill(result *Result, a *answer) {
 		return
 	}
 	result.fill(c, a)
-	if c.verb == VerbConsume && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+	if c.consumes() && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)
 	}
 }
@@ -100,7 +109,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.requests), explain(string(c.verb), err)
-	case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:
+	case (c.consumes() || c.verb == VerbCheck) && !result.OK:
 		return result, &DeniedError{Result: result}
 	}
 	return result, nil

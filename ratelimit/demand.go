@@ -73,7 +73,7 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 		d.count += r.tokens
 		d.need = max(d.need, d.count+r.floor(v))
 		d.floor = max(d.floor-r.tokens, r.floor(v))
-		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
+		d.reserve = d.reserve || v == VerbWait || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	reserves := slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
@@ -128,13 +128,17 @@ func (d *demand) validate(v Verb) error {
 	if v == VerbRefund || v == VerbReset {
 		return nil
 	}
-	if left := d.limit.numbers.Capacity - d.count; left < d.floor {
-		if d.need <= d.limit.numbers.Capacity { // too much only by rounding
+	capacity := d.limit.numbers.Capacity
+	if v == VerbWait && d.count > capacity && capacity > 0 {
+		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
+	}
+	if left := capacity - d.count; left < d.floor {
+		if d.need <= capacity { // too much only by rounding
 			d.floor = left
 			return nil
 		}
 		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-			ErrExceedsCapacity, d.limit.name, d.count, d.limit.numbers.Capacity-d.floor)
+			ErrExceedsCapacity, d.limit.name, d.count, capacity-d.floor)
 	}
 	return nil
 }
@@ -144,7 +148,7 @@ func (r Request) floor(v Verb) float64 {
 	switch {
 	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which reads the balance, even a debt
 		return math.Inf(-1)
-	case r.reserve:
+	case r.reserve, v == VerbWait:
 		return -r.limit.maxOwed()
 	default:
 		return 0

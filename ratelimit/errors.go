@@ -26,8 +26,8 @@ func (e programError) Unwrap() error { return e.error }
 func (programError) ProgramError() {}
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
-// reserving, above capacity + maxReserved. [Limiter.Consume], [Limiter.Check] and [Limiter.QueueConsume] return it. Waiting
-// does not help. Nothing was sent to the server.
+// reserving, above capacity + maxReserved. [Limiter.Consume], [Limiter.Wait], [Limiter.Check] and [Limiter.QueueConsume]
+// return it. Waiting does not help. Nothing was sent to the server.
 var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
 // ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
@@ -37,8 +37,8 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // retries after it. To find out, look for a business row that the transaction would have stored under a key chosen by the
 // caller. Any other error of this package's functions means that nothing was consumed or committed: a retry is safe.
 //
-// [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it. [Limiter.Consume], [Limiter.Charge]
-// and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the caller's they do not,
+// [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it. [Limiter.Consume], [Limiter.Wait],
+// [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the caller's they do not,
 // since the caller's COMMIT decides.
 //
 // Two functions do not return it. After an error of [Limiter.Reset], the limits may be full all the same: call it again.
@@ -50,7 +50,7 @@ var ErrUnknownOutcome = errors.New("outcome unknown")
 
 // ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
 // before its context ended. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it. So do
-// [Limiter.Consume] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the number of attempts,
+// [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the number of attempts,
 // and wraps the errors of the last attempt and of the context.
 var ErrAttemptsExhausted = errors.New("attempts ran out")
 
@@ -89,7 +89,7 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is the error of [Limiter.Consume] and [Limiter.Check] for a denial. It matches [ErrDenied]. Nothing was
+// DeniedError is the error of [Limiter.Consume], [Limiter.Wait] and [Limiter.Check] for a denial. It matches [ErrDenied]. Nothing was
 // consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands for a SQL
 // error, and the transaction is aborted.
 type DeniedError struct {

@@ -8,12 +8,13 @@ import (
 // Limiter decides requests. The zero value is ready: it uses the database's clock and has no observer. A Limiter is safe
 // for concurrent use. After its first use, it must not be copied, nor its fields changed.
 //
-// The verbs are [Limiter.Consume], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one
-// request or several. It is one statement, and one round trip unless the driver needs more.
+// The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset].
+// Each takes one request or several. It is one statement, and one round trip unless the driver needs more.
 //
-// A denial, by Consume or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
+// A denial, by Consume, Wait or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome and errors of Reset, an error means that nothing was consumed or given back.
+// the context. Except for ErrUnknownOutcome, errors of Reset and a canceled Wait, an error means that nothing was consumed or
+// given back.
 //
 // A Limiter remembers how each limit refills. A limit of the same name with another kind, period, unit or [Start] is
 // [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor.

@@ -12,7 +12,7 @@ import (
 // OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
 // verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
 // [Limiter.Consume], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and send nothing.
-// [Limiter.Check], which only reads, is allowed.
+// [Limiter.Check], which only reads, is allowed. [Limiter.Wait] is refused in the transaction, too.
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //

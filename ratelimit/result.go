@@ -126,7 +126,7 @@ func (c *call) upTo(a *answer) float64 {
 	return n
 }
 
-// waiting is about reservations that may forfeit tokens (see forfeits) and were not made, because of a check or a denial.
+// waiting is about reservations of algebra.Reserve (see call.reserves) that were not made, because of a check or a denial.
 type waiting struct {
 	asked   []algebra.Demand // empty: there are no such reservations
 	lefts   []float64        // the balance that each limit would have left
@@ -135,7 +135,7 @@ type waiting struct {
 
 func (c *call) waiting(a *answer) (w waiting) {
 	w.retryAt = a.at
-	if !forfeits(c.demands) || a.granted && c.verb != VerbCheck {
+	if !c.reserves() || a.granted && c.verb != VerbCheck {
 		return w
 	}
 	for i, d := range c.demands {
@@ -143,9 +143,9 @@ func (c *call) waiting(a *answer) (w waiting) {
 			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
 		})
 	}
-	_, w.lefts, _ = algebra.Reserve(w.asked, a.at)
+	_, w.lefts, _ = algebra.Reserve(w.asked, a.at, c.within)
 	if !a.granted {
-		w.retryAt = algebra.WhenReserved(w.asked, a.at)
+		w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)
 	}
 	return w
 }
@@ -153,7 +153,7 @@ func (c *call) waiting(a *answer) (w waiting) {
 // status works out the status of a demand's requests from its rows. at is the RetryAt, and reset the ResetAt.
 func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
-	if taken && c.verb == VerbConsume {
+	if taken && c.consumes() {
 		s.took.rows = len(rows)
 		for _, row := range rows {
 			s.took.held += row.Value
@@ -181,7 +181,7 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 	case w.asked != nil:
 		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
 			at = now
-		} else if at = algebra.WhenReserved(w.asked[i:i+1], now); at == now { // alone, it would wait less and forfeit less
+		} else if at = algebra.WhenReserved(w.asked[i:i+1], now, c.within); at == now { // alone, it would wait less and forfeit less
 			at = w.retryAt
 		}
 	case !s.OK:

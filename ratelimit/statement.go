@@ -29,7 +29,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return reset(c.demands)
 	case c.verb == VerbRefund:
 		return refund(c.receipt, c.demands, now)
-	case forfeits(c.demands), takesUpTo(c.demands):
+	case c.reserves(), takesUpTo(c.demands):
 		return c.apply(ctx, now, orRaise)
 	case takes && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
@@ -91,10 +91,14 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
 	op := string(c.verb)
 	switch {
-	case c.verb == VerbCharge:
-		op = string(VerbConsume) // a charge is a consume without a floor
 	case c.verb == VerbConsume && takesUpTo(c.demands):
 		op = "take"
+	case c.takes():
+		op = string(VerbConsume) // a charge is a consume without a floor
+	}
+	var within pgtype.Interval // NULL
+	if c.within != algebra.Forever {
+		within = pgtype.Interval{Microseconds: int64(c.within), Valid: true}
 	}
 	n := len(c.demands)
 	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
@@ -108,8 +112,8 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,
-		forfeits(c.demands), now, orRaise,
-		columns.windows, columns.firsts, columns.lasts, columns.mosts,
+		c.reserves(), now, orRaise,
+		columns.windows, columns.firsts, columns.lasts, columns.mosts, within,
 	)}
 }
 

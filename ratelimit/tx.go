@@ -169,7 +169,7 @@ func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func()
 }
 
 // connOf is the connection of a handle. It is nil for a pool, and for a handle of another type.
-func connOf(db txBeginner) *pgx.Conn {
+func connOf(db any) *pgx.Conn {
 	switch db := db.(type) {
 	case *pgx.Conn:
 		return db
@@ -183,7 +183,7 @@ var errInTransaction = fmt.Errorf("%w: the connection is in a transaction alread
 
 // inTransaction reports whether a connection is in a transaction, which COMMIT would end too early. (BEGIN inside one is
 // only a warning.)
-func inTransaction(db txBeginner) bool {
+func inTransaction(db any) bool {
 	conn := connOf(db)
 	if conn == nil || conn.IsClosed() {
 		return false

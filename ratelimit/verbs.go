@@ -12,6 +12,7 @@ type Verb string
 // The verbs.
 const (
 	VerbConsume Verb = "consume"
+	VerbWait    Verb = "wait"
 	VerbCheck   Verb = "check"
 	VerbCharge  Verb = "charge"
 	VerbRefund  Verb = "refund"
@@ -79,6 +80,10 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
 		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}
+	}
+	if err == nil && v == VerbWait {
+		err = errInTx(ctx, db)
+		c.bound(ctx)
 	}
 	if err == nil {
 		err = errOutside(ctx, v, db)

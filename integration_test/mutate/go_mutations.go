@@ -171,7 +171,7 @@ var goMutations = []mutation{
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
-		old: "if d.need <= d.limit.numbers.Capacity {", new: "if d.need < 0 {",
+		old: "if d.need <= capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
 		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
@@ -215,7 +215,7 @@ var goMutations = []mutation{
 
 	{
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case (c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
+		old: "case (c.consumes() || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
@@ -235,7 +235,7 @@ var goMutations = []mutation{
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
-		old: "(c.verb == VerbConsume || c.verb == VerbCheck) && !result.OK", new: "c.verb == VerbConsume && !result.OK",
+		old: "(c.consumes() || c.verb == VerbCheck) && !result.OK", new: "c.consumes() && !result.OK",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
 		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
@@ -411,8 +411,124 @@ var goMutations = []mutation{
 		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
-		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at)\n	}\n", new: "",
+		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)\n	}\n", new: "",
 		tests: "TestModel",
+	},
+
+	// ratelimit: waiting
+
+	{
+		name: "wait-too-long", file: "internal/algebra/promise.go", what: "the library thinks that work may wait beyond its deadline",
+		old: "if l.Unknown(runAt) || own[i]-now > within {", new: "if l.Unknown(runAt) {",
+		tests: "TestReserveWithin",
+	}, {
+		name: "wait-never-enough", file: "internal/algebra/promise.go", what: "a balance of -Inf is enough for a reservation without a bound",
+		old: "return !math.IsInf(left, -1) && left >=", new: "return left >=",
+		tests: "TestReserveWithin",
+	}, {
+		name: "wait-retry-guess", file: "internal/algebra/promise.go", what: "the time at which a wait becomes short enough is missed",
+		old: "guess = max(guess, runAt-within)", new: "_ = runAt",
+		tests: "TestReserveWithin",
+	}, {
+		name: "wait-in-tx", file: "ratelimit/wait.go", what: "a Wait sleeps in a transaction",
+		old: "if isTx(db) || inTransaction(db)", new: "if inTransaction(db)",
+		tests: "TestWaitIsRefusedInATransaction",
+	}, {
+		name: "wait-in-tx-by-hand", file: "ratelimit/wait.go", what: "a Wait sleeps in a transaction that was begun by hand",
+		old: "if isTx(db) || inTransaction(db)", new: "if isTx(db)",
+		tests: "TestWaitIsRefusedInATransaction",
+	}, {
+		name: "wait-beside-tx", file: "ratelimit/wait.go", what: "a Wait on the pool of a transaction is told to use the transaction",
+		old: " || errOutside(ctx, VerbWait, db) != nil {", new: " {",
+		tests: "TestWaitIsRefusedInATransaction",
+	}, {
+		name: "wait-no-floor", file: "ratelimit/wait.go", what: "a bucket's tokens are waited for beyond the deadline",
+		old: "d.floor = max(d.floor, floor)", new: "d.floor = max(d.floor, floor-1e9)",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-floor-alone", file: "ratelimit/wait.go", what: "a Wait with a deadline may reserve more than maxReserved",
+		old: "d.floor = max(d.floor, floor)", new: "d.floor = floor",
+		tests: "TestWaitKeepsTheLimitsBounds",
+	}, {
+		name: "wait-floor-of-first", file: "ratelimit/wait.go", what: "a deadline too early for a limit without capacity is an error of SQL",
+		old: "if floor <= d.numbers.Capacity-d.count {", new: "if true {",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "a window is thought to refill continuously until the deadline",
+		old: "if d := &c.demands[0]; !forfeits(c.demands) {", new: "if d := &c.demands[0]; true {",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps though the call took so long that the deadline comes first",
+		old: "ok && time.Until(deadline) < granted.RetryAfter {", new: "ok && time.Until(deadline) < 0 {",
+		tests: "TestWaitDoesNotSleepBeyondTheDeadline",
+	}, {
+		name: "wait-deaf", file: "ratelimit/wait.go", what: "a Wait sleeps on when its context has ended",
+		old: "		case <-ctx.Done():\n			return over(ctx)\n", new: "",
+		tests: "TestWaitSleepsUntilTheTokensAreThere",
+	}, {
+		name: "wait-no-cause", file: "ratelimit/wait.go", what: "a canceled Wait does not tell the cause",
+		old: "return over(ctx)", new: "return ctx.Err()",
+		tests: "TestWaitTellsWhyItWasCanceled",
+	}, {
+		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock though the limiter has one",
+		old: "			wait = granted.RetryAt.Sub(l.Clock())\n", new: "",
+		tests: "TestWaitServesInOrderOfArrival",
+	}, {
+		name: "wait-no-sleep", file: "ratelimit/wait.go", what: "a Wait does not sleep",
+		old: "for wait := granted.RetryAfter; wait > 0; {", new: "for wait := time.Duration(0); wait > 0; {",
+		tests: "TestTwentyWaitAtTwentyPerSecond|TestWaitServesInOrderOfArrival",
+	}, {
+		name: "wait-kept", file: "ratelimit/wait.go", what: "a canceled Wait keeps its tokens",
+		old: "errors.Join(err, l.giveBack(ctx, db, result, requests))", new: "errors.Join(err, nil)",
+		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
+	}, {
+		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait says that it was granted",
+		old: "return unanswered(requests), fmt.Errorf(\"ratelimit: wait", new: "return result, fmt.Errorf(\"ratelimit: wait",
+		tests: "TestWaitSleepsUntilTheTokensAreThere",
+	}, {
+		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are given back on the context that has ended",
+		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
+		tests: "TestWaitGivesBackOnAContextOfItsOwn",
+	}, {
+		name: "wait-refund-for-ever", file: "ratelimit/wait.go", what: "giving back may take for ever",
+		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithCancel(context.WithoutCancel(ctx))",
+		tests: "TestWaitGivesBackOnAContextOfItsOwn",
+	}, {
+		name: "wait-refund-once", file: "ratelimit/wait.go", what: "tokens are lost if their refund cannot be serialized",
+		old: "		return err\n	})\n}", new: "		return err\n	}, Attempts(1))\n}",
+		tests: "TestWaitGivesBackOnAContextOfItsOwn",
+	}, {
+		name: "wait-above-capacity", file: "ratelimit/demand.go", what: "a Wait for more than the capacity waits",
+		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if false {",
+		tests: "TestWaitKeepsTheLimitsBounds",
+	}, {
+		name: "wait-without-capacity", file: "ratelimit/demand.go", what: "nobody can wait for a limit that saves nothing",
+		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if v == VerbWait && d.count > capacity {",
+		tests: "TestWaitKeepsTheLimitsBounds",
+	}, {
+		name: "wait-forfeits-nothing", file: "ratelimit/demand.go", what: "a Wait for a window is no reservation, and forfeits nothing",
+		old: "d.reserve = d.reserve || v == VerbWait || r.reserve", new: "d.reserve = d.reserve || r.reserve",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-denied", file: "ratelimit/demand.go", what: "a Wait is denied if the tokens are not there",
+		old: "case r.reserve, v == VerbWait:", new: "case r.reserve:",
+		tests: "TestWaitSleepsUntilTheTokensAreThere",
+	}, {
+		name: "wait-no-receipt", file: "ratelimit/result.go", what: "a Wait has no receipt",
+		old: "if taken && c.consumes() {", new: "if taken && c.verb == VerbConsume {",
+		tests: "TestWaitSleepsUntilTheTokensAreThere",
+	}, {
+		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
+		old: "onCalendar(c.demands) || c.reserves()", new: "onCalendar(c.demands) || forfeits(c.demands)",
+		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
+	}, {
+		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted is told to retry",
+		old: "if !c.reserves() || a.granted", new: "if !forfeits(c.demands) || a.granted",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics leave out how long a Wait takes",
+		old: "(d.Verb == ratelimit.VerbConsume || d.Verb == ratelimit.VerbWait)", new: "d.Verb == ratelimit.VerbConsume",
+		tests: "TestMetricsOfWaits",
 	},
 
 	// ratelimit: what is there
@@ -431,11 +547,11 @@ var goMutations = []mutation{
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
 	}, {
 		name: "up-to-plain", file: "ratelimit/statement.go", what: "UpTo takes one token",
-		old: "case forfeits(c.demands), takesUpTo(c.demands):", new: "case forfeits(c.demands):",
+		old: "case c.reserves(), takesUpTo(c.demands):", new: "case c.reserves():",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
-		old: " || forfeits(c.demands) || takesUpTo(c.demands)", new: " || forfeits(c.demands)",
+		old: " || c.reserves() || takesUpTo(c.demands)", new: " || c.reserves()",
 		tests: "TestUpToOnACoalescerThatIsBusy",
 	}, {
 		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits says what the last one has",

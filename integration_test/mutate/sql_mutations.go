@@ -302,19 +302,27 @@ var sqlMutations = []mutation{
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
 		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are not known",
-		old: "granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND lefts", new: "granted AND lefts",
+		old: "granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: "granted AND (owns[i] > at + within) IS NOT TRUE AND lefts",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
 		name: "calendar-check-of-zero", file: apply, what: "a check that reads a balance is denied because a reservation beside it waits for long",
 		old: "(run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE", new: "(run_at > windows[lasts[i]]) IS NOT TRUE",
 		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
 	}, {
+		name: "wait-beyond-deadline", file: apply, what: "a Wait is granted that ends after its deadline",
+		old: " AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: " AND lefts",
+		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+	}, {
+		name: "wait-first-too-late", file: apply, what: "a Wait whose tokens come right at its deadline is denied",
+		old: "(owns[i] > at + within) IS NOT TRUE", new: "(owns[i] >= at + within) IS NOT TRUE",
+		tests: "TestAWaitThatEndsAtTheDeadlineIsGranted",
+	}, {
 		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",

@@ -462,7 +462,7 @@ func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
 			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Floor: subjects[p.subject].lowest(made.Verb, a.Reserve),
 		})
 	}
-	_, left, granted := algebra.Reserve(ds, at)
+	_, left, granted := algebra.Reserve(ds, at, algebra.Forever)
 	for i, a := range made.Asks {
 		after, ok := whole(did[a.place()].after())
 		granted = granted && ok && same(ds[i].Limit.Spread(ds[i].Rows, ds[i].Shards, left[i], at), after)

@@ -14,15 +14,19 @@ type Demand struct {
 	Floor  float64 // the lowest balance that may be left
 }
 
-// Reserve decides demands together if their job may have to wait. All of them may run at runAt. left is the balance that
-// each limit has left, and granted reports whether the balances are enough.
+// Forever is no bound on a wait: longer than from Min to Max.
+const Forever Micros = math.MaxInt64 / 2
+
+// Reserve decides demands together if their job may have to wait, but no longer than within. All of them may run at runAt.
+// left is the balance that each limit has left, and granted reports whether the balances are enough. The balance of a limit
+// that makes the job wait too long is -Inf.
 //
 // While the job waits, its tokens are there or come in, and the limit goes on refilling. Refill above the capacity until
 // the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a window,
 // that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits nothing,
 // since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are unknown. A
 // demand without a floor, which a check makes to read a balance, is never denied.
-func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted bool) {
+func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, granted bool) {
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now
 	for i, d := range ds {
@@ -38,7 +42,7 @@ func Reserve(ds []Demand, now Micros) (runAt Micros, left []float64, granted boo
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
-		if l.Unknown(runAt) && d.Floor > math.Inf(-1) {
+		if l.Unknown(runAt) && d.Floor > math.Inf(-1) || own[i]-now > within {
 			left[i] = math.Inf(-1)
 		}
 		granted = granted && d.Enough(left[i])
@@ -55,16 +59,16 @@ func earliest(rows []Row, now Micros) Micros {
 	return first
 }
 
-// Enough reports whether the balance may be left, up to the rounding of a sum over shards.
+// Enough reports whether the balance may be left, up to the rounding of a sum over shards. -Inf may never be left.
 func (d Demand) Enough(left float64) bool {
-	return left >= d.Floor-slack(max(len(d.Rows), d.Shards))
+	return !math.IsInf(left, -1) && left >= d.Floor-slack(max(len(d.Rows), d.Shards))
 }
 
 // WhenReserved is the first instant from now on at which Reserve grants if nothing else is taken or given back. Beyond
 // [Max] it is Max.
-func WhenReserved(ds []Demand, now Micros) Micros {
+func WhenReserved(ds []Demand, now, within Micros) Micros {
 	enough := func(at Micros) bool {
-		_, _, granted := Reserve(ds, at)
+		_, _, granted := Reserve(ds, at, within)
 		return granted
 	}
 	if now >= Max || enough(now) {
@@ -74,6 +78,8 @@ func WhenReserved(ds []Demand, now Micros) Micros {
 	for _, d := range ds {
 		guess = max(guess, d.Limit.When(d.Rows, d.Shards, d.Count, d.Floor, now)) // without forfeits
 	}
+	runAt, _, _ := Reserve(ds, guess, within)
+	guess = max(guess, runAt-within)
 	return firstAfter(now, guess, enough)
 }
 

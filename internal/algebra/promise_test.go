@@ -37,19 +37,58 @@ func TestReserve(t *testing.T) {
 		{"a window that waits for a bucket", []Demand{demand(window, 100, noon, 70, inf), demand(bucket, -4, noon, 3, inf)}, noon + 70*second, []float64{-70, -7}, true},
 		{"two buckets", []Demand{demand(bucket, 6, noon, 1, inf), demand(bucket, 2, noon, 5, inf)}, noon + 30*second, []float64{2, -3}, true},
 	} {
-		runAt, left, granted := Reserve(row.demands, noon)
+		runAt, left, granted := Reserve(row.demands, noon, Forever)
 		if runAt != row.runAt || !slices.Equal(left, row.left) || granted != row.granted {
 			t.Errorf("%s: runs at %v, %v are left, granted %v; want %v, %v, %v", row.name, runAt.Time(), left, granted, row.runAt.Time(), row.left, row.granted)
 		}
 		for i := range row.demands { // alone and together, to the microsecond
 			for _, ds := range [][]Demand{row.demands, row.demands[i : i+1]} {
-				at := WhenReserved(ds, noon)
-				_, _, granted := Reserve(ds, at)
-				_, _, early := Reserve(ds, at-1)
+				at := WhenReserved(ds, noon, Forever)
+				_, _, granted := Reserve(ds, at, Forever)
+				_, _, early := Reserve(ds, at-1, Forever)
 				if !granted || at > noon && early {
 					t.Errorf("%s: when %v, granted %v, a microsecond earlier %v", row.name, at.Time(), granted, early)
 				}
 			}
+		}
+	}
+}
+
+// A job that would wait too long is denied, until it would not.
+func TestReserveWithin(t *testing.T) {
+	bucket := Limit{Rate: 6, Period: time.Minute, Capacity: 6}
+	window := Limit{Rate: 10, Period: time.Minute, Capacity: 10, Window: true, Start: noon}
+	spaced := Limit{Rate: 6, Period: time.Minute}
+	none := Limit{Rate: 10, Period: time.Minute, Window: true, Start: noon}
+	demand := func(l Limit, value, count float64) Demand {
+		return Demand{Limit: l, Rows: []Row{{value, noon}}, Shards: 1, Count: count, Floor: math.Inf(-1)}
+	}
+	for _, row := range []struct {
+		name    string
+		demands []Demand
+		within  Micros
+		denied  int    // by this demand, or -1
+		when    Micros // it is granted
+	}{
+		{"a bucket", []Demand{demand(bucket, 0, 3)}, 30 * second, -1, noon},
+		{"a bucket, too late", []Demand{demand(bucket, 0, 3)}, 20 * second, 0, noon + 10*second},
+		{"a window", []Demand{demand(window, 0, 3)}, minute, -1, noon},
+		{"a window, too late", []Demand{demand(window, 0, 3)}, minute - 1, 0, noon + 1},
+		{"a window in debt", []Demand{demand(window, -10, 3)}, 30 * second, 0, noon + 90*second},
+		{"at once", []Demand{demand(window, 3, 3)}, 0, -1, noon},
+		{"the second of two", []Demand{demand(bucket, 6, 3), demand(window, 0, 3)}, 30 * second, 1, noon + 30*second},
+		{"nothing is ever there at once", []Demand{demand(spaced, -3, 1)}, 30 * second, 0, noon + 10*second},
+		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Max - 9*second}, // never
+		{"nor in a window", []Demand{demand(none, 0, 1)}, 20 * second, 0, noon + 40*second},
+	} {
+		_, left, granted := Reserve(row.demands, noon, row.within)
+		for i, d := range row.demands {
+			if d.Enough(left[i]) == (i == row.denied) {
+				t.Errorf("%s: %v are left of %d", row.name, left[i], i)
+			}
+		}
+		if when := WhenReserved(row.demands, noon, row.within); granted != (row.denied < 0) || when != row.when {
+			t.Errorf("%s: granted %v, when %v, want %v", row.name, granted, when.Time(), row.when.Time())
 		}
 	}
 }

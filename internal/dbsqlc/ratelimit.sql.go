@@ -19,7 +19,7 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
       $13::boolean, $14::timestamptz, $15::boolean,
-      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[]))::bytea AS answer
+      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[], $20::interval))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -42,6 +42,7 @@ type ApplyParams struct {
 	Firsts     []int32
 	Lasts      []int32
 	Mosts      []float64
+	Within     pgtype.Interval
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -65,6 +66,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Firsts,
 		arg.Lasts,
 		arg.Mosts,
+		arg.Within,
 	)
 	var answer []byte
 	err := row.Scan(&answer)

@@ -52,8 +52,8 @@ const (
 	Higher        Isolation = true
 )
 
-// Consume takes the tokens of all demands, or of none. With reserve, their work may have to wait.
-func (t Table) Consume(ds []Demand, reserve bool, level Isolation, now algebra.Micros) Answer {
+// Consume takes the tokens of all demands, or of none. With reserve, their work may have to wait, but no longer than within.
+func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level Isolation, now algebra.Micros) Answer {
 	upTo := slices.ContainsFunc(ds, func(d Demand) bool { return d.Most > 0 })
 	if d := ds[0]; !upTo && len(ds) == 1 && d.Shards == 1 && !reserve && len(t[d.ID]) > 1 {
 		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever it decides
@@ -63,7 +63,7 @@ func (t Table) Consume(ds []Demand, reserve bool, level Isolation, now algebra.M
 			return a
 		}
 	}
-	a, lefts := t.decide(ds, reserve, now)
+	a, lefts := t.decide(ds, reserve, within, now)
 	if a.Granted {
 		for i, d := range ds {
 			t.set(d, d.Limit.Spread(t.rows(d.ID), d.Shards, lefts[i], now))
@@ -75,7 +75,7 @@ func (t Table) Consume(ds []Demand, reserve bool, level Isolation, now algebra.M
 
 // Check answers as Consume would, and changes nothing.
 func (t Table) Check(ds []Demand, reserve bool, now algebra.Micros) Answer {
-	a, _ := t.decide(ds, reserve, now)
+	a, _ := t.decide(ds, reserve, algebra.Forever, now)
 	a.Rows = t.all(ds)
 	return a
 }
@@ -127,13 +127,13 @@ func (d Demand) available(row Row, now algebra.Micros) float64 {
 }
 
 // decide decides on all rows of all limits. lefts is the balance that each limit would have left.
-func (t Table) decide(ds []Demand, reserve bool, now algebra.Micros) (a Answer, lefts []float64) {
+func (t Table) decide(ds []Demand, reserve bool, within, now algebra.Micros) (a Answer, lefts []float64) {
 	demands := make([]algebra.Demand, len(ds))
 	for i, d := range ds {
 		demands[i] = algebra.Demand{Limit: d.Limit, Rows: t.rows(d.ID), Shards: d.Shards, Count: d.Count, Floor: d.Floor}
 	}
 	if reserve {
-		_, lefts, a.Granted = algebra.Reserve(demands, now)
+		_, lefts, a.Granted = algebra.Reserve(demands, now, within)
 		return a, lefts
 	}
 	a.Granted = true

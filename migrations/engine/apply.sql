@@ -3,7 +3,8 @@
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
--- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
+-- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. Work that would wait longer than `within`
+-- is denied; NULL is no bound.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
@@ -24,7 +25,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -234,7 +235,7 @@ BEGIN
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time. (A check
                         -- without a floor only reads the balance.)
-                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';

@@ -24,7 +24,7 @@ import (
 // The attributes:
 //
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
-//	ratelimit.verb     consume, check, charge, refund or reset
+//	ratelimit.verb     consume, wait, check, charge, refund or reset
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another request
 //	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
 //	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
@@ -76,7 +76,7 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if wait := s.RetryAt.Sub(d.Result.At); result == granted && d.Verb == ratelimit.VerbConsume && wait > 0 {
+		if wait := s.RetryAt.Sub(d.Result.At); result == granted && (d.Verb == ratelimit.VerbConsume || d.Verb == ratelimit.VerbWait) && wait > 0 {
 			m.wait.Record(ctx, wait.Seconds(), metric.WithAttributes(name))
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // in every run of a test.
 var start = time.Date(2030, time.January, 1, 12, 0, 0, 0, time.UTC)
 
-// sleeper is a Sleep that has not ended.
+// sleeper is a SleepUntil that has not ended.
 type sleeper struct {
 	until algebra.Micros
 	done  chan struct{}
@@ -59,11 +59,11 @@ func (db *DB) set(t time.Time) {
 	})
 }
 
-// Sleep waits until another goroutine has moved the clock by d, or until ctx ends, and returns the error of ctx. It is for
-// code under test that waits for a RetryAt, in the place of a timer.
-func (db *DB) Sleep(ctx context.Context, d time.Duration) error {
+// SleepUntil waits until another goroutine has moved the clock to t, or until ctx ends, and returns the error of ctx.
+// [ratelimit.Limiter.Wait] sleeps by it. It can take the place of a timer in code under test that waits for a RetryAt.
+func (db *DB) SleepUntil(ctx context.Context, t time.Time) error {
 	db.mu.Lock()
-	s := sleeper{algebra.At(db.now.Time().Add(d)), make(chan struct{})}
+	s := sleeper{algebra.At(t), make(chan struct{})}
 	if s.until <= db.now {
 		db.mu.Unlock()
 		return ctx.Err()

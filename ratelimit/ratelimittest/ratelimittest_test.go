@@ -3,8 +3,10 @@ package ratelimittest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -425,12 +427,12 @@ func TestSleepEndsByTheClock(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var woken, canceled time.Time
 		go func() {
-			if err := db.Sleep(ctx, time.Minute); err == nil {
+			if err := db.SleepUntil(ctx, db.Now().Add(time.Minute)); err == nil {
 				woken = db.Now()
 			}
 		}()
 		go func() {
-			if err := db.Sleep(ctx, time.Hour); errors.Is(err, context.Canceled) {
+			if err := db.SleepUntil(ctx, db.Now().Add(time.Hour)); errors.Is(err, context.Canceled) {
 				canceled = db.Now()
 			}
 		}()
@@ -451,8 +453,40 @@ func TestSleepEndsByTheClock(t *testing.T) {
 		if canceled.IsZero() {
 			t.Error("still asleep, though its context has ended")
 		}
-		if err := db.Sleep(t.Context(), 0); err != nil {
+		if err := db.SleepUntil(t.Context(), db.Now()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A Wait sleeps by the clock of the database, in order of arrival. One that is canceled gives its tokens back.
+func TestWaitIsDrivenByTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+		perMinute := ratelimit.TokenBucket("perMinute", 1, time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		begin := db.Now()
+		var ended []string
+		wait := func(name string, ctx context.Context) {
+			go func() {
+				_, err := limits.Wait(ctx, db, perMinute.Global())
+				ended = append(ended, fmt.Sprintf("%s after %v: %v", name, db.Now().Sub(begin), err))
+			}()
+			synctest.Wait()
+		}
+		wait("first", t.Context())
+		wait("second", t.Context())
+		wait("third", ctx)
+		cancel()
+		synctest.Wait()
+		wait("fourth", t.Context())
+		for range 121 {
+			db.Advance(time.Second)
+			synctest.Wait()
+		}
+		want := []string{"first after 0s: <nil>", "third after 0s: ratelimit: wait: context canceled", "second after 1m0s: <nil>", "fourth after 2m0s: <nil>"}
+		if !slices.Equal(ended, want) {
+			t.Errorf("%q, want %q", ended, want)
 		}
 	})
 }

@@ -23,8 +23,9 @@ type statement struct {
 	demands []inmemory.Demand
 	taken   []algebra.Taken // for a refund
 	reserve bool
-	now     *time.Time // nil: the clock of the database
-	orRaise bool       // a denial is an error
+	within  algebra.Micros // how long the work may wait
+	now     *time.Time     // nil: the clock of the database
+	orRaise bool           // a denial is an error
 }
 
 // read reads a statement. Its arguments have the types that package ratelimit gives them, in the order of the query. It
@@ -33,7 +34,7 @@ func read(query string, args []any) (s statement, ok bool) {
 	if len(args) < 2 {
 		return s, false
 	}
-	s.query = query
+	s.query, s.within = query, algebra.Forever
 	a := arguments(args[1:]) // after pgx's query rewriter
 	switch query {
 	case dbsqlc.Consume:
@@ -73,6 +74,9 @@ func read(query string, args []any) (s statement, ok bool) {
 		a.windows(s.demands)
 		for i, most := range take[[]float64](&a) {
 			s.demands[i].Most = most
+		}
+		if within := take[pgtype.Interval](&a); within.Valid {
+			s.within = algebra.Micros(within.Microseconds)
 		}
 	case dbsqlc.Refund:
 		s.demands = a.demands()
@@ -195,7 +199,7 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 	case s.op == "check":
 		a = t.Check(s.demands, s.reserve, now)
 	default:
-		a = t.Consume(s.demands, s.reserve, level, now)
+		a = t.Consume(s.demands, s.reserve, s.within, level, now)
 	}
 	switch {
 	case s.orRaise && !a.Granted:

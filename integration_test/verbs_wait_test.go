@@ -1,0 +1,592 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// waitingRoom is a limiter whose clock is set by hand while callers wait. It stands at noon at first.
+type waitingRoom struct {
+	*testing.T
+	limiter *ratelimit.Limiter
+
+	mu    sync.Mutex
+	now   time.Time
+	asked int // how often the clock was asked
+}
+
+func newWaitingRoom(t *testing.T) *waitingRoom {
+	r := &waitingRoom{T: t, now: noon}
+	r.limiter = &ratelimit.Limiter{Clock: func() time.Time {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.asked++
+		return r.now
+	}}
+	return r
+}
+
+func (r *waitingRoom) advance(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now, r.asked = r.now.Add(d), 0
+}
+
+// guest is a caller of Wait, whose call has been decided.
+type guest struct {
+	*waitingRoom
+	decision ratelimit.Decision
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when Wait has returned
+	result   ratelimit.Result
+	err      error
+}
+
+// enter calls Wait, and returns when the call is decided.
+func (r *waitingRoom) enter(db ratelimit.DB, requests ...ratelimit.Request) *guest {
+	return r.enterWith(r.Context(), db, requests...)
+}
+
+func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, requests ...ratelimit.Request) *guest {
+	r.Helper()
+	decided := make(chan ratelimit.Decision, 1)
+	limiter := &ratelimit.Limiter{Clock: r.limiter.Clock, Observer: func(_ context.Context, d ratelimit.Decision) {
+		if d.Verb == ratelimit.VerbWait {
+			decided <- d
+		}
+	}}
+	g := &guest{waitingRoom: r, done: make(chan struct{})}
+	ctx, g.cancel = context.WithCancel(ctx)
+	r.Cleanup(g.cancel)
+	go func() {
+		defer close(g.done)
+		g.result, g.err = limiter.Wait(ctx, db, requests...)
+	}()
+	g.decision = <-decided
+	return g
+}
+
+// waits wants a grant for d from now on.
+func (g *guest) waits(d time.Duration) *guest {
+	g.Helper()
+	if g.decision.Err != nil || !g.decision.Result.OK || (g.decision.Result.RetryAfter-d).Abs() > time.Microsecond { // rounding
+		g.Fatalf("%+v, want a wait of %v", g.decision, d)
+	}
+	return g
+}
+
+// sleeps wants Wait to look at the clock as it is now, and go on sleeping.
+func (g *guest) sleeps() {
+	g.Helper()
+	eventually(g, "the sleeper looks at the clock twice", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		select {
+		case <-g.done:
+			g.Fatalf("returned at %v: %+v, %v; want to wait", g.now, g.result, g.err)
+		default:
+		}
+		return g.asked >= 2
+	})
+}
+
+// returns wants Wait to return with its tokens.
+func (g *guest) returns() ratelimit.Result {
+	g.Helper()
+	select {
+	case <-g.done:
+	case <-time.After(20 * time.Second):
+		g.Fatal("the tokens are there, but Wait sleeps on")
+	}
+	if g.err != nil || !g.result.OK || g.result.Receipt() == "" {
+		g.Fatalf("%+v, %v, want a grant", g.result, g.err)
+	}
+	return g.result
+}
+
+// leaves cancels Wait, which must return its context's error.
+func (g *guest) leaves() {
+	g.Helper()
+	g.cancel()
+	g.advance(0)
+	for gone := false; !gone; time.Sleep(time.Millisecond) {
+		select {
+		case <-g.done:
+			gone = true
+		default:
+			g.mu.Lock()
+			asked := g.asked
+			g.mu.Unlock()
+			if asked > 50 { // the refund asks once
+				g.Fatal("Wait sleeps on")
+			}
+		}
+	}
+	if !errors.Is(g.err, context.Canceled) || g.result.OK {
+		g.Fatalf("%+v, %v, want canceled", g.result, g.err)
+	}
+}
+
+// holds wants a balance now.
+func (r *waitingRoom) holds(db ratelimit.DB, request ratelimit.Request, want float64) {
+	r.Helper()
+	result, err := r.limiter.Check(r.Context(), db, request.Count(0))
+	if err != nil || !near(result.Remaining, want) {
+		r.Fatalf("balance %v, %v, want %v", result.Remaining, err, want)
+	}
+}
+
+// bare is a handle as an application passes it, and whether it is a transaction.
+func bare(db handle) (_ ratelimit.DB, isTx bool) {
+	switch db := db.(type) {
+	case pgx.Tx:
+		return db, true
+	case sqlHandle:
+		_, isTx := db.on.(*sql.Tx)
+		return db.DB, isTx
+	}
+	return db, false
+}
+
+func TestWaitSleepsUntilTheTokensAreThere(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("third party", 10, time.Minute, ratelimit.Capacity(1))
+		db, isTx := bare(w.db)
+		if isTx {
+			before := w.rows()
+			result, err := w.limiter.Wait(w.Context(), db, limit.Key("a"))
+			if !errors.Is(err, ratelimit.ErrInvalid) || result.OK || w.rows() != before {
+				w.Fatalf("in a transaction: %+v, %v", result, err)
+			}
+			return
+		}
+		r := newWaitingRoom(w.T)
+		r.enter(db, limit.Key("a")).waits(0).returns()
+		g := r.enter(db, limit.Key("a")).waits(6 * time.Second)
+		r.advance(6*time.Second - time.Microsecond)
+		g.sleeps()
+		r.advance(time.Microsecond)
+		if result := g.returns(); !result.RetryAt.Equal(r.now) {
+			t.Fatalf("%+v", result)
+		}
+		r.holds(db, limit.Key("a"), 0)
+
+		g = r.enter(db, limit.Key("a")).waits(6 * time.Second)
+		g.leaves()
+		r.holds(db, limit.Key("a"), 0)
+	})
+}
+
+// TestTwentyWaitAtTwentyPerSecond has them wait by the database's clock.
+func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
+	t.Parallel()
+	for _, on := range []string{"pool", "coalescer"} {
+		t.Run(on, func(t *testing.T) {
+			t.Parallel()
+			pool, statements := traced(t, newPool(t, 1), 4, nil)
+			db := ratelimit.DB(pool)
+			if on == "coalescer" {
+				c := &ratelimit.Coalescer{Pool: pool}
+				t.Cleanup(c.Close)
+				db = c
+			}
+			limit := ratelimit.TokenBucket("third party", 20, time.Second, ratelimit.Capacity(1))
+			var limiter ratelimit.Limiter
+			results := make([]ratelimit.Result, 20)
+			var wg sync.WaitGroup
+			for i := range results {
+				wg.Go(func() {
+					began := time.Now()
+					result, err := limiter.Wait(t.Context(), db, limit.Global())
+					if slept := time.Since(began); err != nil || slept < result.RetryAfter {
+						t.Errorf("%+v, %v, after %v", result, err, slept)
+					}
+					results[i] = result
+				})
+			}
+			wg.Wait()
+			if calls := statements.count("ratelimit_"); calls > 40 || on == "pool" && calls != 20 {
+				t.Errorf("%d calls of the database", calls)
+			}
+			slices.SortFunc(results, func(a, b ratelimit.Result) int { return a.RetryAt.Compare(b.RetryAt) })
+			for i, result := range results {
+				for j, later := range results[i+1:] {
+					span := later.RetryAt.Sub(result.RetryAt) + time.Microsecond // to which RetryAt is rounded up
+					if granted, promised := float64(j+2), 1+20*span.Seconds(); granted > promised {
+						t.Fatalf("%v granted from %v to %v, %v promised", granted, result.RetryAt, later.RetryAt, promised)
+					}
+				}
+			}
+		})
+	}
+}
+
+// waitHandles are the handles of one pool on which Wait is allowed.
+func waitHandles(t *testing.T, pool *pgxpool.Pool) map[string]ratelimit.DB {
+	c := &ratelimit.Coalescer{Pool: pool}
+	t.Cleanup(c.Close)
+	return map[string]ratelimit.DB{"pool": pool, "coalescer": c}
+}
+
+// Callers wait in the order in which they came.
+func TestWaitServesInOrderOfArrival(t *testing.T) {
+	t.Parallel()
+	for on, db := range waitHandles(t, newPool(t, 2)) {
+		r := newWaitingRoom(t)
+		limit := ratelimit.TokenBucket("third party", 20, time.Second, ratelimit.Capacity(1))
+		r.enter(db, limit.Key(on)).waits(0).returns()
+		var guests []*guest
+		for i := range 5 {
+			guests = append(guests, r.enter(db, limit.Key(on)).waits(time.Duration(i+1)*50*time.Millisecond))
+		}
+		for i, g := range guests {
+			r.advance(50 * time.Millisecond)
+			g.returns()
+			for _, later := range guests[i+1:] {
+				later.sleeps()
+			}
+		}
+	}
+}
+
+func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
+	t.Parallel()
+	for on, db := range waitHandles(t, newPool(t, 2)) {
+		for name, c := range map[string]struct {
+			limit ratelimit.Limit
+			first float64 // taken by another caller before
+			leave []int   // in this order
+		}{
+			"in any order":   {ratelimit.TokenBucket("any", 20, time.Second), 20, newRand(t).Perm(4)},
+			"the last first": {ratelimit.TokenBucket("last", 20, time.Second, ratelimit.Capacity(1)), 1, []int{3, 2, 1, 0}},
+			"sharded":        {ratelimit.TokenBucket("sharded", 20, time.Second, ratelimit.Shards(4)), 20, newRand(t).Perm(4)},
+			"a window":       {ratelimit.FixedWindow("window", 20, time.Second, ratelimit.Start(noon)), 20, newRand(t).Perm(4)},
+			"a calendar":     {ratelimit.CalendarWindow("calendar", 20, ratelimit.Day), 20, newRand(t).Perm(4)},
+		} {
+			r := newWaitingRoom(t)
+			request := c.limit.Key(on)
+			r.enter(db, request.Count(c.first)).returns()
+			alone := r.enter(db, request) // if nobody has come before
+			alone.leaves()
+			var guests []*guest
+			for range 4 {
+				guests = append(guests, r.enter(db, request))
+			}
+			for _, i := range c.leave {
+				guests[i].leaves()
+			}
+			if g := r.enter(db, request); g.decision.Err != nil || !g.decision.Result.RetryAt.Equal(alone.decision.Result.RetryAt) {
+				t.Errorf("%s, %s, %v: the next one waits until %v, want %v", on, name, c.leave, g.decision.Result.RetryAt, alone.decision.Result.RetryAt)
+			}
+		}
+	}
+}
+
+// lasting is a context whose deadline is always as far away.
+type lasting struct {
+	context.Context
+	left time.Duration
+}
+
+func (l lasting) Deadline() (time.Time, bool) { return time.Now().Add(l.left), true }
+
+func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	hourly := ratelimit.TokenBucket("hourly", 1, time.Hour)
+	for on, db := range waitHandles(t, pool) {
+		for name, c := range map[string]struct {
+			requests []ratelimit.Request
+			waits    time.Duration // once the limits are empty
+		}{
+			"bucket":        {[]ratelimit.Request{hourly.Key(on)}, time.Hour},
+			"reserving":     {[]ratelimit.Request{ratelimit.TokenBucket("reserved", 1, time.Hour).Key(on).Reserve()}, time.Hour},
+			"sharded":       {[]ratelimit.Request{ratelimit.TokenBucket("sharded", 2, time.Hour, ratelimit.Shards(2)).Key(on).Count(2)}, time.Hour},
+			"window":        {[]ratelimit.Request{ratelimit.FixedWindow("window", 3, time.Hour, ratelimit.Start(noon)).Key(on).Count(3)}, time.Hour},
+			"calendar":      {[]ratelimit.Request{ratelimit.CalendarWindow("calendar", 1, ratelimit.Day).Key(on)}, 12 * time.Hour},
+			"spaced":        {[]ratelimit.Request{ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on)}, time.Hour},
+			"two buckets":   {[]ratelimit.Request{ratelimit.TokenBucket("one", 10, time.Hour).Key(on), ratelimit.TokenBucket("two", 1, time.Hour).Key(on)}, time.Hour},
+			"with a window": {[]ratelimit.Request{ratelimit.TokenBucket("some", 10, time.Hour).Key(on), ratelimit.FixedWindow("windows", 1, 2*time.Hour, ratelimit.Start(noon)).Key(on)}, 2 * time.Hour},
+		} {
+			t.Run(on+", "+name, func(t *testing.T) {
+				r := newWaitingRoom(t)
+				if name != "spaced" { // which is always empty
+					r.enter(db, c.requests...).waits(0).returns()
+				}
+				before := tableOf(t, pool)
+				short := lasting{t.Context(), c.waits / 2}
+				g := r.enterWith(short, db, c.requests...)
+				if !denied(g.decision.Err) {
+					t.Fatalf("%+v", g.decision)
+				}
+				<-g.done
+				var denial *ratelimit.DeniedError
+				if !errors.As(g.err, &denial) || g.result.OK || len(deniedBy(g.result)) == 0 || tableOf(t, pool) != before {
+					t.Fatalf("%+v, %v", g.result, g.err)
+				}
+				if name == "spaced" {
+					if denial.RetryAt.Year() != 9999 {
+						t.Fatalf("%+v, want never", denial)
+					}
+					return
+				}
+				// The deadline is not to the microsecond.
+				if late := denial.RetryAfter - c.waits/2; late < -time.Microsecond || late > 10*time.Minute {
+					t.Fatalf("retry after %v, want %v", denial.RetryAfter, c.waits/2)
+				}
+				r.advance(c.waits/2 - 10*time.Minute)
+				if g := r.enterWith(short, db, c.requests...); !denied(g.decision.Err) {
+					t.Fatalf("early: %+v", g.decision)
+				}
+				r.advance(20 * time.Minute)
+				g = r.enterWith(short, db, c.requests...).waits(c.waits/2 - 10*time.Minute)
+				r.advance(c.waits/2 - 10*time.Minute + time.Microsecond)
+				g.returns()
+			})
+		}
+	}
+}
+
+// A caller that would wait longer than maxReserved allows, or for more than there can be, is refused at once.
+func TestWaitKeepsTheLimitsBounds(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	for on, db := range waitHandles(t, pool) {
+		r := newWaitingRoom(t)
+		limit := ratelimit.TokenBucket("bounded", 1, time.Hour, ratelimit.Capacity(2), ratelimit.MaxReserved(1))
+		r.enter(db, limit.Key(on), limit.Key(on)).waits(0).returns() // which adds up
+		first := r.enter(db, limit.Key(on)).waits(time.Hour)
+		for _, ctx := range []context.Context{t.Context(), lasting{t.Context(), 10 * time.Hour}} {
+			if g := r.enterWith(ctx, db, limit.Key(on)); !denied(g.decision.Err) || g.decision.Result.RetryAfter != time.Hour {
+				t.Errorf("more than may be reserved: %+v", g.decision)
+			}
+		}
+		first.leaves()
+		before := tableOf(t, pool)
+		for _, requests := range [][]ratelimit.Request{
+			{limit.Key(on).Count(2.5)},
+			{limit.Key(on).Count(2.5).Reserve()},
+			{limit.Key(on).Count(2), limit.Key(on)},
+			{ratelimit.TokenBucket("owes", 1, time.Hour, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Key(on).Count(2)},
+		} {
+			if g := r.enter(db, requests...); !errors.Is(g.decision.Err, ratelimit.ErrExceedsCapacity) {
+				t.Errorf("%+v, want more than there can be", g.decision)
+			}
+		}
+		if after := tableOf(t, pool); after != before {
+			t.Errorf("it wrote %s, before %s", after, before)
+		}
+		// Nothing is ever there at once.
+		spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on).Count(2)
+		g := r.enterWith(lasting{t.Context(), 3 * time.Hour}, db, spaced).waits(2 * time.Hour)
+		r.advance(2 * time.Hour)
+		g.returns()
+	}
+}
+
+func TestWaitIsRefusedInATransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	refused := func(ctx context.Context, db ratelimit.DB) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // or it would sleep, if it were not refused
+		defer cancel()
+		var programs interface{ ProgramError() }
+		if result, err := new(ratelimit.Limiter).Wait(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &programs) || result.OK ||
+			!strings.Contains(err.Error(), "wait before it begins") {
+			t.Errorf("%T: %+v, %v, want refused", db, result, err)
+		}
+	}
+	sqlPool := openSQL(t, "pgx", pool.Config().ConnString(), 2)
+	conn := acquire(t, pool)
+	if _, err := conn.Exec(t.Context(), "BEGIN"); err != nil {
+		t.Fatal(err)
+	}
+	refused(t.Context(), conn)
+	if _, err := conn.Exec(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	var limiter ratelimit.Limiter
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		refused(ctx, tx)
+		refused(ctx, pool)
+		refused(ctx, &ratelimit.Coalescer{Pool: pool})
+		return nil
+	})
+	err = errors.Join(err, limiter.InSQLTx(t.Context(), sqlPool, func(ctx context.Context, tx *sql.Tx) error {
+		refused(ctx, ratelimit.SQL(tx))
+		refused(ctx, ratelimit.SQL(sqlPool))
+		return nil
+	}))
+	if rows := tableOf(t, pool); err != nil || rows != "" {
+		t.Fatalf("%v, %s", err, rows)
+	}
+	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+		_, err := limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global())
+		return err
+	})
+	if err != nil || remaining(t, pool, limit.Global()) > 0.5 {
+		t.Errorf("by OutsideTx: %v", err)
+	}
+}
+
+// If the call itself has taken so long that the deadline comes before the tokens, Wait does not sleep in vain.
+func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	inVain, cancel := context.WithCancel(t.Context())
+	ctx := &lasting{inVain, 2 * time.Hour}
+	var verbs []ratelimit.Verb
+	asked := 0
+	limiter := ratelimit.Limiter{Clock: func() time.Time {
+		if asked++; asked == 4 { // by each call, by the refund, and by a sleep
+			cancel()
+		}
+		return noon
+	}, Observer: func(_ context.Context, d ratelimit.Decision) {
+		if verbs = append(verbs, d.Verb); d.Result.RetryAfter > 0 {
+			ctx.left = time.Hour / 2
+		}
+	}}
+	if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	ctx.left = 2 * time.Hour
+	result, err := limiter.Wait(ctx, pool, limit.Global())
+	cancel()
+	if !errors.Is(err, context.DeadlineExceeded) || result.OK || result.Requests[0].Limit.Name() != limit.Name() {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if want := []ratelimit.Verb{ratelimit.VerbWait, ratelimit.VerbWait, ratelimit.VerbRefund}; !slices.Equal(verbs, want) {
+		t.Errorf("observed %v, want %v", verbs, want)
+	}
+	if result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0)); err != nil || result.Remaining != 0 {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// Calls that the floor of a reservation cannot bound are not decided together with others.
+func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
+	release := holdFlights(t, coalescer, pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	a := newArrival(lasting{ctx, time.Minute})
+	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { cancel() }} // or it would sleep
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := limiter.Wait(a, coalescer, spaced.Global()); !denied(err) {
+			t.Errorf("%v, want a denial", err)
+		}
+	})
+	<-a.arrived
+	release()
+	wg.Wait()
+}
+
+func TestWaitTellsWhyItWasCanceled(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("the cause")
+	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		if d.Result.RetryAfter > 0 {
+			cancel(cause)
+		}
+	}}
+	for range 2 {
+		_, err := limiter.Wait(ctx, pool, limit.Global())
+		if canceled := ctx.Err() != nil; canceled != (errors.Is(err, context.Canceled) && errors.Is(err, cause)) {
+			t.Errorf("canceled %v, %v", canceled, err)
+		}
+	}
+}
+
+func TestAWaitThatEndsAtTheDeadlineIsGranted(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for i, c := range []struct {
+		within  string
+		granted bool
+	}{{"0", true}, {"59 min 59.999999 s", false}, {"1 hour", true}, {"1 hour", false}, {"2 hours", true}} {
+		var granted bool
+		err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{hourly}', '{k}', '{1}', '{1 hour}', '{1}', ARRAY[$1::timestamptz],
+			'{1}', '{1}', '{-Infinity}', '{0}', '{0}', reserve => true, now => $1, within => $2)`, noon, c.within).Scan(&granted)
+		if err != nil || granted != c.granted {
+			t.Errorf("call %d, within %s: granted %v, %v", i, c.within, granted, err)
+		}
+	}
+}
+
+func TestWaitGivesBackOnAContextOfItsOwn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
+	r := newWaitingRoom(t)
+	spy := &refundSpy{DB: pool}
+	r.enter(spy, limit.Global()).returns()
+	r.enter(spy, limit.Global()).waits(time.Hour).leaves()
+	r.holds(pool, limit.Global(), 0)
+	if spy.refunds != 1 || spy.left <= 0 || spy.left > 5*time.Second {
+		t.Errorf("%d refunds, with %v left", spy.refunds, spy.left)
+	}
+	// A serialization failure is tried again, and any other error is the caller's.
+	g := r.enter(spy, limit.Global()).waits(time.Hour)
+	spy.fails = []error{&pgconn.PgError{Code: "40001"}}
+	g.leaves()
+	r.holds(pool, limit.Global(), 0)
+	g = r.enter(spy, limit.Global()).waits(time.Hour)
+	spy.fails = []error{errSpy}
+	g.leaves()
+	if !errors.Is(g.err, errSpy) {
+		t.Errorf("%v, want the refund's error, too", g.err)
+	}
+	r.holds(pool, limit.Global(), -1)
+}
+
+// refundSpy notes how long the context of a refund lasts.
+type refundSpy struct {
+	ratelimit.DB
+	refunds int
+	left    time.Duration
+	fails   []error
+}
+
+var errSpy = errors.New("the refund fails")
+
+func (s *refundSpy) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if strings.Contains(sql, "_ratelimit_refund") {
+		s.refunds++
+		if deadline, ok := ctx.Deadline(); ok {
+			s.left = time.Until(deadline)
+		}
+		if len(s.fails) > 0 {
+			err := s.fails[0]
+			s.fails = s.fails[1:]
+			return failedRow{err}
+		}
+	}
+	return s.DB.QueryRow(ctx, sql, args...)
+}
+
+type failedRow struct{ err error }
+
+func (r failedRow) Scan(...any) error { return r.err }

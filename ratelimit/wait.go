@@ -1,0 +1,113 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// Wait blocks until the tokens of all requests are there, and takes them. Callers are served in the order in which the
+// database decides their calls, whatever process they are in. A Wait is one call of the database: it reserves the tokens,
+// as Consume does for [Request.Reserve], and sleeps until RetryAt. So a waiting caller holds no lock and no connection of
+// the pool. Every request reserves, whether or not it says so.
+//
+// db is a pool, a connection, [SQL] of one, or a [Coalescer]. On a transaction, Wait is [ErrInvalid] and sends nothing: a row
+// would stay locked while the caller sleeps. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
+//
+// These errors come at once, and nothing was taken:
+//
+//   - [*DeniedError]: the tokens will not be there before ctx's deadline, or more would be reserved than maxReserved allows.
+//     RetryAt is when a Wait with as much time left would be granted.
+//   - [ErrExceedsCapacity]: a count above the capacity. A limit of capacity 0, which spaces out all calls, has no such bound.
+//   - the others of Consume.
+//
+// If ctx ends while Wait sleeps, or is about to end before RetryAt because the call itself took long, Wait gives the tokens
+// back by [Limiter.Refund], within 5 seconds. The error is ctx's, joined with the refund's if that failed. A refund breaks no
+// promise to other callers, and nobody who waits already is moved up. So a token bucket gets everything back if all tokens
+// waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
+// with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
+//
+// The result is that of the reservation: RetryAt is over, and RetryAfter is how long the tokens took. Its receipt can be
+// refunded. [Limiter.Observer] is called with [VerbWait] before the sleep, and with [VerbRefund] if ctx ends.
+//
+// Wait sleeps for RetryAfter, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
+// until that clock has reached RetryAt, and asks it every 10 ms.
+func (l *Limiter) Wait(ctx context.Context, db DB, requests ...Request) (Result, error) {
+	result, err := l.do(ctx, db, VerbWait, "", requests)
+	if err != nil {
+		return result, err
+	}
+	if err := l.sleep(ctx, db, result); err != nil {
+		return unanswered(requests), fmt.Errorf("ratelimit: wait: %w", errors.Join(err, l.giveBack(ctx, db, result, requests)))
+	}
+	return result, nil
+}
+
+// errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
+func errInTx(ctx context.Context, db DB) error {
+	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db) != nil {
+		return programError{fmt.Errorf("%w: Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
+			"begins, or use Consume with Reserve", ErrInvalid)}
+	}
+	return nil
+}
+
+// bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket, a floor
+// says so, by the shorter statement. That one fails for a floor which a full bucket would break.
+func (c *call) bound(ctx context.Context) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return
+	}
+	left := time.Until(deadline)
+	if d := &c.demands[0]; !forfeits(c.demands) {
+		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
+		if floor <= d.numbers.Capacity-d.count {
+			d.floor = max(d.floor, floor)
+			return
+		}
+	}
+	c.within = algebra.Micros(left.Microseconds())
+}
+
+// clockStep is how often a sleep asks [Limiter.Clock].
+const clockStep = 10 * time.Millisecond
+
+// sleep sleeps until the work of a granted call may run. It returns an error if ctx ends before.
+func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < granted.RetryAfter {
+		return context.DeadlineExceeded
+	}
+	if m, ok := db.(inMemory); ok && l.Clock == nil {
+		return m.SleepUntil(ctx, granted.RetryAt)
+	}
+	for wait := granted.RetryAfter; wait > 0; {
+		step := wait
+		if l.Clock != nil {
+			step = min(step, clockStep)
+		}
+		select {
+		case <-time.After(step):
+		case <-ctx.Done():
+			return over(ctx)
+		}
+		wait -= step
+		if l.Clock != nil {
+			wait = granted.RetryAt.Sub(l.Clock())
+		}
+	}
+	return nil
+}
+
+// giveBack refunds a granted call whose ctx has ended.
+func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	return Retry(ctx, func(ctx context.Context) error {
+		_, err := l.Refund(ctx, db, granted.Receipt(), requests...)
+		return err
+	})
+}
