@@ -27,7 +27,6 @@ type DB interface {
 type inMemory interface {
 	InMemory(mark inmemory.Mark) inmemory.Table
 	Now() time.Time
-	SleepUntil(ctx context.Context, t time.Time) error
 }
 
 // isTx reports whether a handle is a transaction of the caller's: one that can be committed.

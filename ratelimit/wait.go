@@ -81,7 +81,10 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < granted.RetryAfter {
 		return context.DeadlineExceeded
 	}
-	if m, ok := db.(inMemory); ok && l.Clock == nil {
+	if m, ok := db.(interface {
+		inMemory
+		SleepUntil(ctx context.Context, t time.Time) error
+	}); ok && l.Clock == nil {
 		return m.SleepUntil(ctx, granted.RetryAt)
 	}
 	for wait := granted.RetryAfter; wait > 0; {
