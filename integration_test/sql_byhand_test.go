@@ -37,7 +37,7 @@ func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHan
 	err = db.QueryRow(ctx, `SELECT ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at
 		FROM ratelimit($1, $2, $3, $4, count => $5, kind => $6, capacity => $7, start => $8, reserve => $9, max_reserved => $10, shards => $11,
 			global => $12, now => $13)`,
-		c.Name, key, c.Rate, time.Duration(c.Period), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now,
+		c.Name, key, c.Rate, period(c), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now,
 	).Scan(&r.ok, &r.remaining, &r.retryAfter, &r.retryAt, &r.resetAt, &r.at)
 	return r, err
 }
@@ -556,7 +556,7 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 			c := limit.Config()
 			var list string
 			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, $7) AS k`,
-				c.Name, c.Rate, fmt.Sprint(time.Duration(c.Period).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
+				c.Name, c.Rate, fmt.Sprint(period(c).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
 			var got []row
 			w.do(json.Unmarshal([]byte(list), &got))
 			return got
