@@ -64,7 +64,8 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"zero Request":            {},
 			"zero Request, count":     ratelimit.Request{}.Count(3).Reserve(),
 
-			"rate 0":             bucket("l", 0, time.Minute),
+			"rate 0, capacity 1": bucket("l", 0, time.Minute, ratelimit.Capacity(1)),
+			"rate 0, reserved 1": window("l", 0, time.Minute, ratelimit.MaxReserved(1)),
 			"rate -1":            bucket("l", -1, time.Minute),
 			"rate NaN":           bucket("l", nan, time.Minute),
 			"rate Inf":           bucket("l", inf, time.Minute),

@@ -21,7 +21,7 @@ import (
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
 
-func (l *Limit) unlimited() bool { return l.numbers.Rate > algebra.MaxTokens }
+func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 
 // rowless reports whether the limit has no rows. It must be valid.
 func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
