@@ -1,11 +1,17 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
 	"math"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -241,4 +247,135 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 			w.Fatalf("the table has\n%s", rows)
 		}
 	})
+}
+
+// unasked is a database that nothing may be sent to.
+type unasked struct{ *testing.T }
+
+func (db unasked) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
+	db.Fatalf("it was sent %s", sql)
+	return nil
+}
+
+func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
+	t.Parallel()
+	decided := 0
+	limiter := &ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		if d.Err != nil && !denied(d.Err) {
+			return
+		}
+		if age := time.Since(d.Result.At); d.Verb != ratelimit.VerbReset && (age < 0 || age > time.Minute) {
+			t.Errorf("%s was decided at %v", d.Verb, d.Result.At)
+		}
+		decided++
+	}}
+	api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
+	for _, db := range []ratelimit.DB{unasked{t}, &ratelimit.Coalescer{Pool: closedPool(t)}} {
+		decided = 0
+		granted, err := limiter.Consume(t.Context(), db, enterprise.Key("ann"), free.Key("bob").Count(0))
+		if err != nil || !granted.OK {
+			t.Errorf("%+v, %v", granted, err)
+		}
+		if _, err := limiter.Consume(t.Context(), db, api, free.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Error(err)
+		}
+		if _, err := limiter.Check(t.Context(), db, free.Key("ann"), api); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Error(err)
+		}
+		if _, err := limiter.Charge(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil {
+			t.Error(err)
+		}
+		if _, err := limiter.Refund(t.Context(), db, granted.Receipt(), enterprise.Key("ann")); err != nil {
+			t.Error(err)
+		}
+		if err := limiter.Reset(t.Context(), db, free.Key("bob"), enterprise.Key("ann")); err != nil {
+			t.Error(err)
+		}
+		if decided != 6 {
+			t.Errorf("%d decisions were observed, want 6", decided)
+		}
+		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("without a receipt: %v", err)
+		}
+		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise, ratelimit.TokenBucket("exports", 0, time.Minute)); deleted != 0 || err != nil {
+			t.Errorf("a sweep: %d, %v", deleted, err)
+		}
+	}
+	if _, err := limiter.Consume(t.Context(), nil, enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("without a DB: %v", err)
+	}
+}
+
+// closedPool is a pool on which every call fails.
+func closedPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := connect(t, newPool(t, 1).Config().ConnString(), 1)
+	pool.Close()
+	return pool
+}
+
+// TestPlansWithoutRowsInABatch: such a call is decided when it is queued, and a denial is no SQL error.
+func TestPlansWithoutRowsInABatch(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, _ := newLimiter()
+	api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
+	var batch pgx.Batch
+	denied, err := limiter.QueueConsume(t.Context(), &batch, api, free.Key("ann"))
+	if !errors.Is(err, ratelimit.ErrDenied) || denied != nil || batch.Len() != 0 {
+		t.Errorf("%+v, %v, and %d are queued", denied, err, batch.Len())
+	}
+	granted, err := limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"))
+	if err != nil || !granted.OK || granted.Receipt() == "" || batch.Len() != 0 {
+		t.Errorf("%+v, %v, and %d are queued", granted, err, batch.Len())
+	}
+	if err := limiter.SendTx(t.Context(), pool, &batch); err != nil {
+		t.Errorf("an empty transaction: %v", err)
+	}
+	both, err := limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"), api.Count(2))
+	if err = errors.Join(err, limiter.SendTx(t.Context(), pool, &batch)); err != nil || !both.OK || !both.Requests[0].OK || both.Remaining != 3 {
+		t.Errorf("%+v, %v", both, err)
+	}
+	batch = pgx.Batch{}
+	both, err = limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"), api.Count(4))
+	if err = errors.Join(err, limiter.SendTx(t.Context(), pool, &batch)); !errors.Is(err, ratelimit.ErrDenied) || both.OK || !both.Requests[0].OK || both.Requests[1].OK {
+		t.Errorf("%+v, %v", both, err)
+	}
+}
+
+// TestPlansWithoutRowsInACoalescer: only the other limits of a call are coalesced. Nobody waits in a queue for an unlimited one.
+func TestPlansWithoutRowsInACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	var granted atomic.Int32
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			result, err := limiter.Consume(t.Context(), coalescer, enterprise.Key("ann"), api.Key("ann"), free.Key("bob").Count(0))
+			if err != nil && !denied(err) || !result.Requests[0].OK || !result.Requests[2].OK {
+				t.Errorf("%+v, %v", result, err)
+			}
+			if err == nil {
+				granted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if granted.Load() != 10 {
+		t.Errorf("%d were granted, want 10", granted.Load())
+	}
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limiter.Consume(ctx, tx, free.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Errorf("%v, want a denial", err)
+		}
+		_, err := limiter.Consume(ctx, tx, enterprise.Key("ann"))
+		return err
+	}, ratelimit.Hot(enterprise.Key("ann"), free.Key("bob")))
+	if err != nil {
+		t.Errorf("in turns for nothing: %v", err)
+	}
 }
