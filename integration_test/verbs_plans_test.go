@@ -3,7 +3,9 @@ package integration_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -377,5 +379,40 @@ func TestPlansWithoutRowsInACoalescer(t *testing.T) {
 	}, ratelimit.Hot(enterprise.Key("ann"), free.Key("bob")))
 	if err != nil {
 		t.Errorf("in turns for nothing: %v", err)
+	}
+}
+
+// TestHTTPPlans: a plan that does not include the call is 403, for good, and an unlimited one passes without a field.
+func TestHTTPPlans(t *testing.T) {
+	t.Parallel()
+	api := ratelimit.TokenBucket("api", 1000, time.Minute)
+	s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+		plan := map[string]ratelimit.Limit{"ann": free, "bob": pro, "cid": enterprise}[r.URL.Query().Get("user")]
+		return []ratelimit.Request{plan.Key(r.URL.Query().Get("user")), api.Global()}, nil
+	})
+	s.limit.LegacyFields, s.limit.Jitter = true, 0.5
+	s.limit.Failed = func(status int) bool { return status != http.StatusOK } // so that grants are refunded
+	s.serve()
+	got := s.get("/?user=ann")
+	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports";q=0, "api";q=1000;w=60` ||
+		got.Header.Get("RateLimit") != `"exports";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
+		t.Errorf("not in the plan: %+v", got)
+	}
+	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
+		t.Errorf("not in the plan: %v", p)
+	}
+	if n := s.called.Load(); n != 0 {
+		t.Errorf("the handler was called %d times", n)
+	}
+	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports";r=99;t=36, "api"`) {
+		t.Errorf("in the plan: %+v", got)
+	}
+	if got := s.get("/?user=cid"); got.Status != http.StatusOK || got.Header.Get("RateLimit-Policy") != `"api";q=1000;w=60` || strings.Contains(got.Header.Get("RateLimit"), "exports") {
+		t.Errorf("unlimited: %+v", got)
+	}
+	for _, d := range s.observed() {
+		if d.Status == 0 && d.Err != nil {
+			t.Errorf("a refund failed: %v", d.Err)
+		}
 	}
 }
