@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"strings"
@@ -13,9 +14,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/observe"
 )
 
 // The plans of one limit.
@@ -99,7 +102,7 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 	})
 }
 
-func TestUnlimited(t *testing.T) {
+func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := enterprise.Key("ann")
 		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), limit.Count(1e15).Reserve(), enterprise.Global()} {
@@ -125,7 +128,7 @@ func TestUnlimited(t *testing.T) {
 }
 
 // TestUnlimitedBesideOthers: only the others are asked, and they decide.
-func TestUnlimitedBesideOthers(t *testing.T) {
+func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, api := range []ratelimit.Request{
 			ratelimit.TokenBucket("api", 5, time.Minute).Key("ann"),
@@ -243,6 +246,9 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 		var sqlErr interface{ SQLState() string }
 		if !errors.As(err, &sqlErr) || sqlErr.SQLState() != "PT429" {
 			w.Fatalf("%v, want PT429", err)
+		}
+		if own, ok := errors.AsType[*pgconn.PgError](err); ok && own.Hint != "The rate is 0: waiting does not help." {
+			w.Fatalf("the hint is %q", own.Hint)
 		}
 		w.do(savepoint.Rollback(w.Context()))
 		if rows := w.rows(); rows != "" {
@@ -414,5 +420,19 @@ func TestHTTPPlans(t *testing.T) {
 		if d.Status == 0 && d.Err != nil {
 			t.Errorf("a refund failed: %v", d.Err)
 		}
+	}
+}
+
+func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
+	t.Parallel()
+	var out logged
+	log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil))}
+	limiter := &ratelimit.Limiter{Observer: log.Decision}
+	if _, err := limiter.Consume(t.Context(), unasked{t}, free.Key("ann"), ratelimit.TokenBucket("api", 1, time.Hour).Key("ann")); !denied(err) {
+		t.Fatal(err)
+	}
+	got := out.records(t)
+	if len(got) != 1 || got[0]["limit"] != "exports" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
+		t.Errorf("logged %v", got)
 	}
 }
