@@ -75,7 +75,7 @@ oldest:
 	@for m in $(MODULES); do \
 		[ "go$$(sed -n 's/^go //p' $$m/go.mod)" = "$(OLDEST)" ] || { echo "$$m/go.mod does not name $(OLDEST)"; exit 1; }; \
 	done
-	GOTOOLCHAIN=$(OLDEST) go test -count=1 ./... ./ratelimit/observe/...
+	GOTOOLCHAIN=$(OLDEST) go test -count=1 ./... ./ratelimit/observe/... ./ratelimit/rpclimit/...
 
 tidied:
 	@for m in $(MODULES); do \

@@ -26,6 +26,8 @@ var deciders = map[string]string{
 		ARRAY[10,{capacity}], ARRAY[NULL,{start}], '{1,2}', ARRAY[1,{count}], ARRAY[0,{floor}], '{0,0}', '{0,1}', false, {now})`,
 	"apply, reserving": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
 		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', true, {now})`,
+	"apply, taking": `SELECT granted FROM _ratelimit_apply('take', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', false, {now}, mosts => ARRAY[{most},5])`,
 	"check": `SELECT granted FROM _ratelimit_apply('check', '{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}],
 		ARRAY[{capacity}], ARRAY[{start}], '{1}', ARRAY[{count}], ARRAY[{floor}], '{0}', '{0}', false, {now})`,
 	"consume keys": `SELECT early > 0 FROM _ratelimit_consume_keys('limit', ARRAY[{key}], {rate}, {period}, {capacity}, ARRAY[{count}], {now})`,
@@ -53,12 +55,12 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 	const noon = "timestamptz '2026-07-01 12:00Z'"
 	valid := map[string]string{
 		"rate": "10::float8", "period": "interval '1 min'", "capacity": "10::float8", "start": "NULL::timestamptz", "count": "1::float8", "floor": "0::float8", "now": noon,
-		"taken": "5::float8", "held": "5::float8", "parts": "1::float8", "taken_at": noon, "run_at": noon,
+		"taken": "5::float8", "held": "5::float8", "parts": "1::float8", "most": "3::float8", "taken_at": noon, "run_at": noon,
 	}
 	number := []string{"NULL::float8", "'NaN'::float8", "'Infinity'::float8", "'-Infinity'::float8", "-1::float8"}
 	instant := []string{"timestamptz 'infinity'", "timestamptz '-infinity'"}
 	garbage := map[string][]string{
-		"rate": number, "capacity": number, "count": number, "taken": number, "parts": number, "held": number[:4],
+		"rate": number, "capacity": number, "count": number, "taken": number, "parts": number, "most": number, "held": number[:4],
 		"period": {"NULL::interval"}, "floor": number[:3], // -Infinity is the floor of a charge
 		"start": instant, "now": instant, "taken_at": append(instant, "NULL::timestamptz"), "run_at": append(instant, "NULL::timestamptz"),
 	}

@@ -20,7 +20,7 @@ CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ B
 CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
 GRANT ALL ON evil.rate_limits TO PUBLIC;
 CREATE TYPE evil._ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
-CREATE TYPE evil._ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+CREATE TYPE evil._ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[], taken double precision);
 CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN evil.timestamptz AS pg_catalog.timestamptz CHECK (false);
 CREATE DOMAIN evil.xid AS pg_catalog.text CHECK (false);
@@ -140,11 +140,13 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"consume keys":     `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":          `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
 		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
+		"by hand, up to":   `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3, count => 2, up_to => true)`,
 		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
 		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
 		"reset":            `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
 		"apply, check":     `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"apply, taking":    `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,0}')`,
 		"apply, reserving": `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
 		"refund":           `SELECT granted FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
 		"refund, window":   `SELECT granted FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,

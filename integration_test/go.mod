@@ -7,6 +7,7 @@ replace github.com/txlimit/txlimit => ../
 replace github.com/txlimit/txlimit/internal/postgres => ../internal/postgres
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/gorilla/mux v1.8.1
@@ -15,9 +16,16 @@ require (
 	github.com/pressly/goose/v3 v3.28.0
 	github.com/txlimit/txlimit v0.0.0-00010101000000-000000000000
 	github.com/txlimit/txlimit/internal/postgres v0.0.0-00010101000000-000000000000
+	github.com/txlimit/txlimit/ratelimit/rpclimit v0.0.0-00010101000000-000000000000
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261110000943-09e21b237f2c
+	google.golang.org/grpc v1.85.0
+	google.golang.org/protobuf v1.36.12
 )
 
-require go.opentelemetry.io/otel/sdk v1.47.0 // indirect
+require (
+	go.opentelemetry.io/otel/sdk v1.47.0 // indirect
+	golang.org/x/net v0.60.0 // indirect
+)
 
 require (
 	dario.cat/mergo v1.0.2 // indirect
@@ -85,3 +93,5 @@ require (
 )
 
 replace github.com/txlimit/txlimit/ratelimit/observe => ../ratelimit/observe
+
+replace github.com/txlimit/txlimit/ratelimit/rpclimit => ../ratelimit/rpclimit

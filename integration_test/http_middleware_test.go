@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"reflect"
 	"slices"
@@ -276,6 +277,82 @@ func TestHTTPClientsBehindAProxyCannotChooseTheirAddress(t *testing.T) {
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if want := []string{"127.0.0.1", "2001:db8:1:2::/64", "203.0.113.7", "203.0.113.8", "203.0.113.9"}; err != nil || !slices.Equal(keys, want) {
 		t.Errorf("keys %q, want %q, %v", keys, want, err)
+	}
+}
+
+// The server stands behind a CDN, at 127.0.0.1 here, that sets a header field. The CDN stands behind its own edges.
+func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
+	t.Parallel()
+	perIP := ratelimit.FixedWindow("perIP", 5, time.Hour, ratelimit.Start(noon))
+	for name, row := range map[string]struct {
+		clients httplimit.ClientIP
+		proxied func(lie, address string) []string // the fields that arrive
+	}{
+		"networks": {
+			httplimit.ClientIP{TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}},
+			func(lie, address string) []string {
+				return []string{"X-Forwarded-For", lie, "X-Forwarded-For", address + ", 192.0.2.1", "CF-Connecting-IP", lie}
+			},
+		},
+		"a header field": {
+			httplimit.ClientIP{TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, ClientHeader: "CF-Connecting-IP"},
+			func(lie, address string) []string {
+				return []string{"X-Forwarded-For", lie, "CF-Connecting-IP", address}
+			},
+		},
+		"a header field that is not to be believed": {
+			httplimit.ClientIP{TrustedProxies: 1, TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, ClientHeader: "CF-Connecting-IP"},
+			func(lie, address string) []string { // round the CDN
+				return []string{"X-Forwarded-For", lie + ", " + address, "CF-Connecting-IP", lie}
+			},
+		},
+	} {
+		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perIP.Key(row.clients.Key(r))}, nil
+		}).serve()
+		for _, address := range []string{"203.0.113.7", "::ffff:203.0.113.8", "2001:db8:1:2::3"} {
+			for i := range 8 {
+				want := map[bool]int{true: 200, false: 429}[i < 5]
+				lie := []string{"198.51.100.1", "192.0.2.9", "127.0.0.1", "garbage", "::1", "fe80::1%x", "", "::ffff:192.0.2.9"}[i]
+				if got := s.get("/", row.proxied(lie, address)...); got.Status != want {
+					t.Errorf("%s: request %d of %s, who says %s: %d, want %d", name, i, address, lie, got.Status, want)
+				}
+			}
+		}
+		rows, _ := s.pool.Query(t.Context(), "SELECT key FROM rate_limits ORDER BY key")
+		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if want := []string{"2001:db8:1:2::/64", "203.0.113.7", "203.0.113.8"}; err != nil || !slices.Equal(keys, want) {
+			t.Errorf("%s: keys %q, want %q, %v", name, keys, want, err)
+		}
+	}
+}
+
+// A CORS handler around the middleware: preflights cost nothing, and scripts can read what they are told, even in a denial.
+func TestHTTPScriptsOfOtherOriginsReadTheFields(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
+	s := newSite(t, always(limit.Key("ann")))
+	s.limit.ExposeFields = true
+	limited := s.limit.Handler(s)
+	s.serveHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "https://app.example.org")
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		w.Header().Set("Access-Control-Expose-Headers", "ETag")
+		limited.ServeHTTP(w, r)
+	}))
+	for _, want := range []int{200, 429} {
+		preflight := s.do(http.MethodOptions, "/", "Origin", "https://app.example.org", "Access-Control-Request-Method", "GET")
+		if preflight.Status != 204 || preflight.Header.Get("RateLimit") != "" {
+			t.Errorf("preflight: %+v", preflight)
+		}
+		got := s.get("/", "Origin", "https://app.example.org")
+		exposed := got.Header.Values("Access-Control-Expose-Headers")
+		if got.Status != want || !slices.Equal(exposed, []string{"ETag, RateLimit-Policy, RateLimit, Retry-After"}) || got.Header.Get("Access-Control-Allow-Origin") == "" {
+			t.Errorf("%+v", got)
+		}
 	}
 }
 

@@ -39,6 +39,7 @@ type ask struct {
 	key     string
 	count   float64
 	reserve bool
+	upTo    bool // count is the most
 }
 
 func (a ask) request() ratelimit.Request {
@@ -48,6 +49,9 @@ func (a ask) request() ratelimit.Request {
 	}
 	if request = request.Count(a.count); a.reserve {
 		request = request.Reserve()
+	}
+	if a.upTo {
+		request = request.UpTo(int(a.count))
 	}
 	return request
 }
@@ -75,6 +79,7 @@ type sum struct {
 	count, floor float64
 	need         float64 // count + floor, without rounding floor
 	reserve      bool
+	most         float64 // above 0: count is 1 or, once it is known, what is taken
 }
 
 func (d sum) demand(rows []algebra.Row) algebra.Demand {
@@ -84,6 +89,11 @@ func (d sum) demand(rows []algebra.Row) algebra.Demand {
 // forfeits says whether what is granted may forfeit tokens until its work runs.
 func forfeits(ds []sum) bool {
 	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
+}
+
+// upTo says whether a demand takes what is there.
+func upTo(ds []sum) bool {
+	return slices.ContainsFunc(ds, func(d sum) bool { return d.most > 0 })
 }
 
 // grant is what a receipt says.
@@ -148,6 +158,9 @@ func sums(verb string, asks []ask) []sum {
 			i = len(ds)
 			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
+		if a.upTo {
+			ds[i].most, a.count = a.count, 1
+		}
 		ds[i].reserve = ds[i].reserve || a.reserve && verb != "charge"
 		ds[i].count += a.count
 		ds[i].need = max(ds[i].need, ds[i].count+floor)
@@ -198,10 +211,10 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		*g = left
 		return true, nil
 	}
-	if d := ds[0]; verb != "check" && len(ds) == 1 && d.shards == 1 && !forfeits(ds) && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
+	if d := ds[0]; verb != "check" && !upTo(ds) && len(ds) == 1 && d.shards == 1 && !forfeits(ds) && len(m[d.rowsOf]) > 0 && m[d.rowsOf][0].shards > 1 {
 		m.spread(d, 0, now) // the short way makes the rows one first, whatever it decides
 	}
-	if verb != "check" {
+	if verb != "check" && !upTo(ds) {
 		if chosen := m.takeFromOneShardEach(ds, pick, now); chosen != nil {
 			return true, chosen
 		}
@@ -225,11 +238,26 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		}
 	}
 	if verb != "check" {
-		for _, d := range ds {
-			m.spread(d, d.count, now)
+		taken := m.taken(ds, now)
+		for i := range ds {
+			if ds[i].most > 0 {
+				ds[i].count = taken
+			}
+			m.spread(ds[i], ds[i].count, now)
 		}
 	}
 	return true, nil
+}
+
+// taken is what each demand that takes what is there can take.
+func (m model) taken(ds []sum, now algebra.Micros) float64 {
+	n := math.Inf(1)
+	for _, d := range ds {
+		if d.most > 0 {
+			n = min(n, d.numbers.Whole(m.rows(d.rowsOf), d.shards, d.most, now))
+		}
+	}
+	return n
 }
 
 // takeFromOneShardEach takes from the fuller of two shards of every limit, if each has enough by itself, and says from which.
@@ -383,7 +411,7 @@ func playModel(t *testing.T, calls int) {
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption
-	granted, denied := 0, 0
+	granted, denied, ups := 0, 0, 0
 	for n := range calls {
 		for i := range limits {
 			if n == 0 || r.IntN(40) == 0 {
@@ -401,6 +429,10 @@ func playModel(t *testing.T, calls int) {
 		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
 			limit := oneOf(r, limits...)
 			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0})
+		}
+		if (verb == "consume" || verb == "check") && r.IntN(4) == 0 {
+			asks = randomUpTo(r, asks)
+			ups++
 		}
 		from := &consumption{}
 		if verb == "refund" {
@@ -423,6 +455,7 @@ func playModel(t *testing.T, calls int) {
 			}
 			continue
 		}
+		taken := m.taken(ds, now)
 		left := from.grant
 		want, byOneShard := m.do(verb, ds, pick.again(), &left, now)
 		var exceeded *ratelimit.DeniedError
@@ -433,6 +466,18 @@ func playModel(t *testing.T, calls int) {
 		retryAt := m.retryAt(verb, ds, want, byOneShard, now)
 		if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
+		}
+		for i, s := range result.Requests {
+			want := 0.0
+			if got && verb != "refund" {
+				want = asks[i].count
+			}
+			if got && asks[i].upTo {
+				want = taken
+			}
+			if s.Taken != want {
+				t.Fatalf("%s\nrequest %d took %v by the model", story, i, want)
+			}
 		}
 		if got {
 			granted++
@@ -459,9 +504,24 @@ func playModel(t *testing.T, calls int) {
 			t.Fatalf("%s\na receipt, of nothing: %s", story, receipt)
 		}
 	}
-	if granted < calls/10 || denied < calls/20 {
-		t.Errorf("%d grants and %d denials in %d calls are no test", granted, denied, calls)
+	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
+		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls are no test", granted, denied, ups, calls)
 	}
+}
+
+// randomUpTo makes of a call one that takes what is there: no reservation, and no key twice.
+func randomUpTo(r *rand.Rand, asks []ask) (all []ask) {
+	for i, a := range asks {
+		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() && other.key == a.key }) {
+			continue
+		}
+		a.reserve = false
+		if a.upTo = i == 0 || r.IntN(3) > 0; a.upTo {
+			a.count = float64(1 + r.IntN(1+int(min(2*a.limit.Capacity(), 1e9))))
+		}
+		all = append(all, a)
+	}
+	return all
 }
 
 // consumption is what can be refunded.

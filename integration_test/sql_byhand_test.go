@@ -24,6 +24,7 @@ import (
 type byHand struct {
 	ok                    bool
 	remaining, retryAfter float64
+	taken                 float64
 	retryAt, resetAt, at  time.Time
 }
 
@@ -34,11 +35,11 @@ func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHan
 	if a.key != "" {
 		key = &a.key
 	}
-	err = db.QueryRow(ctx, `SELECT ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at
+	err = db.QueryRow(ctx, `SELECT ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, taken
 		FROM ratelimit($1, $2, $3, $4, count => $5, kind => $6, capacity => $7, start => $8, reserve => $9, max_reserved => $10, shards => $11,
-			global => $12, now => $13)`,
-		c.Name, key, c.Rate, period(c), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now,
-	).Scan(&r.ok, &r.remaining, &r.retryAfter, &r.retryAt, &r.resetAt, &r.at)
+			global => $12, now => $13, up_to => $14)`,
+		c.Name, key, c.Rate, period(c), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now, a.upTo,
+	).Scan(&r.ok, &r.remaining, &r.retryAfter, &r.retryAt, &r.resetAt, &r.at, &r.taken)
 	return r, err
 }
 
@@ -80,6 +81,9 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 					a.key = "" // global
 				}
 				a.count = randomTokens(r, a.limit.Capacity())
+				if r.IntN(5) == 0 {
+					a = randomUpTo(r, []ask{a})[0]
+				}
 				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
 				value := a.limit.Capacity() / float64(shards) * oneOf(r, 0, 0, r.Float64(), 1, -1, -10*r.Float64())
 				ts := now.Add(time.Duration(oneOf(r, 0, -1, -r.Int64N(1e6), -r.Int64N(1e12), r.Int64N(1e9))) * time.Microsecond)
@@ -112,7 +116,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 					t.Fatalf("case %d: %+v: %v", n, a, err)
 				}
 				status := want.Requests[0]
-				if got.ok != want.OK || got.remaining != status.Remaining || !got.retryAt.Equal(want.RetryAt) || !got.resetAt.Equal(status.ResetAt) ||
+				if got.taken != status.Taken || got.ok != want.OK || got.remaining != status.Remaining || !got.retryAt.Equal(want.RetryAt) || !got.resetAt.Equal(status.ResetAt) ||
 					!got.at.Equal(want.At) || math.Abs(got.retryAfter-want.RetryAt.Sub(want.At).Seconds()) > 1e-6 && got.retryAt.Year() < 2200 {
 					t.Fatalf("case %d: %+v on %d rows of %v at %v, at %v:\nSQL %+v\nGo  %+v", n, a, rows, value, ts, now, got, want)
 				}
@@ -408,6 +412,10 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', capacity => 'Infinity'`:                       `capacity Infinity is neither`,
 			`'l', 'ann', 10, '1 minute', max_reserved => -1`:                           `max_reserved -1 is neither`,
 			`'l', 'ann', 10, '1 minute', max_reserved => 'NaN'`:                        `max_reserved NaN is neither`,
+			`'l', 'ann', 10, '1 minute', up_to => NULL`:                                `up_to is neither true nor false`,
+			`'l', 'ann', 10, '1 minute', up_to => true, reserve => true`:               `up_to takes what is there, and cannot reserve`,
+			`'l', 'ann', 10, '1 minute', up_to => true, count => 0`:                    `count 0 is not a whole number of at least 1, as for up_to`,
+			`'l', 'ann', 10, '1 minute', up_to => true, count => 1.5`:                  `count 1.5 is not a whole number of at least 1, as for up_to`,
 			`'l', 'ann', 10, '1 minute', reserve => NULL`:                              `reserve is neither true nor false`,
 			`'l', 'ann', 10, '1 minute', kind => 'leaky bucket'`:                       `kind 'leaky bucket' is not 'token bucket'`,
 			`'l', 'ann', 10, '1 minute', kind => NULL`:                                 `kind NULL is not 'token bucket'`,

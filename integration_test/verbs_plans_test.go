@@ -436,3 +436,35 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 		t.Errorf("logged %v", got)
 	}
 }
+
+// TestUpToOfPlansWithoutRows: an unlimited limit gives as many as are wanted, and bounds the others by that. A rate of 0 gives none.
+func TestUpToOfPlansWithoutRows(t *testing.T) {
+	behaviour(t, func(w world) {
+		api := ratelimit.TokenBucket("api", 7, time.Minute).Key("ann")
+		taken := func(want float64, requests ...ratelimit.Request) {
+			w.Helper()
+			for _, result := range []ratelimit.Result{w.check(requests...), w.grant(requests...)} {
+				for i, s := range result.Requests {
+					if s.Taken != want {
+						w.Fatalf("request %d took %v, want %v: %+v", i, s.Taken, want, result)
+					}
+				}
+			}
+		}
+		taken(100, enterprise.Key("ann").UpTo(100))
+		taken(3, enterprise.Key("ann").UpTo(100), enterprise.Key("bob").UpTo(3), enterprise.Key("cid").Count(3))
+		taken(2, enterprise.Key("ann").UpTo(2), api.UpTo(100))
+		taken(5, api.UpTo(100), enterprise.Key("ann").UpTo(100))
+		denied := w.deny(api.UpTo(1), enterprise.Key("ann").UpTo(100))
+		if denied.RetryAt.IsZero() || denied.Requests[0].Taken != 0 || denied.Requests[1].Taken != 0 {
+			w.Fatalf("%+v", denied)
+		}
+		w.denyByPolicy(free.Key("ann").UpTo(100))
+		w.denyByPolicy(free.Key("ann").UpTo(100), ratelimit.TokenBucket("other", 5, time.Minute).Key("ann").UpTo(3))
+		w.holds(api, 0)
+		_, err := w.limiter.Refund(w.Context(), w.db, w.grant(enterprise.Key("ann").UpTo(4)).Receipt(), enterprise.Key("ann").Count(5))
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			w.Fatalf("more than was taken: %v", err)
+		}
+	})
+}

@@ -71,8 +71,9 @@ RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' 
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The decision on the rows of several limits, or of a sharded one. ord has, for each row, the position of its limit in the
--- arguments. NULL: one row for each limit, in order.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+-- arguments. NULL: one row for each limit, in order. taken is what _ratelimit_apply took with the op 'take', otherwise NULL.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    taken double precision);
 
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
@@ -254,7 +255,7 @@ BEGIN
         IF new_value IS NULL THEN
             RAISE SQLSTATE 'RL001';
         END IF;
-        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN
         NULL;
     END;
@@ -351,7 +352,7 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;
@@ -364,6 +365,7 @@ $body$;
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
 --   check    return what consume would return; write and lock nothing
+--   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
@@ -371,6 +373,10 @@ $body$;
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
 -- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
+--
+-- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
+-- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
+-- others have a `most` of 0 and give their counts.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -382,7 +388,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -408,6 +414,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
+    taken  double precision;           -- what every limit with a `most` gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -497,7 +504,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -510,7 +517,8 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check') AND reserve IS NOT NULL) IS NOT TRUE THEN
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -591,12 +599,23 @@ BEGIN
                         -- Refills after the last window are not known, so no promise can be made for that time.
                         granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
+                ELSIF op = 'take' AND granted THEN
+                    taken := 'Infinity';
+                    FOREACH i IN ARRAY places LOOP
+                        CONTINUE WHEN mosts[i] = '0';
+                        taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF mosts[i] > '0' THEN
+                            lefts[i] := totals[i] - taken;
+                        END IF;
+                    END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -637,7 +656,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, taken)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -738,7 +757,7 @@ BEGIN
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -1523,9 +1542,9 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
 LANGUAGE plpgsql
 AS $body$
@@ -1533,6 +1552,7 @@ AS $body$
 DECLARE
     wrong text;
     floor double precision := 0;
+    most  double precision := count; -- with up_to; then at least 1 is taken
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
     every interval := period; -- the calendar's unit
@@ -1557,15 +1577,22 @@ BEGIN
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
         WHEN reserve IS NULL THEN 'reserve is neither true nor false'
+        WHEN up_to IS NULL THEN 'up_to is neither true nor false'
+        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'
+        WHEN up_to AND (count < '1' OR count <> floor(count)) THEN pg_catalog.format('count %s is not a whole number of at least 1, as for up_to', count)
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
+    IF up_to THEN
+        count := 1;
+    END IF;
     IF wrong IS NULL AND rate = '0' THEN
         ok := count = '0';
         remaining := 0;
         at := coalesce(now, clock_timestamp());
         retry_at := CASE WHEN ok THEN at END;
         retry_after := retry_at - at;
+        taken := 0;
         RETURN;
     END IF;
     IF wrong IS NULL AND reserve THEN
@@ -1601,11 +1628,11 @@ BEGIN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
     END IF;
-    IF reserve AND grid IS NOT NULL THEN
-        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now,
-              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)]) AS r;
+    IF up_to OR reserve AND grid IS NOT NULL THEN
+        SELECT r.granted, r.at, r.value, r.ts, r.taken INTO ok, at, value, ts, taken
+          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN up_to THEN 'take' ELSE 'consume' END, ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => reserve, now => now,
+              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)], mosts => ARRAY[most]) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, windows => windows) AS r;
@@ -1618,6 +1645,7 @@ BEGIN
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
+    taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
     reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
     IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
@@ -1637,7 +1665,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -1669,6 +1697,8 @@ Arguments:
                 'Europe/Berlin'. Postgres' own zone files decide when its midnights are
   anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
                 with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+  up_to         true: take as many whole tokens as there are, at least 1 and at most count, which may be above the capacity.
+                taken says how many. Not together with reserve. Default false
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -1678,6 +1708,7 @@ Result:
                 Granted: the instant at which the work may run. NULL, as retry_after: denied by policy, waiting does not help
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
+  taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
 Errors:
   22023         an argument is invalid, or the count can never be granted
@@ -1690,16 +1721,16 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor) AS r;
+    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at, r.taken INTO ok, remaining, retry_after, retry_at, reset_at, at, taken
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor, up_to) AS r;
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
@@ -1711,7 +1742,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -1919,8 +1950,8 @@ EXECUTE pg_catalog.replace($engine$
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor date);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date, up_to boolean);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, reserve boolean, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date, up_to boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean, windows timestamptz[]);
@@ -1969,7 +2000,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates doub
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);

@@ -26,7 +26,7 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[],
       @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean,
-      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]))::bytea AS answer;
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[], @mosts::double precision[]))::bytea AS answer;
 
 -- name: Refund :one
 SELECT pg_catalog.record_send(_ratelimit_refund(

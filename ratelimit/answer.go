@@ -18,6 +18,7 @@ type answer struct {
 	granted bool
 	at      algebra.Micros
 	rows    [][]algebra.Row // per demand; none: the limit is full
+	taken   float64         // by each demand with UpTo
 
 	// Memory for the most common case: one demand with one row.
 	single [1][]algebra.Row
@@ -78,11 +79,12 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 		return nil, err
 	}
 	r := record{rest: b}
-	r.expect(5)
+	r.expect(6)
 	a := &answer{granted: r.boolean(), at: r.instant()}
 	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
 	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
 	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
+	a.taken = r.floatOrNull()
 	if !r.ended() || values == nil || ts == nil || len(ts) != len(values) {
 		return nil, errRecord
 	}

@@ -57,7 +57,7 @@ func (c *call) takes() bool { return c.verb == VerbConsume || c.verb == VerbChar
 
 // goesAlone reports whether a Coalescer sends the call as a statement of its own.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || forfeits(c.demands)
+	return sharded(c.demands) || onCalendar(c.demands) || forfeits(c.demands) || takesUpTo(c.demands)
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -124,7 +124,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 func unanswered(requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
-		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens}
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: r.upTo}
 	}
 	return result
 }

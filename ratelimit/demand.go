@@ -22,6 +22,7 @@ type demand struct {
 	floor    float64 // the lowest balance that may be left
 	need     float64 // the lowest balance that is enough: count + floor, summed up without rounding floor
 	reserve  bool    // the work may wait for its tokens
+	most     float64 // with UpTo: the most tokens to take. Then count is 1. Otherwise 0
 	requests []int
 }
 
@@ -61,6 +62,12 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 		if d.limit != r.limit {
 			return nil, nil, twoDefinitions(&d.limit, &r.limit)
 		}
+		if v != VerbReset && (r.upTo || d.most > 0) {
+			if err := r.validateUpTo(v, found); err != nil {
+				return nil, nil, err
+			}
+			d.most, r.tokens = r.tokens, 1
+		}
 		// Requests for one key are granted one after another. Each must leave its own floor, and each later one leaves less
 		// than the one before.
 		d.count += r.tokens
@@ -69,12 +76,16 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 		d.reserve = d.reserve || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
+	if takesUpTo(ds) && slices.ContainsFunc(ds, func(d demand) bool { return d.reserve }) {
+		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
+	}
 	for i := range ds {
 		if err := ds[i].validate(v); err != nil {
 			return nil, nil, err
 		}
 	}
 	ds, rowless = withoutRows(ds, func(d *demand) bool { return d.limit.rowless() })
+	boundUpTo(ds, rowless)
 	waits := v == VerbRefund || slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
 	for i := range ds {
 		d := &ds[i]
@@ -97,6 +108,19 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 		}
 	}
 	return ds, rowless, nil
+}
+
+// validateUpTo refuses UpTo where it has no meaning. again: the call has another request for the same limit and key.
+func (r Request) validateUpTo(v Verb, again bool) error {
+	switch {
+	case v != VerbConsume && v != VerbCheck:
+		return fmt.Errorf("%w: limit %q: UpTo is for Consume and Check, not for %s", ErrInvalid, r.limit.name, v)
+	case again:
+		return fmt.Errorf("%w: limit %q: two requests for one key, and one of them has UpTo", ErrInvalid, r.limit.name)
+	case r.tokens < 1:
+		return fmt.Errorf("%w: limit %q: up to %v tokens is less than 1", ErrInvalid, r.limit.name, r.tokens)
+	}
+	return nil
 }
 
 // validate refuses a count that can never be granted.
@@ -134,6 +158,11 @@ func (r Request) floor(v Verb) float64 {
 // reservation of a window, and a reservation in a call for several limits, which wait for each other.
 func forfeits(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
+}
+
+// takesUpTo reports whether any of the demands has UpTo.
+func takesUpTo(ds []demand) bool {
+	return slices.ContainsFunc(ds, func(d demand) bool { return d.most > 0 })
 }
 
 // onCalendar reports whether any of the limits is a calendar window.

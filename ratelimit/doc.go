@@ -18,8 +18,8 @@
 // # Limits, requests and the limiter
 //
 //   - A [Limit] is a definition: a [TokenBucket], a [FixedWindow] or a [CalendarWindow]. It is usually a package-level variable.
-//   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve() or
-//     limit.Global().
+//   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve(),
+//     limit.Key(team).UpTo(100) or limit.Global().
 //   - A [Limiter] decides requests. Its zero value is ready. Its verbs are Consume, Check, Charge, Refund and Reset.
 //   - A [DB] is where the limiter works: a pgx transaction, connection or pool, or a [Coalescer]. [SQL] makes a DB from a
 //     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.

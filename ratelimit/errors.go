@@ -22,7 +22,7 @@ type programError struct{ error }
 
 func (e programError) Unwrap() error { return e.error }
 
-// ProgramError marks the error for package httplimit, which then answers 500 and not 400.
+// ProgramError marks the error for package internal/outcome: it is the server's fault, not the client's.
 func (programError) ProgramError() {}
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
@@ -118,11 +118,15 @@ func (e *DeniedError) Error() string {
 		id := bucket{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
+			upTo := ""
+			if s.upTo {
+				upTo = "up to "
+			}
 			if s.Limit.numbers.Rate == 0 {
-				denied = append(denied, fmt.Sprintf("%s (%v asked, the rate is 0)", s.Limit.name, count))
+				denied = append(denied, fmt.Sprintf("%s (%s%v asked, the rate is 0)", s.Limit.name, upTo, count))
 				continue
 			}
-			denied = append(denied, fmt.Sprintf("%s (%v asked, %v of %v remaining%s)", s.Limit.name, count,
+			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %v of %v remaining%s)", s.Limit.name, upTo, count,
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
 		}
 	}

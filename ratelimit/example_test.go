@@ -331,6 +331,55 @@ func ExampleRequest_Reserve() {
 	// rhyme may be asked again in 20m0s
 }
 
+// A worker fetches work in batches: up to 100 e-mails, and no more than the provider still allows this hour.
+func ExampleRequest_UpTo() {
+	sends := ratelimit.TokenBucket("sends", 50, time.Hour)
+
+	fetch := func(ctx context.Context, tx pgx.Tx) (addresses []string, err error) {
+		result, err := limits.Consume(ctx, tx, sends.Global().UpTo(100))
+		if err != nil {
+			return nil, err // denied: there is not one token, until RetryAt
+		}
+		taken := int(result.Requests[0].Taken)
+		rows, err := tx.Query(ctx, `
+			DELETE FROM emails
+			 WHERE id IN (SELECT id FROM emails ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
+			RETURNING address`, taken)
+		if err != nil {
+			return nil, err
+		}
+		addresses, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		if unused := taken - len(addresses); err == nil && unused > 0 {
+			_, err = limits.Refund(ctx, tx, result.Receipt(), sends.Global().Count(float64(unused)))
+		}
+		return addresses, err
+	}
+
+	if _, err := pool.Exec(ctx, "INSERT INTO emails (address) SELECT 'user-' || i FROM generate_series(1, 60) AS i"); err != nil {
+		fmt.Println(err)
+	}
+	for range 3 {
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			addresses, err := fetch(ctx, tx)
+			if err == nil {
+				fmt.Println("fetched", len(addresses))
+			}
+			return err
+		})
+		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
+			fmt.Println("denied for", exceeded.RetryAfter.Round(time.Minute))
+			err = limits.Reset(ctx, pool, sends.Global()) // the hour is over
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// fetched 50
+	// denied for 1m0s
+	// fetched 10
+}
+
 // One limit that many transactions want at once: they wait their turn before they take a connection, and none runs in vain.
 func ExampleHot() {
 	signUps := ratelimit.TokenBucket("signUps", 10, 24*time.Hour)

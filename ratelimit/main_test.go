@@ -47,7 +47,8 @@ func run(m *testing.M) int {
 		_, err = pool.Exec(ctx, `
 			CREATE TABLE messages (sender text, body text);
 			CREATE TABLE users (email text);
-			CREATE TABLE jobs (prompt text, run_at timestamptz)`)
+			CREATE TABLE jobs (prompt text, run_at timestamptz);
+			CREATE TABLE emails (id bigint GENERATED ALWAYS AS IDENTITY, address text)`)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "the examples have no database:", err)

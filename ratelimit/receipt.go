@@ -59,11 +59,11 @@ func (r Result) Receipt() Receipt {
 			continue
 		}
 		if t := made.find(s.Limit.name, s.Key); t != nil {
-			t.Count += s.Count
+			t.Count += s.Taken
 			continue
 		}
 		made.Taken = append(made.Taken, taken{
-			Limit: s.Limit.name, Key: s.Key, Count: s.Count,
+			Limit: s.Limit.name, Key: s.Key, Count: s.Taken,
 			Held: s.took.held, Rows: s.took.rows, Shards: s.Limit.shards,
 		})
 	}

@@ -108,10 +108,10 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 func TestAReceiptSaysWhatWasTaken(t *testing.T) {
 	bob := FixedWindow("window", 10, time.Hour).Key("bob")
 	result := Result{OK: true, At: receiptNoon, RetryAt: receiptNoon.Add(time.Minute), Requests: []Status{
-		{Limit: receiptLimit, Key: "ann", Count: 2, took: took{held: 1, rows: 1}},
-		{Limit: bob.limit, Key: "bob", Count: 4, took: took{held: -3, rows: 1}},
-		{Limit: receiptLimit, Key: "ann", Count: 0.5, took: took{held: 1, rows: 1}},
-		{Limit: bob.limit, Key: "cid", Count: 0, took: took{held: 10, rows: 1}},
+		{Limit: receiptLimit, Key: "ann", Count: 9, Taken: 2, took: took{held: 1, rows: 1}},
+		{Limit: bob.limit, Key: "bob", Count: 9, Taken: 4, took: took{held: -3, rows: 1}},
+		{Limit: receiptLimit, Key: "ann", Count: 9, Taken: 0.5, took: took{held: 1, rows: 1}},
+		{Limit: bob.limit, Key: "cid", Count: 9, Taken: 0, took: took{held: 10, rows: 1}},
 		{Limit: bob.limit, Key: "dan", Count: 3},
 	}}
 	want := Receipt(`{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:01:00Z","taken":[` +

@@ -63,6 +63,17 @@ func (r *record) boolean() bool { return r.column(pgtype.BoolOID, 1) == 1 }
 
 func (r *record) float() float64 { return math.Float64frombits(r.column(pgtype.Float8OID, 8)) }
 
+// floatOrNull reads 0 for NULL.
+func (r *record) floatOrNull() float64 {
+	r.expect(pgtype.Float8OID)
+	length := *r
+	if r.uint(4) == math.MaxUint32 {
+		return 0
+	}
+	*r = length
+	return math.Float64frombits(r.value(8))
+}
+
 func (r *record) instant() algebra.Micros { return sinceY2K(r.column(pgtype.TimestamptzOID, 8)) }
 
 // sinceY2K converts a timestamptz, which is in microseconds since 2000. An infinite one, which only a hand-written row can

@@ -17,7 +17,7 @@ import (
 
 var (
 	oneOIDs     = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Float8OID, pgtype.TimestamptzOID}
-	severalOIDs = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID}
+	severalOIDs = []uint32{pgtype.BoolOID, pgtype.TimestamptzOID, pgtype.Int4ArrayOID, pgtype.Float8ArrayOID, pgtype.TimestamptzArrayOID, pgtype.Float8OID}
 )
 
 // written is a record as pgtype writes it.
@@ -76,19 +76,19 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 		for i, row := range rows {
 			want.rows[i] = []algebra.Row{row}
 		}
-		reads(want, written(t, severalOIDs, granted, at.Time(), nil, values, ts), readSeveral)
+		reads(want, written(t, severalOIDs, granted, at.Time(), nil, values, ts, nil), readSeveral)
 		if len(rows) > 0 {
 			one := &answer{granted: granted, at: at}
 			one.setRow(rows[0])
 			reads(one, written(t, oneOIDs, granted, at.Time(), values[0], ts[0]), readOne)
 		}
-		want.rows = make([][]algebra.Row, 1+r.IntN(4))
+		want.rows, want.taken = make([][]algebra.Row, 1+r.IntN(4)), float64(1+r.IntN(100))
 		ord := []int32{}
 		for _, row := range rows {
 			place := r.IntN(len(want.rows))
 			ord, want.rows[place] = append(ord, int32(place+1)), append(want.rows[place], row)
 		}
-		reads(want, written(t, severalOIDs, granted, at.Time(), ord, values, ts), readSeveral)
+		reads(want, written(t, severalOIDs, granted, at.Time(), ord, values, ts, want.taken), readSeveral)
 	}
 }
 
@@ -99,17 +99,17 @@ func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 	for name, values := range map[string][]any{
 		"no value":               {true, now, nil, now},
 		"no instant":             {true, now, 1.0, null},
-		"no values":              {true, now, nil, nil, []time.Time{}},
-		"no instants":            {true, now, nil, []float64{}, nil},
-		"a value is NULL":        {true, now, nil, []*float64{nil}, []time.Time{now}},
-		"an instant is NULL":     {true, now, nil, []float64{1}, []pgtype.Timestamptz{null}},
-		"more values":            {true, now, nil, []float64{1, 2}, []time.Time{now}},
-		"more instants":          {true, now, nil, []float64{1}, []time.Time{now, now}},
-		"fewer places than rows": {true, now, []int32{1}, []float64{1, 2}, []time.Time{now, now}},
-		"a place of nobody's":    {true, now, []int32{2}, []float64{1}, []time.Time{now}},
-		"no place":               {true, now, []int32{0}, []float64{1}, []time.Time{now}},
-		"rows without places":    {true, now, nil, []float64{1, 2}, []time.Time{now, now}},
-		"two dimensions":         {true, now, nil, [][]float64{{1}}, [][]time.Time{{now}}},
+		"no values":              {true, now, nil, nil, []time.Time{}, nil},
+		"no instants":            {true, now, nil, []float64{}, nil, nil},
+		"a value is NULL":        {true, now, nil, []*float64{nil}, []time.Time{now}, nil},
+		"an instant is NULL":     {true, now, nil, []float64{1}, []pgtype.Timestamptz{null}, nil},
+		"more values":            {true, now, nil, []float64{1, 2}, []time.Time{now}, nil},
+		"more instants":          {true, now, nil, []float64{1}, []time.Time{now, now}, nil},
+		"fewer places than rows": {true, now, []int32{1}, []float64{1, 2}, []time.Time{now, now}, nil},
+		"a place of nobody's":    {true, now, []int32{2}, []float64{1}, []time.Time{now}, nil},
+		"no place":               {true, now, []int32{0}, []float64{1}, []time.Time{now}, nil},
+		"rows without places":    {true, now, nil, []float64{1, 2}, []time.Time{now, now}, nil},
+		"two dimensions":         {true, now, nil, [][]float64{{1}}, [][]time.Time{{now}}, nil},
 	} {
 		if len(values) == 4 {
 			if a, err := readOne(bytesRow(written(t, oneOIDs, values...)), 1); !errors.Is(err, ErrUnknownOutcome) {

@@ -43,7 +43,11 @@ type Result struct {
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
-	Count float64 // tokens asked for
+	Count float64 // tokens asked for; with [Request.UpTo], the most
+
+	// Taken is how many tokens a Consume or Charge took, or a Consume instead of this Check would take: Count or, with
+	// [Request.UpTo], as many as were there. It is 0 if the call was denied, and after any other verb.
+	Taken float64
 
 	// Refunded is how many tokens a refund gave back, to within rounding: as many as break no promise, and no more than fill the
 	// limit. It holds if the transaction of the refund commits. After any other verb it is 0.
@@ -66,6 +70,7 @@ type Status struct {
 	RetryAt time.Time
 
 	took took
+	upTo bool // Count is the most
 }
 
 // took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
@@ -82,6 +87,9 @@ func (r *Result) fill(c *call, a *answer) {
 	if c.verb == VerbRefund {
 		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
+	if c.verb == VerbCheck {
+		a.taken = c.upTo(a)
+	}
 	w := c.waiting(a)
 	retryAt, remaining, resetAt := w.retryAt, math.Inf(1), algebra.Min
 	for i := range c.demands {
@@ -92,7 +100,15 @@ func (r *Result) fill(c *call, a *answer) {
 		}
 		for _, request := range c.demands[i].requests {
 			of := &r.Requests[request]
-			s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count
+			s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo
+			s.Taken = 0
+			switch {
+			case !a.granted || refunded != nil:
+			case c.demands[i].most > 0:
+				s.Taken = a.taken
+			default:
+				s.Taken = s.Count
+			}
 			*of = s
 		}
 	}
@@ -102,8 +118,19 @@ func (r *Result) fill(c *call, a *answer) {
 	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
 	r.Remaining, r.ResetAt = remaining, resetAt.Time()
 	if c.rowless != nil {
-		r.fillRowless(c)
+		r.fillRowless(c, a)
 	}
+}
+
+// upTo is how many tokens each demand with UpTo could take: the same number for all.
+func (c *call) upTo(a *answer) float64 {
+	n := math.Inf(1)
+	for i, d := range c.demands {
+		if d.most > 0 {
+			n = min(n, d.numbers.Whole(a.rows[i], d.limit.shards, d.most, a.at))
+		}
+	}
+	return n
 }
 
 // waiting is about reservations that may forfeit tokens (see forfeits) and were not made, because of a check or a denial.

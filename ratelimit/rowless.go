@@ -59,9 +59,33 @@ func (c *call) byPolicy() *answer {
 	return &answer{granted: !denied, at: algebra.At(at)}
 }
 
+// leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.
+func leastUpTo(ds []demand) float64 {
+	least := math.Inf(1)
+	for _, d := range ds {
+		if d.most > 0 {
+			least = min(least, d.most)
+		}
+	}
+	return least
+}
+
+// boundUpTo makes the demands with UpTo take no more than those without rows do, since all take the same number.
+func boundUpTo(ds, rowless []demand) {
+	if rowless == nil {
+		return
+	}
+	for i := range ds {
+		ds[i].most = min(ds[i].most, leastUpTo(rowless))
+	}
+}
+
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
-func (r *Result) fillRowless(c *call) {
-	denied := c.deniedByPolicy()
+func (r *Result) fillRowless(c *call, a *answer) {
+	denied, upTo := c.deniedByPolicy(), leastUpTo(c.rowless)
+	if takesUpTo(c.demands) {
+		upTo = a.taken
+	}
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
@@ -79,6 +103,13 @@ func (r *Result) fillRowless(c *call) {
 			}
 			if s.RetryAt = r.At; denied && left == 0 && d.count > 0 {
 				s.OK, s.RetryAt = false, time.Time{}
+			}
+			switch {
+			case !r.OK || c.verb == VerbRefund:
+			case d.most > 0:
+				s.Taken = upTo
+			default:
+				s.Taken = s.Count
 			}
 			s.took.rowless = c.verb == VerbConsume && r.OK
 		}

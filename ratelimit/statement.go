@@ -29,7 +29,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return reset(c.demands)
 	case c.verb == VerbRefund:
 		return refund(c.receipt, c.demands, now)
-	case forfeits(c.demands):
+	case forfeits(c.demands), takesUpTo(c.demands):
 		return c.apply(ctx, now, orRaise)
 	case takes && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
@@ -89,9 +89,12 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 
 // apply takes any demands, all or none, or reports whether it would.
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
-	op := c.verb
-	if op == VerbCharge {
-		op = VerbConsume // a charge is a consume without a floor
+	op := string(c.verb)
+	switch {
+	case c.verb == VerbCharge:
+		op = string(VerbConsume) // a charge is a consume without a floor
+	case c.verb == VerbConsume && takesUpTo(c.demands):
+		op = "take"
 	}
 	n := len(c.demands)
 	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
@@ -101,12 +104,12 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	}
 	columns := columnsOf(c.demands)
 	return statement{sql: dbsqlc.Apply, demands: n, read: readSeveral, args: arguments(
-		string(op), columns.names, columns.keys,
+		op, columns.names, columns.keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,
 		forfeits(c.demands), now, orRaise,
-		columns.windows, columns.firsts, columns.lasts,
+		columns.windows, columns.firsts, columns.lasts, columns.mosts,
 	)}
 }
 
@@ -149,6 +152,8 @@ type columns struct {
 	// kinds. Without calendars, all are nil.
 	windows       []pgtype.Timestamptz
 	firsts, lasts []pgtype.Int4
+
+	mosts []float64 // 0 for demands without UpTo; nil without any UpTo
 }
 
 func columnsOf(ds []demand) columns {
@@ -163,6 +168,12 @@ func columnsOf(ds []demand) columns {
 		c.names[i], c.keys[i] = d.limit.name, d.key
 		c.rates[i], c.periods[i], c.capacities[i], c.starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
 		c.counts[i], c.floors[i] = d.count, d.floor
+		if d.most > 0 {
+			if c.mosts == nil {
+				c.mosts = make([]float64, n)
+			}
+			c.mosts[i] = d.most
+		}
 		if list := windows(numbers); list != nil {
 			if c.windows == nil {
 				c.firsts, c.lasts = make([]pgtype.Int4, n), make([]pgtype.Int4, n)

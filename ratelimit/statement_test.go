@@ -107,6 +107,16 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
+		"up to": {VerbConsume, []Request{window.Key("bob").UpTo(9), shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "take", Names: []string{"window", "z shards"}, Keys: []string{"bob", "cid"},
+				Rates: []float64{3, 4}, Periods: []time.Duration{time.Minute, time.Hour}, Capacities: []float64{8, 9},
+				Starts: []pgtype.Timestamptz{begun, {Time: hour, Valid: true}}, Shards: []int32{1, 6},
+				Counts: []float64{1, 2}, Floors: []float64{0, 0}, ShardA: []int32{0, 3}, ShardB: []int32{0, 1},
+				Now: &noon, OrRaise: true, Mosts: []float64{9, 0},
+			})
+			return err
+		}},
 		"refund": {VerbRefund, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Refund(ctx, dbsqlc.RefundParams{
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},

@@ -198,8 +198,8 @@ var goMutations = []mutation{
 		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
-		name: "definitions-http", file: "ratelimit/httplimit/httplimit.go", what: "two definitions of one name are the client's fault",
-		old: "errors.As(err, &own) || ", new: "",
+		name: "definitions-http", file: "internal/outcome/outcome.go", what: "two definitions of one name are the client's fault",
+		old: "errors.As(err, &own) || ", new: "false && errors.As(err, &own) || ",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
@@ -279,7 +279,7 @@ var goMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
-		old: "			t.Count += s.Count\n", new: "",
+		old: "			t.Count += s.Taken\n", new: "",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
@@ -413,6 +413,78 @@ var goMutations = []mutation{
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
 		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at)\n	}\n", new: "",
 		tests: "TestModel",
+	},
+
+	// ratelimit: what is there
+
+	{
+		name: "whole-above-the-most", file: "internal/algebra/algebra.go", what: "a check says more than was asked for",
+		old: "return min(most, math.Floor(", new: "return min(math.Inf(1), math.Floor(",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "whole-parts", file: "internal/algebra/algebra.go", what: "a check says that a part of a token would be taken",
+		old: "math.Floor(l.Total(rows, now)+slack(", new: "(l.Total(rows, now)+slack(",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "whole-no-slack", file: "internal/algebra/algebra.go", what: "a check leaves a token that only rounding makes too small",
+		old: "math.Floor(l.Total(rows, now)+slack(max(len(rows), shards)))", new: "math.Floor(l.Total(rows, now))",
+		tests: "TestWholeIsWhatIsThereUpToTheMost",
+	}, {
+		name: "up-to-plain", file: "ratelimit/statement.go", what: "UpTo takes one token",
+		old: "case forfeits(c.demands), takesUpTo(c.demands):", new: "case forfeits(c.demands):",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
+		old: " || forfeits(c.demands) || takesUpTo(c.demands)", new: " || forfeits(c.demands)",
+		tests: "TestUpToOnACoalescerThatIsBusy",
+	}, {
+		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits says what the last one has",
+		old: "			n = min(n, d.numbers.Whole(", new: "			n = min(math.Inf(1), d.numbers.Whole(",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial says that tokens were taken",
+		old: "case !a.granted || refunded != nil:", new: "case refunded != nil:",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund says that tokens were taken",
+		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that it was asked for up to so many",
+		old: "s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo", new: "s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has what was asked for, not what was taken",
+		old: "Key: s.Key, Count: s.Taken,", new: "Key: s.Key, Count: s.Count,",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-verbs", file: "ratelimit/demand.go", what: "a charge may have UpTo",
+		old: "	case v != VerbConsume && v != VerbCheck:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-twice", file: "ratelimit/demand.go", what: "two requests of a call may take from one key, one of them with UpTo",
+		old: "	case again:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-and-one", file: "ratelimit/demand.go", what: "a plain request after one with UpTo is passed over",
+		old: "(r.upTo || d.most > 0)", new: "r.upTo",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-none", file: "ratelimit/demand.go", what: "UpTo may be up to no token",
+		old: "	case r.tokens < 1:", new: "	case false:",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-reserve", file: "ratelimit/demand.go", what: "a call with UpTo may reserve",
+		old: "if takesUpTo(ds) && slices.ContainsFunc(", new: "if false && slices.ContainsFunc(",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "up-to-reset", file: "ratelimit/demand.go", what: "Reset and Hot refuse a request with UpTo",
+		old: "if v != VerbReset && (r.upTo", new: "if (r.upTo",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "up-to-then-count", file: "ratelimit/request.go", what: "a Count after UpTo is the most",
+		old: "r.tokens, r.upTo = tokens, false", new: "r.tokens = tokens",
+		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	},
 
 	// ratelimit: transactions
@@ -774,22 +846,114 @@ var goMutations = []mutation{
 		old: "open = m.FailOpen && d.Status", new: "open = d.Status",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
-		name: "http-unknown-passes", file: "ratelimit/httplimit/httplimit.go", what: "an error that it does not know is a pass",
+		name: "http-unknown-passes", file: "internal/outcome/outcome.go", what: "an error that it does not know is a pass",
 		old: "	default:\n		return http.StatusServiceUnavailable\n", new: "	default:\n		return 0\n",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
-		name: "http-failure-refunded", file: "ratelimit/httplimit/httplimit.go", what: "failures are given back, too",
-		old: "	if m.Failed(recorder.status) {\n		return\n	}\n", new: "	_ = m.Failed(recorder.status)\n",
+		name: "http-failure-refunded", file: "ratelimit/httplimit/settle.go", what: "failures are given back, too",
+		old: "free = !m.failed(", new: "free = m.failed(recorder.status, r) || !m.failed(",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-panic-refunded", file: "ratelimit/httplimit/httplimit.go", what: "a handler that panics has not failed",
-		old:   "	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
-		new:   "	defer func() {\n		if p := recover(); p != nil {\n			_, _ = m.Limiter.Refund(r.Context(), m.DB, receipt, requests...)\n			panic(p)\n		}\n	}()\n	next.ServeHTTP(recorder, r)\n	if recorder.status == 0 {",
+		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has not failed",
+		old: "	free := false\n", new: "	free := m.Failed != nil\n",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-refund-cancelled", file: "ratelimit/httplimit/httplimit.go", what: "who hangs up before the refund has paid for a success",
+		name: "http-gave-up-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that gave up with its client has not failed",
+		old: "r.Context().Err() != nil || m.Failed(http.StatusOK)", new: "m.Failed(http.StatusOK)",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+	}, {
+		name: "http-refund-cancelled", file: "ratelimit/httplimit/settle.go", what: "who hangs up before the refund has paid for a success",
 		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(r.Context(), m.timeout())",
-		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed|TestHTTPTheCostIsWhatTheHandlerSays",
+	}, {
+		name: "http-settle-for-ever", file: "ratelimit/httplimit/settle.go", what: "a charge waits for a locked row without end",
+		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(context.WithoutCancel(r.Context()), 1000*m.timeout())",
+		tests: "TestHTTPACostIsNotWaitedForForEver",
+	}, {
+		name: "http-settle-panic", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has cost what was estimated",
+		old:   "		charge, refund := c.end(free)\n",
+		new:   "		if p := recover(); p != nil {\n			panic(p)\n		}\n		charge, refund := c.end(free)\n",
+		tests: "TestHTTPTheCostIsWhatTheHandlerSays",
+	}, {
+		name: "http-settle-silent", file: "ratelimit/httplimit/settle.go", what: "nobody hears of a cost that could not be settled",
+		old: "	if d.Err != nil {\n		m.observe(r, d)\n	}\n", new: "",
+		tests: "TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays|TestHTTPARefundThatFailsIsObservedAndTheTokensStayTaken",
+	}, {
+		name: "http-settle-denied", file: "ratelimit/httplimit/httplimit.go", what: "what was denied, and passes, is settled",
+		old: "granted := limited && d.Status == 0", new: "granted := limited",
+		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+	}, {
+		name: "http-settle-not-limited", file: "ratelimit/httplimit/httplimit.go", what: "a handler whose request is not limited must know that",
+		old: "		case m.Settle:\n", new: "		case false:\n",
+		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
+	}, {
+		name: "http-cost-nan", file: "ratelimit/httplimit/settle.go", what: "NaN is a cost",
+		old: "!(cost >= 0 && cost <= algebra.MaxTokens)", new: "cost < 0 || cost > algebra.MaxTokens",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-nothing-taken", file: "ratelimit/httplimit/settle.go", what: "a cost is an error where nothing was taken",
+		old: "	if nothingTaken {\n", new: "	if false {\n",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-outer", file: "ratelimit/httplimit/settle.go", what: "a cost is for the innermost middleware only",
+		old: "c = c.outer {", new: "c = nil {",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-too-late", file: "ratelimit/httplimit/settle.go", what: "a cost that comes too late is lost in silence",
+		old: "	if c.returned {\n", new: "	if false {\n",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is lost in silence",
+		old: "return s.Limit.Name() == limit })", new: "return true })",
+		tests: "TestSetCost",
+	}, {
+		name: "http-cost-two-requests", file: "ratelimit/httplimit/settle.go", what: "of two requests for one key, only the last is an estimate",
+		old: "s.Key}] += s.Count", new: "s.Key}] = s.Count",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-twice", file: "ratelimit/httplimit/settle.go", what: "two requests for one key pay the difference twice",
+		old: "		delete(taken, of)\n", new: "",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit of which nothing was said costs nothing",
+		old: "case !first || !set:", new: "case !first || !set && free:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, though only failures count",
+		old: "		if free {\n", new: "		if free && !set {\n",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-tiny-charge", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is charged",
+		old: "case more >= algebra.MinTokens:", new: "case more > 0:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-tiny-refund", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is refunded",
+		old: "case -more >= algebra.MinTokens:", new: "case -more > 0:",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-cost-not-charged", file: "ratelimit/httplimit/settle.go", what: "a cost above the estimate is free",
+		old: "charge = append(charge, c.requests[i].Count(more))", new: "_ = more",
+		tests: "TestOnlyTheDifferenceIsSettled",
+	}, {
+		name: "http-exposed-lost", file: "ratelimit/httplimit/fields.go", what: "what a CORS handler has listed is replaced",
+		old: "			list = append(list, name)\n", new: "			list = append(list[min(len(list), len(exposed)):], name)\n",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-twice", file: "ratelimit/httplimit/fields.go", what: "fields that are exposed already are listed again",
+		old: "exposed = append(exposed, http.CanonicalHeaderKey(", new: "exposed = append(exposed, strings.ToUpper(",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-legacy", file: "ratelimit/httplimit/fields.go", what: "the older fields are not exposed",
+		old: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if m.LegacyFields {", new: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if false {",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-unset", file: "ratelimit/httplimit/fields.go", what: "fields are exposed that are not there",
+		old: "m.ExposeFields && len(policies) > 0", new: "m.ExposeFields",
+		tests: "TestFieldsThatScriptsMayRead",
+	}, {
+		name: "http-exposed-unasked", file: "ratelimit/httplimit/fields.go", what: "fields are exposed without ExposeFields",
+		old: "m.ExposeFields && len(policies) > 0", new: "len(policies) > 0",
+		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, and so too early",
 		old: "	if d%time.Second > 0 {\n		whole++\n	}\n", new: "",
@@ -804,8 +968,36 @@ var goMutations = []mutation{
 		tests: "TestFields",
 	}, {
 		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy writes its own address",
-		old: "i := len(entries) - c.TrustedProxies; i >= 0 {", new: "i := 0; len(entries) >= c.TrustedProxies {",
+		old: "i := len(entries) - c.TrustedProxies\n", new: "i := min(0, len(entries)-c.TrustedProxies)\n",
 		tests: "TestClientIP",
+	}, {
+		name: "http-networks-any", file: "ratelimit/httplimit/requests.go", what: "everybody is a trusted proxy",
+		old: "isIn(trusted, addr); i--", new: "trusted != nil; i--",
+		tests: "TestClientIPOfTrustedNetworks|TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "what is no address is passed over",
+		old: "		if !isAddress {\n			break\n", new: "		if !isAddress {\n			if i < 0 {\n				break\n			}\n			continue\n",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-networks-number", file: "ratelimit/httplimit/requests.go", what: "a proxy that did not state an address is believed nevertheless",
+		old: "			trusted = nil\n", new: "",
+		tests: "TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-networks-counted", file: "ratelimit/httplimit/requests.go", what: "the entries of the proxies that are counted are read again",
+		old: "stated, true, entries[:i]", new: "stated, true, entries",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-networks-embedded", file: "ratelimit/httplimit/requests.go", what: "who embeds a trusted proxy's address in its own is trusted",
+		old: "return network.Contains(addr)", new: "return network.Contains(canonical(addr))",
+		tests: "TestClientIPOfTrustedNetworks",
+	}, {
+		name: "http-client-header-twice", file: "ratelimit/httplimit/requests.go", what: "of two header fields, one is believed",
+		old: "		if len(entries) > 1 {\n", new: "		if false {\n",
+		tests: "TestClientIPOfACDNsHeader",
+	}, {
+		name: "http-client-header-missing", file: "ratelimit/httplimit/requests.go", what: "where a CDN's header is missing, what a client forwards is believed",
+		old: "if c.ClientHeader != \"\" {", new: "if r.Header.Get(c.ClientHeader) != \"\" {",
+		tests: "TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-free-cost", file: "ratelimit/httplimit/requests.go", what: "a negative cost is what the client says",
 		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
@@ -915,7 +1107,129 @@ var goMutations = []mutation{
 		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
 		old: "case c != value:", new: "case i < 0:",
 		tests: "TestAPIKeyIsOneForOneCredential",
+	},
+
+	// rpclimit
+
+	{
+		name: "rpc-fails-open", file: "ratelimit/rpclimit/rpclimit.go", what: "calls pass while the database is down",
+		old: "open = i.FailOpen && refusal", new: "open = refusal",
+		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
 	}, {
+		name: "rpc-stays-closed", file: "ratelimit/rpclimit/rpclimit.go", what: "FailOpen does nothing",
+		old: "open = i.FailOpen && refusal", new: "open = false && refusal",
+		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
+	}, {
+		name: "rpc-observe-only", file: "ratelimit/rpclimit/rpclimit.go", what: "ObserveOnly refuses",
+		old: "|| open || i.ObserveOnly", new: "|| open",
+		tests: "TestRPCObserveOnlyLetsDeniedCallsPass",
+	}, {
+		name: "rpc-client-gone", file: "ratelimit/rpclimit/rpclimit.go", what: "a client that goes is a fault of the database",
+		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); false &&",
+		tests: "TestRPCAClientThatGoesIsNoFaultOfTheDatabase|TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-client-late", file: "ratelimit/rpclimit/rpclimit.go", what: "a deadline of the client's is a fault of the database",
+		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); errors.Is(ctx.Err(), context.Canceled) &&",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that goes passes",
+		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), open",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-timeout", file: "ratelimit/rpclimit/rpclimit.go", what: "a decision takes as long as the client waits",
+		old: "context.WithTimeout(ctx, i.timeout())", new: "context.WithCancel(ctx)",
+		tests: "TestADecisionHasADeadline",
+	}, {
+		name: "rpc-conflict", file: "ratelimit/rpclimit/rpclimit.go", what: "a conflict is a fault of the database",
+		old: "ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database\n			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)\n			return err\n		})", new: "func() (err error) {\n			d.Result, err = i.Limiter.Consume(within, i.DB, requests...)\n			return err\n		}()",
+		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
+	}, {
+		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call for which nothing is asked is not limited",
+		old: "err = errors.New(\"rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited\")", new: "err = ErrNotLimited",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-not-limited-wrapped", file: "ratelimit/rpclimit/rpclimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(err, ErrNotLimited)", new: "err == ErrNotLimited",
+		tests: "TestRPCCallsThatAreNotLimitedPass",
+	}, {
+		name: "rpc-incomplete", file: "ratelimit/rpclimit/rpclimit.go", what: "an interceptor without a limiter panics",
+		old: "i.Limiter == nil || ", new: "",
+		tests: "TestRPCAnIncompleteInterceptorRefuses",
+	}, {
+		name: "rpc-log-late", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told that clients do not wait for the database",
+		old: "case d.Code == codes.DeadlineExceeded:", new: "case d.Code == codes.Unknown:",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-log-key", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told of keys that are not found",
+		old: "case d.Code == codes.InvalidArgument &&", new: "case d.Code == codes.Unknown &&",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-never-retry", file: "ratelimit/rpclimit/refusal.go", what: "what can never be granted is the client's mistake alone",
+		old: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.ResourceExhausted", new: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.InvalidArgument",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-violations-granted", file: "ratelimit/rpclimit/refusal.go", what: "limits that would have granted are violated, too",
+		old: "if s.OK || slices.", new: "if slices.",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-violations-twice", file: "ratelimit/rpclimit/refusal.go", what: "a limit is violated twice",
+		old: "return v.QuotaId == name", new: "return false",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-leak", file: "ratelimit/rpclimit/refusal.go", what: "a violation tells the key",
+		old: "QuotaId: name, QuotaValue", new: "Subject: s.Key, QuotaId: name, QuotaValue",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-leak-error", file: "ratelimit/rpclimit/refusal.go", what: "an error of the program's own goes to clients",
+		old: "	default:\n		return internal\n	}\n}\n", new: "	default:\n		return status.New(codes.Internal, err.Error())\n	}\n}\n",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-connect-details", file: "ratelimit/rpclimit/refusal.go", what: "details of a Connect error are lost",
+		old: "for _, d := range byConnect.Details() {", new: "for _, d := range byConnect.Details()[:0] {",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-401", file: "ratelimit/rpclimit/refusal.go", what: "a missing credential is an invalid argument",
+		old: "byHTTP.Status == http.StatusUnauthorized", new: "false",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-403", file: "ratelimit/rpclimit/refusal.go", what: "forbidden is an invalid argument",
+		old: "byHTTP.Status == http.StatusForbidden", new: "false",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-canonical", file: "ratelimit/rpclimit/grpc.go", what: "the metadata of gRPC is not found by its canonical names",
+		old: "call.Header[http.CanonicalHeaderKey(name)]", new: "call.Header[name]",
+		tests: "TestRPCRequestsKnowTheMethodThePeerAndTheMetadata",
+	}, {
+		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a stream of gRPC opens unlimited",
+		old: "	if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n		return refusal.Err()\n	}\n", new: "",
+		tests: "TestRPCAStreamIsLimitedWhenItOpens",
+	}, {
+		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused message of gRPC the next is received",
+		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.ServerStream", new: "if err := s.ServerStream",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-message-ignored", file: "ratelimit/rpclimit/grpc.go", what: "a refused message of gRPC is handed over",
+		old: "		s.refused = refusal.Err()\n", new: "		_ = refusal\n",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a stream of Connect opens unlimited",
+		old: "		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {\n			return connectError(refusal)\n		}\n", new: "",
+		tests: "TestRPCAStreamIsLimitedWhenItOpens",
+	}, {
+		name: "rpc-connect-message-again", file: "ratelimit/rpclimit/connect.go", what: "after a refused message of Connect the next is received",
+		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.Streaming", new: "if err := s.Streaming",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-connect-client", file: "ratelimit/rpclimit/connect.go", what: "calls that a client of Connect makes are limited",
+		old: "request.Spec().IsClient", new: "false",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-connect-denial", file: "ratelimit/rpclimit/connect.go", what: "a denial by Connect has no details",
+		old: "range refusal.Proto().GetDetails()", new: "range refusal.Proto().GetDetails()[:0]",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	},
+
+	{
 		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
 		tests: "TestJitterIsTheSameForTheSameKeyAndWithinTheSpan",
@@ -1060,7 +1374,19 @@ var goMutations = []mutation{
 		old: "{\"w\", 7 * 24}", new: "{\"w\", 6 * 24}",
 		tests: "TestParsePeriod",
 	}, {
-		name: "http-policy-status", file: "ratelimit/httplimit/httplimit.go", what: "a denial by policy is a 429",
+		name: "plans-up-to", file: "ratelimit/rowless.go", what: "an unlimited limit does not bound how many the others take",
+		old: "ds[i].most = min(ds[i].most, leastUpTo(rowless))", new: "_ = i",
+		tests: "TestUpToOfPlansWithoutRows",
+	}, {
+		name: "plans-up-to-taken", file: "ratelimit/rowless.go", what: "an unlimited limit says that it took more than the others",
+		old: "if takesUpTo(c.demands) {", new: "if false {",
+		tests: "TestUpToOfPlansWithoutRows",
+	}, {
+		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
+		old: "if denied.RetryAt.IsZero() {", new: "if false {",
+		tests: "TestADenialByPolicyIsPermissionDenied",
+	}, {
+		name: "http-policy-status", file: "internal/outcome/outcome.go", what: "a denial by policy is a 429",
 		old: "errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero()", new: "errors.Is(err, ratelimit.ErrDenied) && false",
 		tests: "TestHTTPPlans",
 	}, {

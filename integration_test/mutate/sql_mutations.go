@@ -171,8 +171,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: apply, what: "a shard that was locked and then found wanting stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: apply, what: "all shards are added up without being locked",
@@ -258,7 +258,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "apply-perhaps-reserves", file: apply, what: "who says neither that it reserves nor that it does not is granted all",
-		old: " AND reserve IS NOT NULL) IS NOT TRUE", new: ") IS NOT TRUE",
+		old: " AND reserve IS NOT NULL\n", new: "\n",
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
 
@@ -306,11 +306,11 @@ var sqlMutations = []mutation{
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                    END LOOP;\n                END IF;",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                END IF;", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                END IF;",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
@@ -336,6 +336,70 @@ var sqlMutations = []mutation{
 		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
 		old: "ARRAY(SELECT greatest(u.t, at) FROM", new: "ARRAY(SELECT at FROM",
 		tests: "TestModel",
+	},
+
+	// _ratelimit_apply and ratelimit(): what is there
+
+	{
+		name: "take-above-the-most", file: apply, what: "a call takes more than it asked for",
+		old: "taken := least(taken, mosts[i], floor(", new: "taken := least(taken, floor(",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "take-parts", file: apply, what: "a call takes a part of a token",
+		old: "floor(totals[i] + CASE", new: "(totals[i] + CASE",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "take-no-slack", file: apply, what: "a token that only rounding makes too small is left in a sharded limit",
+		old: "floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END)", new: "floor(totals[i])",
+		tests: "TestUpToTakesATokenThatIsThereButForRounding",
+	}, {
+		name: "take-the-last-limits", file: apply, what: "of several limits, all give what the last one has",
+		old: "taken := least(taken, mosts[i], ", new: "taken := least(mosts[i], ",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "take-from-all", file: apply, what: "what the request without UpTo asks for is not taken, but as much as the others take",
+		old: "IF mosts[i] > '0' THEN", new: "IF true THEN",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "take-for-all", file: apply, what: "a limit whose request has no UpTo decides how much is taken",
+		old: "CONTINUE WHEN mosts[i] = '0';", new: "",
+		tests: "TestUpToTakesTheSameFromSeveralLimits",
+	}, {
+		name: "take-one", file: apply, what: "as much as is there is said to be taken, and one token is",
+		old: "lefts[i] := totals[i] - taken;", new: "",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "take-garbage", file: apply, what: "the most may be NaN or below zero",
+		old: "'0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
+		tests: "TestNoGarbageIsGrantedOrStored",
+	}, {
+		name: "byhand-up-to-all", file: ratelimit, what: "by hand, up_to takes the whole count or nothing",
+		old: "    IF up_to THEN\n        count := 1;\n    END IF;\n", new: "",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-up-to-plain", file: ratelimit, what: "by hand, up_to takes one token",
+		old: "CASE WHEN up_to THEN 'take' ELSE 'consume' END", new: "'consume'",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial says that tokens were taken",
+		old: "taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;", new: "taken := coalesce(taken, count);",
+		tests: "TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-up-to-null", file: ratelimit, what: "by hand, an up_to of NULL is false",
+		old: "        WHEN up_to IS NULL THEN 'up_to is neither true nor false'\n", new: "",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "byhand-up-to-reserve", file: ratelimit, what: "by hand, up_to may reserve",
+		old: "        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'\n", new: "",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "byhand-up-to-none", file: ratelimit, what: "by hand, up_to takes up to no token",
+		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count <> floor(count)",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to takes up to a part of a token",
+		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count < '1'",
+		tests: "TestByHandRefusesWhatIsWrong",
 	},
 
 	// _ratelimit_refund
@@ -483,8 +547,8 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "the shard that was locked and then found wanting stays locked while all are locked",
-		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n",
-		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;\n        END IF;\n",
+		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
+		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n        END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 

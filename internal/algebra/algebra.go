@@ -168,6 +168,12 @@ func (l Limit) Enough(rows []Row, shards int, count, floor float64, now Micros) 
 	return l.Total(rows, now)-count >= floor-slack(max(len(rows), shards))
 }
 
+// Whole is the largest whole number of tokens, up to most, that can be taken at now from a limit with that many shards. It
+// is below 1 if there is not one token.
+func (l Limit) Whole(rows []Row, shards int, most float64, now Micros) float64 {
+	return min(most, math.Floor(l.Total(rows, now)+slack(max(len(rows), shards))))
+}
+
 // slack is how many tokens the sum over that many rows may lack.
 func slack(rows int) float64 {
 	if rows > 1 {

@@ -127,6 +127,37 @@ func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
 }
 
 // Added up one by one, the debt of all rows would never change by a small count.
+func TestWholeIsWhatIsThereUpToTheMost(t *testing.T) {
+	bucket := Limit{Rate: 1, Period: time.Second, Capacity: 10.5}
+	third := []Row{{1.1, 0}, {1.2, 0}, {0.7 - 1e-15, 0}} // 3, but for rounding
+	for _, row := range []struct {
+		rows       []Row
+		shards     int
+		most, want float64
+		now        Micros
+	}{
+		{nil, 1, 100, 10, 0},
+		{nil, 1, 3, 3, 0},
+		{[]Row{{2.5, 0}}, 1, 100, 2, 0},
+		{[]Row{{2.5, 0}}, 1, 100, 2, 499_999},
+		{[]Row{{2.5, 0}}, 1, 100, 3, 500_000},
+		{[]Row{{3 - 1e-10, 0}}, 1, 100, 2, 0}, // one row is exact
+		{[]Row{{3 - 1e-10, 0}}, 2, 100, 3, 0}, // and becomes two
+		{third, 3, 100, 3, 0},
+		{third, 1, 2, 2, 0},
+		{[]Row{{1.5, 0}, {1.4, 0}, {1.5, 0}}, 3, 100, 4, 0}, // no shard has two of the four
+	} {
+		if got := bucket.Whole(row.rows, row.shards, row.most, row.now); got != row.want {
+			t.Errorf("%+v: %v", row, got)
+		}
+	}
+	for _, empty := range [][]Row{{{0.5, 0}}, {{-3, 0}}, {{0.2, 0}, {0.3, 0}}} {
+		if got := bucket.Whole(empty, len(empty), 5, 0); got >= 1 {
+			t.Errorf("%v of %v", got, empty)
+		}
+	}
+}
+
 func TestEqualSharesAreNotRoundedAway(t *testing.T) {
 	limit := Limit{Rate: 1e15, Period: time.Hour, Capacity: 1e15}
 	rows := limit.Take(limit.Take(nil, 100, 1e15, noon), 100, 1e15-1000, noon)

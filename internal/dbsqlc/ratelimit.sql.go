@@ -19,7 +19,7 @@ SELECT pg_catalog.record_send(_ratelimit_apply(
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
       $13::boolean, $14::timestamptz, $15::boolean,
-      $16::timestamptz[], $17::integer[], $18::integer[]))::bytea AS answer
+      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[]))::bytea AS answer
 `
 
 type ApplyParams struct {
@@ -41,6 +41,7 @@ type ApplyParams struct {
 	Windows    []pgtype.Timestamptz
 	Firsts     []int32
 	Lasts      []int32
+	Mosts      []float64
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -63,6 +64,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 		arg.Windows,
 		arg.Firsts,
 		arg.Lasts,
+		arg.Mosts,
 	)
 	var answer []byte
 	err := row.Scan(&answer)

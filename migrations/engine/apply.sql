@@ -1,6 +1,7 @@
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
 --   check    return what consume would return; write and lock nothing
+--   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
 --
@@ -8,6 +9,10 @@
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
 -- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
 -- since a limit's debt is spread evenly over all its shards.
+--
+-- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
+-- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
+-- others have a `most` of 0 and give their counts.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -19,7 +24,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -45,6 +50,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
+    taken  double precision;           -- what every limit with a `most` gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -134,7 +140,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -147,7 +153,8 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check') AND reserve IS NOT NULL) IS NOT TRUE THEN
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -228,12 +235,23 @@ BEGIN
                         -- Refills after the last window are not known, so no promise can be made for that time.
                         granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
+                ELSIF op = 'take' AND granted THEN
+                    taken := 'Infinity';
+                    FOREACH i IN ARRAY places LOOP
+                        CONTINUE WHEN mosts[i] = '0';
+                        taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
+                    END LOOP;
+                    FOREACH i IN ARRAY places LOOP
+                        IF mosts[i] > '0' THEN
+                            lefts[i] := totals[i] - taken;
+                        END IF;
+                    END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
@@ -274,7 +292,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, taken)::/* TEMPLATE: schema */_ratelimit_decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

@@ -84,7 +84,7 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts)::/* TEMPLATE: schema */_ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
             END IF;
         END LOOP;
     END LOOP;

@@ -58,7 +58,7 @@ BEGIN
         IF new_value IS NULL THEN
             RAISE SQLSTATE 'RL001';
         END IF;
-        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts])::/* TEMPLATE: schema */_ratelimit_decisions;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN
         NULL;
     END;

@@ -4,5 +4,6 @@
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The decision on the rows of several limits, or of a sharded one. ord has, for each row, the position of its limit in the
--- arguments. NULL: one row for each limit, in order.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+-- arguments. NULL: one row for each limit, in order. taken is what _ratelimit_apply took with the op 'take', otherwise NULL.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    taken double precision);

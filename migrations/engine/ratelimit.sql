@@ -7,9 +7,9 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
 LANGUAGE plpgsql
 AS $body$
@@ -17,6 +17,7 @@ AS $body$
 DECLARE
     wrong text;
     floor double precision := 0;
+    most  double precision := count; -- with up_to; then at least 1 is taken
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
     every interval := period; -- the calendar's unit
@@ -41,15 +42,22 @@ BEGIN
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
         WHEN reserve IS NULL THEN 'reserve is neither true nor false'
+        WHEN up_to IS NULL THEN 'up_to is neither true nor false'
+        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'
+        WHEN up_to AND (count < '1' OR count <> floor(count)) THEN pg_catalog.format('count %s is not a whole number of at least 1, as for up_to', count)
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
+    IF up_to THEN
+        count := 1;
+    END IF;
     IF wrong IS NULL AND rate = '0' THEN
         ok := count = '0';
         remaining := 0;
         at := coalesce(now, clock_timestamp());
         retry_at := CASE WHEN ok THEN at END;
         retry_after := retry_at - at;
+        taken := 0;
         RETURN;
     END IF;
     IF wrong IS NULL AND reserve THEN
@@ -85,11 +93,11 @@ BEGIN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
     END IF;
-    IF reserve AND grid IS NOT NULL THEN
-        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => true, now => now,
-              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)]) AS r;
+    IF up_to OR reserve AND grid IS NOT NULL THEN
+        SELECT r.granted, r.at, r.value, r.ts, r.taken INTO ok, at, value, ts, taken
+          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN up_to THEN 'take' ELSE 'consume' END, ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => reserve, now => now,
+              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)], mosts => ARRAY[most]) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
           FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, windows => windows) AS r;
@@ -102,6 +110,7 @@ BEGIN
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
+    taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
     reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
     IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
@@ -121,7 +130,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -153,6 +162,8 @@ Arguments:
                 'Europe/Berlin'. Postgres' own zone files decide when its midnights are
   anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
                 with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+  up_to         true: take as many whole tokens as there are, at least 1 and at most count, which may be above the capacity.
+                taken says how many. Not together with reserve. Default false
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -162,6 +173,7 @@ Result:
                 Granted: the instant at which the work may run. NULL, as retry_after: denied by policy, waiting does not help
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
+  taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
 Errors:
   22023         an argument is invalid, or the count can never be granted
@@ -174,16 +186,16 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor) AS r;
+    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at, r.taken INTO ok, remaining, retry_after, retry_at, reset_at, at, taken
+      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor, up_to) AS r;
     IF NOT ok THEN
         RAISE SQLSTATE 'PT429' USING
             MESSAGE = 'rate limit exceeded: ' || name,
@@ -195,7 +207,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')

@@ -2,7 +2,9 @@ package httplimit_test
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -24,6 +26,9 @@ var (
 	}
 	perSite      = ratelimit.TokenBucket("perSite", 10_000, time.Second, ratelimit.Shards(4))
 	failedLogins = ratelimit.FixedWindow("failedLogins", 5, 15*time.Minute)
+	llmTokens    = ratelimit.TokenBucket("llmTokens", 100_000, time.Minute)
+
+	askModel func(r *http.Request) (answer string, used float64)
 )
 
 // One limit depends on the user's plan, and one is for the whole site. A request takes from both or from none.
@@ -63,6 +68,42 @@ func ExampleMiddleware_failed() {
 	mux.Handle("POST /login", logins.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "wrong password", http.StatusUnauthorized)
 	})))
+}
+
+// The model says in its response how many tokens it has used. The estimate is corrected then.
+func ExampleSetCost() {
+	chats := httplimit.Middleware{
+		Limiter: &limits,
+		DB:      coalescer,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			team, _, _ := r.BasicAuth()
+			return []ratelimit.Request{perSite.Global(), llmTokens.Key(team).Count(1000)}, nil // an estimate
+		},
+		Settle: true,
+	}
+	mux.Handle("POST /chat", chats.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, used := askModel(r)
+		if err := httplimit.SetCost(r.Context(), llmTokens, used); err != nil {
+			slog.ErrorContext(r.Context(), "the estimate stays", "error", err)
+		}
+		fmt.Fprintln(w, answer)
+	})))
+}
+
+// A CDN connects from its own networks, and states the client's address in a header field.
+func ExampleClientIP_cdn() {
+	clients := httplimit.ClientIP{
+		TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, // as the CDN publishes them
+		ClientHeader:    "CF-Connecting-IP",
+	}
+	r, _ := http.NewRequest(http.MethodGet, "https://example.org/", nil)
+	r.Header.Set("CF-Connecting-IP", "203.0.113.7")
+	for _, r.RemoteAddr = range []string{"192.0.2.1:50000", "198.51.100.1:50000"} { // the CDN, and somebody else
+		fmt.Println(clients.Key(r))
+	}
+	// Output:
+	// 203.0.113.7
+	// 198.51.100.1
 }
 
 func ExampleClientIP() {

@@ -21,6 +21,8 @@ import (
 const (
 	fieldPolicy = "RateLimit-Policy"
 	fieldLimit  = "RateLimit"
+	fieldRetry  = "Retry-After"                   // RFC 9110
+	fieldExpose = "Access-Control-Expose-Headers" // the Fetch standard
 
 	paramQuota     = "q"
 	paramWindow    = "w"
@@ -39,6 +41,17 @@ const (
 	legacyReset     = "RateLimit-Reset"
 	legacyPrefix    = "X-"
 )
+
+// announce sets the header fields of a decision.
+func (m Middleware) announce(header http.Header, d Decision) {
+	if !d.Passed && !d.Result.At.IsZero() {
+		for _, field := range []string{fieldLimit, legacyLimit, legacyRemaining, legacyReset} {
+			header.Del(field) // of middleware around this one, whose t may be later than Retry-After
+			header.Del(legacyPrefix + field)
+		}
+	}
+	m.setFields(header, d.Result)
+}
 
 // setFields adds the policy of each limit that was asked and, if known, its remaining tokens. It adds to existing fields:
 // several lines are one list, and middleware may be nested. An unlimited limit has no policy.
@@ -61,6 +74,30 @@ func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	if m.LegacyFields && len(limits) > 0 {
 		setLegacyFields(header, result, asked)
 	}
+	if m.ExposeFields && len(policies) > 0 {
+		m.expose(header)
+	}
+}
+
+// expose adds the fields to the list of those that scripts of other origins may read.
+func (m Middleware) expose(header http.Header) {
+	names := []string{fieldPolicy, fieldLimit, fieldRetry}
+	if m.LegacyFields {
+		for _, name := range []string{legacyLimit, legacyRemaining, legacyReset} {
+			names = append(names, name, legacyPrefix+name)
+		}
+	}
+	list := header.Values(fieldExpose) // by the CORS handler, and by middleware around this one
+	var exposed []string
+	for name := range strings.SplitSeq(strings.Join(list, ","), ",") {
+		exposed = append(exposed, http.CanonicalHeaderKey(strings.Trim(name, " \t")))
+	}
+	for _, name := range names {
+		if !slices.Contains(exposed, http.CanonicalHeaderKey(name)) {
+			list = append(list, name)
+		}
+	}
+	header.Set(fieldExpose, strings.Join(list, ", "))
 }
 
 // add adds a list to a header field. Requests for the same limit and key are one item.

@@ -396,3 +396,40 @@ func TestTheNamesInAProblemAreThoseInTheFields(t *testing.T) {
 		t.Errorf("%q", p.ViolatedPolicies)
 	}
 }
+
+func TestFieldsThatScriptsMayRead(t *testing.T) {
+	burst := ratelimit.TokenBucket("burst", 100, time.Minute)
+	result := answered(true, left(burst, "ann", 50, 30*time.Second))
+	const all = "RateLimit-Policy, RateLimit, Retry-After"
+	for _, row := range []struct {
+		name   string
+		m      Middleware
+		before []string // what a CORS handler wrote
+		want   []string
+	}{
+		{"not asked for", Middleware{}, []string{"X-Own"}, []string{"X-Own"}},
+		{"nothing was there", Middleware{ExposeFields: true}, nil, []string{all}},
+		{"what was there stays", Middleware{ExposeFields: true}, []string{"X-Own,ETag"}, []string{"X-Own,ETag, " + all}},
+		{"in two lines", Middleware{ExposeFields: true}, []string{"X-Own", "ETag"}, []string{"X-Own, ETag, " + all}},
+		{"all but those with credentials", Middleware{ExposeFields: true}, []string{"*"}, []string{"*, " + all}},
+		{"some of them, in other letters", Middleware{ExposeFields: true}, []string{"retry-after ,RATELIMIT"}, []string{"retry-after ,RATELIMIT, RateLimit-Policy"}},
+		{"all of them, by middleware around this one", Middleware{ExposeFields: true}, []string{all}, []string{all}},
+		{"a name that contains another", Middleware{ExposeFields: true}, []string{"X-RateLimit"}, []string{"X-RateLimit, " + all}},
+		{"older ones", Middleware{ExposeFields: true, LegacyFields: true}, nil, []string{all + ", RateLimit-Limit, X-RateLimit-Limit, " +
+			"RateLimit-Remaining, X-RateLimit-Remaining, RateLimit-Reset, X-RateLimit-Reset"}},
+	} {
+		header := http.Header{}
+		for _, line := range row.before {
+			header.Add("Access-Control-Expose-Headers", line)
+		}
+		row.m.setFields(header, result)
+		if got := header.Values("Access-Control-Expose-Headers"); !slices.Equal(got, row.want) {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+	header := http.Header{}
+	Middleware{ExposeFields: true}.setFields(header, ratelimit.Result{})
+	if len(header) > 0 {
+		t.Errorf("nothing was asked: %v", header)
+	}
+}

@@ -38,10 +38,9 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/outcome"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -88,6 +87,15 @@ type Middleware struct {
 	// The refund comes when the handler returns. A client may have its flushed answer a moment before.
 	Failed func(status int) bool
 
+	// Settle lets the handler set what the request has really cost, by [SetCost]. The counts of Requests are then estimates.
+	// When the handler has returned or panicked, a higher cost is charged, even into debt ([ratelimit.Limiter.Charge]), and
+	// of a lower one the rest is refunded ([ratelimit.Limiter.Refund]), also if the client has gone. This happens on DB,
+	// outside the handler's transactions. If it fails, the estimate stays taken, and the Observer is told. A handler that sets
+	// nothing leaves the estimate.
+	//
+	// With Failed as well, a request that has not failed costs nothing, whatever was set.
+	Settle bool
+
 	// ObserveOnly lets every request pass, even if it is denied or the database is down. Use it to try a limit before
 	// enforcing it. It consumes, calls the Observer, and sets the header fields except Retry-After.
 	ObserveOnly bool
@@ -96,8 +104,8 @@ type Middleware struct {
 	// 42883, 42501). Each such request is reported to the Observer, or logged without one.
 	FailOpen bool
 
-	// Timeout bounds a decision, and a refund. If it is over, the database could not be asked (503, or FailOpen). 0 is
-	// [DefaultTimeout].
+	// Timeout bounds a decision and, each, a charge and a refund afterwards. If it is over before the decision, the database
+	// could not be asked (503, or FailOpen). 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.
@@ -116,10 +124,15 @@ type Middleware struct {
 	// Limit is q, the most tokens at once. Reset is t, a number of seconds, not a time of day.
 	LegacyFields bool
 
+	// ExposeFields adds the fields, and Retry-After, to Access-Control-Expose-Headers, so that scripts of other origins can
+	// read them. What is listed there already stays. The CORS handler must be around this middleware, or set the field before
+	// it: one that replaces the field afterwards removes them.
+	ExposeFields bool
+
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
-	// refunds. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds, as errors. It
-	// logs invalid keys and counts as warnings, one for each request: status 400, often from a user id that Requests has
-	// not found. [ratelimit.Limiter.Observer] is called in any case.
+	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and
+	// charges, as errors. It logs invalid keys and counts as warnings, one for each request: status 400, often from a user
+	// id that Requests has not found. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(r *http.Request, d Decision)
 
 	// Refused answers a refused request in place of the default problem details (RFC 9457, application/problem+json). The
@@ -129,15 +142,16 @@ type Middleware struct {
 
 // Decision describes the decision about a request, for [Middleware.Observer].
 type Decision struct {
-	// Result is the result of [ratelimit.Limiter.Consume]. If Err is set and is not a [*ratelimit.DeniedError], its
-	// requests hold only Limit, Key and Count. After an error of [Middleware.Requests], it has no requests.
+	// Result is the result of [ratelimit.Limiter.Consume] or, after the handler, of Charge or Refund. If Err is set and is
+	// not a [*ratelimit.DeniedError], its requests hold only Limit, Key and Count. After an error of [Middleware.Requests],
+	// it has no requests.
 	Result ratelimit.Result
 
 	// Err is nil for a granted request.
 	Err error
 
 	// Status is the status with which a request that was not granted is refused. It is 0 for a grant. It is also 0, with
-	// Err set, if a limit on failures could not give back its tokens.
+	// Err set, if tokens could not be refunded or charged after the handler (Failed, Settle).
 	Status int
 
 	// Passed says that the handler is called: after a grant, or by ObserveOnly or FailOpen.
@@ -148,30 +162,25 @@ type Decision struct {
 const statusClientClosedRequest = 499
 
 // Handler returns the middleware: a handler that calls next for requests that pass. next gets the server's own
-// ResponseWriter. With Failed, the ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack
-// and ReadFrom of its own.
+// ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
+// ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests, d, limited := m.decide(r)
-		if !limited {
-			next.ServeHTTP(w, r)
-			return
+		if limited {
+			m.announce(w.Header(), d)
+			m.observe(r, d)
 		}
-		if !d.Passed && !d.Result.At.IsZero() {
-			for _, field := range []string{fieldLimit, legacyLimit, legacyRemaining, legacyReset} {
-				w.Header().Del(field) // of middleware around this one, whose t may be later than Retry-After
-				w.Header().Del(legacyPrefix + field)
-			}
-		}
-		m.setFields(w.Header(), d.Result)
-		m.observe(r, d)
+		granted := limited && d.Status == 0
 		switch {
-		case !d.Passed:
+		case limited && !d.Passed:
 			m.refuse(w, r, d)
-		case d.Status != 0 || m.Failed == nil:
-			next.ServeHTTP(w, r)
+		case granted && (m.Failed != nil || m.Settle):
+			m.serve(w, r, next, &costs{requests: requests, result: d.Result, byLimit: map[string]float64{}})
+		case m.Settle:
+			m.serve(w, r, next, &costs{}) // nothing was taken
 		default:
-			m.countFailure(w, r, next, d.Result.Receipt(), requests)
+			next.ServeHTTP(w, r)
 		}
 	})
 }
@@ -192,7 +201,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
 			return err
 		})
-		d.Status = statusOfConsume(d.Result, d.Err)
+		d.Status = outcome.Status(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
@@ -213,76 +222,13 @@ func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {
 	return requests, err
 }
 
-// statusOfConsume is the status for Consume's result and error, or 0 for a grant.
-func statusOfConsume(result ratelimit.Result, err error) int {
-	switch {
-	case err == nil:
-		return 0
-	case errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero(): // by policy
-		return http.StatusForbidden
-	case errors.Is(err, ratelimit.ErrDenied):
-		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
-		return http.StatusInternalServerError
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity), unstorable(err):
-		return http.StatusBadRequest
-	default:
-		return http.StatusServiceUnavailable
-	}
-}
-
-// unstorable reports whether the database is up but refused a key: its encoding may lack a character of the key, or the
-// application may have added a constraint to the table.
-func unstorable(err error) bool {
-	var sqlErr interface{ SQLState() string }
-	if !errors.As(err, &sqlErr) {
-		return false
-	}
-	state := sqlErr.SQLState()
-	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
-}
-
-// misprogrammed reports whether the program made the requests invalid: by an invalid limit, by one name with two
-// definitions, or by a DB that must not be used there. Otherwise their keys or counts are invalid, which clients choose.
-func misprogrammed(result ratelimit.Result, err error) bool {
-	var own interface{ ProgramError() }
-	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
-}
-
-// countFailure calls the handler, and gives the tokens back unless the answer is a failure. If the handler panics, the
-// tokens stay consumed.
-func (m Middleware) countFailure(w http.ResponseWriter, r *http.Request, next http.Handler, receipt ratelimit.Receipt, requests []ratelimit.Request) {
-	recorder := &statusRecorder{ResponseWriter: w}
-	next.ServeHTTP(recorder, r)
-	if recorder.status == 0 {
-		if r.Context().Err() != nil {
-			return // the client gave up, and the answer is unknown
-		}
-		recorder.status = http.StatusOK // net/http's status for a handler that writes nothing
-	}
-	if m.Failed(recorder.status) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())
-	defer cancel()
-	var d Decision
-	d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
-		d.Result, err = m.Limiter.Refund(ctx, m.DB, receipt, requests...)
-		return err
-	})
-	if d.Err != nil {
-		d.Passed = true
-		m.observe(r, d)
-	}
-}
-
 func (m Middleware) observe(r *http.Request, d Decision) {
 	switch {
 	case m.Observer != nil:
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
 		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "error", d.Err)
-	case d.Status == http.StatusBadRequest && (errors.Is(d.Err, ratelimit.ErrInvalid) || unstorable(d.Err)):
+	case d.Status == http.StatusBadRequest && outcome.Uncountable(d.Err):
 		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}
 }

@@ -42,7 +42,7 @@ type problem struct {
 // refuse answers a request that does not pass.
 func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
 	if d.Status == http.StatusTooManyRequests {
-		w.Header().Set("Retry-After", m.retryAfter(r, d.Result))
+		w.Header().Set(fieldRetry, m.retryAfter(r, d.Result))
 	}
 	if m.Refused != nil {
 		m.Refused(w, r, d)

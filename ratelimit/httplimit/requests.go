@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,17 @@ type ClientIP struct {
 	// from the client, and are ignored. With 0, the field is ignored. If the number is too large, or requests can reach the
 	// server around the proxies, clients can choose their address.
 	TrustedProxies int
+
+	// TrustedNetworks are the networks of proxies whose number varies, such as a CDN's. While the address, after those that
+	// TrustedProxies counts, is in one of them, the entry to its left is believed. So the client's address is the first one
+	// outside of these networks. Whoever sends from these networks can choose an address. Write IPv4 networks as IPv4. Empty:
+	// none.
+	TrustedNetworks []netip.Prefix
+
+	// ClientHeader is a header field in which a CDN states the client's address, such as CF-Connecting-IP. It is believed
+	// only from TrustedNetworks, in place of the entries further left. So these must be networks of the CDN, and the CDN must
+	// replace what the client wrote there. Empty: none.
+	ClientHeader string
 
 	// IPv4Prefix is how many bits identify an IPv4 client. The default, 32, is one address. 24 counts all addresses of such
 	// a network together, for clients that can choose among them.
@@ -45,22 +57,55 @@ type ClientIP struct {
 // network's own NAT64 prefix counts like any IPv6 network. ISATAP does too, since a client may write any IPv4 address into
 // its own.
 //
-// If the entry of X-Forwarded-For is missing or is not an address, the key is the address that the request came from. That
-// is the last proxy's, on which all such requests are counted together. If that is not an address either (a Unix socket),
-// the key is "unknown".
+// What is missing, is no address or, for ClientHeader, is there twice, is not believed:
+//
+//   - For TrustedProxies, the key is the address that the request came from: the last proxy's, on which all such requests
+//     are counted together. If that is not an address either (a Unix socket), the key is "unknown".
+//   - For TrustedNetworks and ClientHeader, the key is the address of the proxy that should have stated it.
 func (c ClientIP) Key(r *http.Request) string {
+	addr, ok := address(r.RemoteAddr)
+	var entries []string // further left than addr
+	if c.TrustedProxies > 0 || len(c.TrustedNetworks) > 0 {
+		entries = strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	}
+	trusted := c.TrustedNetworks
 	if c.TrustedProxies > 0 {
-		entries := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-		if i := len(entries) - c.TrustedProxies; i >= 0 {
-			if addr, ok := address(strings.Trim(entries[i], " \t")); ok {
-				return c.mask(addr)
-			}
+		i := len(entries) - c.TrustedProxies
+		if stated, isAddress := entry(entries, i); isAddress {
+			addr, ok, entries = stated, true, entries[:i]
+		} else {
+			trusted = nil
 		}
 	}
-	if addr, ok := address(r.RemoteAddr); ok {
-		return c.mask(addr)
+	if !ok {
+		return "unknown"
 	}
-	return "unknown"
+	if c.ClientHeader != "" {
+		entries = r.Header.Values(c.ClientHeader)
+		if len(entries) > 1 {
+			entries = nil
+		}
+	}
+	for i := len(entries) - 1; isIn(trusted, addr); i-- {
+		stated, isAddress := entry(entries, i)
+		if !isAddress {
+			break
+		}
+		addr = stated
+	}
+	return c.mask(addr)
+}
+
+// entry is an address in a list, if there is one at this place.
+func entry(entries []string, i int) (netip.Addr, bool) {
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return address(strings.Trim(entries[i], " \t"))
+}
+
+func isIn(networks []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(networks, func(network netip.Prefix) bool { return network.Contains(addr) })
 }
 
 // address parses an address, with or without a port and brackets.

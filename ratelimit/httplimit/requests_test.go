@@ -127,6 +127,142 @@ func TestClientIPInTransitionAddresses(t *testing.T) {
 	}
 }
 
+// networks are the CIDR blocks in a text.
+func networks(text string) (prefixes []netip.Prefix) {
+	for _, block := range strings.Fields(text) {
+		prefixes = append(prefixes, netip.MustParsePrefix(block))
+	}
+	return prefixes
+}
+
+func TestClientIPOfTrustedNetworks(t *testing.T) {
+	const proxy = "10.0.0.1:4711"
+	own := httplimit.ClientIP{TrustedNetworks: networks("10.0.0.0/8 192.0.2.0/24 2001:db8:cd::/48 fe80::/10")}
+	after := httplimit.ClientIP{TrustedProxies: 1, TrustedNetworks: networks("192.0.2.0/24")} // one proxy of one's own, and before it a CDN
+	for _, row := range []struct {
+		name    string
+		clients httplimit.ClientIP
+		r       *http.Request
+		want    string
+	}{
+		{"one proxy", own, from(proxy, "203.0.113.7"), "203.0.113.7"},
+		{"three", own, from(proxy, "203.0.113.7, 192.0.2.1, 10.0.0.2"), "203.0.113.7"},
+		{"three that add a line each", own, from(proxy, "203.0.113.7", "192.0.2.1", "10.0.0.2"), "203.0.113.7"},
+		{"of both families", own, from("[2001:db8:cd::1]:4711", "203.0.113.7, 10.0.0.2"), "203.0.113.7"},
+		{"IPv6", own, from(proxy, "2001:db8:1:2::3, 2001:db8:cd::1"), "2001:db8:1:2::/64"},
+		{"IPv4 in IPv6", own, from("[::ffff:10.0.0.1]:4711", "203.0.113.7, ::ffff:10.0.0.2"), "203.0.113.7"},
+		{"a zone", own, from("[fe80::1%eth0]:4711", "203.0.113.7"), "203.0.113.7"},
+		{"entries with ports and brackets", own, from(proxy, "203.0.113.7:50000, 192.0.2.1:1, [2001:db8:cd::1]:2, [2001:db8:cd::1]"), "203.0.113.7"},
+
+		{"a liar", own, from(proxy, "198.51.100.1, 203.0.113.7, 10.0.0.2"), "203.0.113.7"},
+		{"a liar who names the proxies", own, from(proxy, "198.51.100.1, 10.0.0.2, 203.0.113.7"), "203.0.113.7"},
+		{"a liar who comes round the proxies", own, from("203.0.113.7:4711", "198.51.100.1, 10.0.0.2"), "203.0.113.7"},
+		{"a liar at an address that looks like a proxy's", own, from("[64:ff9b::10.0.0.1]:4711", "198.51.100.1"), "10.0.0.1"},
+		{"and behind one", own, from(proxy, "198.51.100.1, 64:ff9b::192.0.2.1"), "192.0.2.1"},
+		{"a liar with a zone", own, from(proxy, "198.51.100.1, 2001:db8:1:2::3%10.0.0.1"), "2001:db8:1:2::/64"},
+
+		{"nothing is said", own, from(proxy), "10.0.0.1"},
+		{"an empty line", own, from(proxy, ""), "10.0.0.1"},
+		{"an empty entry", own, from(proxy, "198.51.100.1,,10.0.0.2"), "10.0.0.2"},
+		{"garbage", own, from(proxy, "198.51.100.1, unknown, 192.0.2.1, 10.0.0.2"), "192.0.2.1"},
+		{"garbage next to it", own, from(proxy, "198.51.100.1, \x00"), "10.0.0.1"},
+		{"a number that is no address", own, from(proxy, "198.51.100.1, 3232235777"), "10.0.0.1"},
+		{"all are trusted", own, from(proxy, "10.0.0.3, 10.0.0.2"), "10.0.0.3"},
+		{"a Unix socket", own, from("@", "203.0.113.7"), "unknown"},
+		{"no networks", httplimit.ClientIP{TrustedNetworks: networks("")}, from(proxy, "203.0.113.7"), "10.0.0.1"},
+		{"a network that is none", httplimit.ClientIP{TrustedNetworks: []netip.Prefix{{}}}, from(proxy, "203.0.113.7"), "10.0.0.1"},
+		{"the prefix of a key is not that of a network", httplimit.ClientIP{TrustedNetworks: own.TrustedNetworks, IPv4Prefix: 24}, from(proxy, "203.0.113.7, 10.0.0.2"), "203.0.113.0/24"},
+
+		{"by number, then by network", after, from(proxy, "203.0.113.7, 192.0.2.1"), "203.0.113.7"},
+		{"by number, then by two networks", after, from(proxy, "203.0.113.7, 192.0.2.2, 192.0.2.1"), "203.0.113.7"},
+		{"two by number, then by network", httplimit.ClientIP{TrustedProxies: 2, TrustedNetworks: after.TrustedNetworks},
+			from(proxy, "203.0.113.7, 192.0.2.1, 10.0.0.2"), "203.0.113.7"},
+		{"by number, from a Unix socket", after, from("@", "203.0.113.7, 192.0.2.1"), "203.0.113.7"},
+		{"by number, and round the CDN", after, from(proxy, "198.51.100.1, 192.0.2.1, 203.0.113.7"), "203.0.113.7"},
+		{"by number, which is too large", after, from("192.0.2.1:4711"), "192.0.2.1"},
+		{"by number, of no address", after, from("192.0.2.1:4711", "198.51.100.1, unknown"), "192.0.2.1"},
+		{"by number, and no more is said", after, from(proxy, "192.0.2.1"), "192.0.2.1"},
+	} {
+		if got := row.clients.Key(row.r); got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}
+
+func TestClientIPOfACDNsHeader(t *testing.T) {
+	const edge = "192.0.2.1:4711"
+	cdn := httplimit.ClientIP{TrustedNetworks: networks("192.0.2.0/24"), ClientHeader: "cf-connecting-ip"}
+	after := cdn // one proxy of one's own
+	after.TrustedProxies = 1
+	number := httplimit.ClientIP{TrustedProxies: 1, ClientHeader: cdn.ClientHeader}
+	for _, row := range []struct {
+		name      string
+		clients   httplimit.ClientIP
+		peer      string
+		forwarded []string
+		header    []string
+		want      string
+	}{
+		{"from the CDN", cdn, edge, nil, []string{"203.0.113.7"}, "203.0.113.7"},
+		{"from the CDN, whatever is forwarded", cdn, edge, []string{"198.51.100.1, 192.0.2.9"}, []string{"203.0.113.7"}, "203.0.113.7"},
+		{"IPv6", cdn, edge, nil, []string{"2001:db8:1:2::3"}, "2001:db8:1:2::/64"},
+		{"IPv4 in IPv6, with a port and spaces", cdn, edge, nil, []string{" [::ffff:203.0.113.7]:50000\t"}, "203.0.113.7"},
+		{"a client within the CDN", cdn, edge, nil, []string{"192.0.2.77"}, "192.0.2.77"},
+		{"round the CDN", cdn, "203.0.113.7:4711", nil, []string{"198.51.100.1"}, "203.0.113.7"},
+		{"twice", cdn, edge, nil, []string{"198.51.100.1", "203.0.113.7"}, "192.0.2.1"},
+		{"a list", cdn, edge, nil, []string{"198.51.100.1, 203.0.113.7"}, "192.0.2.1"},
+		{"garbage", cdn, edge, nil, []string{"unknown"}, "192.0.2.1"},
+		{"empty", cdn, edge, nil, []string{""}, "192.0.2.1"},
+		{"missing, and what is forwarded is not read instead", cdn, edge, []string{"198.51.100.1"}, nil, "192.0.2.1"},
+		{"a Unix socket", cdn, "@", nil, []string{"198.51.100.1"}, "unknown"},
+
+		{"one proxy after the CDN", after, "10.0.0.1:4711", []string{"203.0.113.7, 192.0.2.1"}, []string{"203.0.113.7"}, "203.0.113.7"},
+		{"one proxy, and round the CDN", after, "10.0.0.1:4711", []string{"192.0.2.1, 203.0.113.7"}, []string{"198.51.100.1"}, "203.0.113.7"},
+		{"one proxy, that says nothing", after, edge, nil, []string{"198.51.100.1"}, "192.0.2.1"},
+		{"trusted by number alone, it is not read", number, "10.0.0.1:4711", []string{"203.0.113.7"}, []string{"198.51.100.1"}, "203.0.113.7"},
+		{"trusted by nothing, it is not read", httplimit.ClientIP{ClientHeader: cdn.ClientHeader}, edge, nil, []string{"198.51.100.1"}, "192.0.2.1"},
+	} {
+		r := from(row.peer, row.forwarded...)
+		r.Header["Cf-Connecting-Ip"] = row.header
+		if got := row.clients.Key(r); got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}
+
+// What a client outside of the trusted networks writes, whatever it is, stands left of the address that the nearest proxy
+// appends.
+func FuzzClientIPCannotBeSpoofedThroughTrustedNetworks(f *testing.F) {
+	f.Add("198.51.100.1, 10.0.0.2", "203.0.113.7", "10.0.0.2", true)
+	f.Add("::ffff:10.0.0.2,", "2001:db8::1", "10.1.2.3, 192.0.2.4", false)
+	f.Add(",,\x00\r\n", "64:ff9b::10.0.0.1", "", true)
+	f.Fuzz(func(t *testing.T, lie, client, proxies string, sameLine bool) {
+		trusted := networks("10.0.0.0/8 192.0.2.0/24")
+		clients := httplimit.ClientIP{TrustedNetworks: trusted}
+		addr, err := netip.ParseAddr(client)
+		if err != nil || trusted[0].Contains(addr.Unmap()) || trusted[1].Contains(addr.Unmap()) {
+			return
+		}
+		appended := client
+		for _, proxy := range strings.Split(proxies, ",") {
+			if p, err := netip.ParseAddr(strings.TrimSpace(proxy)); err == nil && (trusted[0].Contains(p) || trusted[1].Contains(p)) {
+				appended += ", " + p.String()
+			}
+		}
+		want := httplimit.ClientIP{}.Key(from("[" + client + "]:4711"))
+		if addr.Is4() {
+			want = httplimit.ClientIP{}.Key(from(client + ":4711"))
+		}
+		lies := from("10.0.0.1:4711", lie, appended)
+		if sameLine {
+			lies = from("10.0.0.1:4711", lie+","+appended)
+		}
+		if got := clients.Key(lies); got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	})
+}
+
 // The proxies append to every X-Forwarded-For of a client, in the same line or in another.
 func FuzzClientIPCannotBeSpoofed(f *testing.F) {
 	f.Add("198.51.100.1", "203.0.113.7", uint8(1), true)

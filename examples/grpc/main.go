@@ -1,0 +1,171 @@
+// Grpc is a service whose users may make three calls a minute, by gRPC or by Connect, and its clients, who read from a denial
+// when to call again. The service is gRPC's own health service, so that no code has to be generated.
+//
+//	go run ./examples/grpc
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/rpclimit"
+)
+
+var (
+	perUser = ratelimit.TokenBucket("perUser", 3, time.Minute)
+	perSite = ratelimit.TokenBucket("perSite", 1000, time.Second)
+)
+
+// users by their API keys.
+var users = map[string]string{"key-of-ann": "ann", "key-of-bob": "bob"}
+
+// requests says what a call costs: a token of the user, and one of the site.
+func requests(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+	user, ok := users[call.Header.Get("X-Api-Key")]
+	if !ok {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("send your API key in x-api-key"))
+	}
+	return []ratelimit.Request{perUser.Key(user), perSite.Global()}, nil
+}
+
+// serveGRPC is the service by gRPC, on a port of this machine. It returns a connection to it.
+func serveGRPC(limit rpclimit.Interceptor) (conn *grpc.ClientConn, stop func(), err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	go func() { _ = server.Serve(listener) }()
+	conn, err = grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return conn, server.Stop, err
+}
+
+// serveConnect is the same service by Connect.
+func serveConnect(limit rpclimit.Interceptor) *httptest.Server {
+	service := health.NewServer()
+	mux := http.NewServeMux()
+	mux.Handle(grpc_health_v1.Health_Check_FullMethodName, connect.NewUnaryHandler(grpc_health_v1.Health_Check_FullMethodName,
+		func(ctx context.Context, r *connect.Request[grpc_health_v1.HealthCheckRequest]) (*connect.Response[grpc_health_v1.HealthCheckResponse], error) {
+			answer, err := service.Check(ctx, r.Msg)
+			return connect.NewResponse(answer), err
+		}, connect.WithInterceptors(limit)))
+	return httptest.NewServer(mux)
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, pool *pgxpool.Pool) error {
+	// A clock moved by hand, so that the same numbers are printed each time. An application has the zero Limiter.
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	limit := rpclimit.Interceptor{
+		Limiter:  &ratelimit.Limiter{Clock: func() time.Time { return now }},
+		DB:       pool,
+		Requests: requests,
+	}
+	conn, stop, err := serveGRPC(limit)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	client := grpc_health_v1.NewHealthClient(conn)
+	ann := metadata.AppendToOutgoingContext(ctx, "x-api-key", "key-of-ann")
+
+	fmt.Println("A client without a key")
+	_, err = client.Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	tell(err)
+
+	fmt.Println("\nAnn, by gRPC: two calls and a stream")
+	for range 2 {
+		_, err := client.Check(ann, &grpc_health_v1.HealthCheckRequest{})
+		tell(err)
+	}
+	watch(ann, client)
+
+	fmt.Println("\nThe fourth is too many, whatever it is")
+	watch(ann, client)
+	_, err = client.Check(ann, &grpc_health_v1.HealthCheckRequest{})
+	delay := tell(err)
+
+	fmt.Println("\nShe calls again when she was told to")
+	now = now.Add(delay)
+	_, err = client.Check(ann, &grpc_health_v1.HealthCheckRequest{})
+	tell(err)
+
+	fmt.Println("\nBy Connect she gets no more: the limit is the same")
+	server := serveConnect(limit)
+	defer server.Close()
+	check := connect.NewClient[grpc_health_v1.HealthCheckRequest, grpc_health_v1.HealthCheckResponse](
+		server.Client(), server.URL+grpc_health_v1.Health_Check_FullMethodName)
+	for _, key := range []string{"key-of-ann", "key-of-bob"} {
+		request := connect.NewRequest(&grpc_health_v1.HealthCheckRequest{})
+		request.Header().Set("X-Api-Key", key)
+		_, err := check.CallUnary(ctx, request)
+		tellConnect(key, err)
+	}
+	return nil
+}
+
+// watch opens a stream, receives the first message of it, and leaves.
+func watch(ctx context.Context, client grpc_health_v1.HealthClient) {
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	fmt.Print("   a stream")
+	tell(err)
+}
+
+// tell prints what became of a call by gRPC, and returns how long to wait before the next.
+func tell(err error) (delay time.Duration) {
+	s := status.Convert(err)
+	fmt.Println("  ", s.Code(), s.Message())
+	for _, detail := range s.Details() {
+		switch d := detail.(type) {
+		case *errdetails.RetryInfo:
+			delay = d.RetryDelay.AsDuration()
+			fmt.Println("     retry in", delay)
+		case *errdetails.QuotaFailure:
+			for _, v := range d.Violations {
+				fmt.Printf("     quota %s, which is %d\n", v.QuotaId, v.QuotaValue)
+			}
+		}
+	}
+	return delay
+}
+
+// tellConnect prints what became of a call by Connect.
+func tellConnect(key string, err error) {
+	var refused *connect.Error
+	if !errors.As(err, &refused) {
+		fmt.Println("  ", key, "ok")
+		return
+	}
+	fmt.Println("  ", key, refused.Code())
+	for _, detail := range refused.Details() {
+		if d, err := detail.Value(); err == nil {
+			if info, ok := d.(*errdetails.RetryInfo); ok {
+				fmt.Println("     retry in", info.RetryDelay.AsDuration())
+			}
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package integration_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/grpc/codes"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/rpclimit"
+)
+
+func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 20, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		pool := o.pool
+		for _, row := range []struct {
+			name           string
+			open, observe  bool
+			hang, coalesce bool
+			code           codes.Code
+		}{
+			{"closed", false, false, false, false, codes.Unavailable},
+			{"closed, coalesced", false, false, false, true, codes.Unavailable},
+			{"closed, nobody answers", false, false, true, false, codes.Unavailable},
+			{"open", true, false, false, false, codes.OK},
+			{"open, nobody answers", true, false, true, true, codes.OK},
+			{"observing", false, true, false, false, codes.OK},
+		} {
+			cut := newCut(o.T, pool)
+			o.limit.DB = cut.pool
+			if row.coalesce {
+				coalescer := &ratelimit.Coalescer{Pool: cut.pool}
+				o.Cleanup(coalescer.Close)
+				o.limit.DB = coalescer
+			}
+			o.limit.FailOpen, o.limit.ObserveOnly, o.limit.Timeout = row.open, row.observe, 0
+			client := serve()
+			o.wants(client, codes.OK)
+			o.observed()
+
+			on := cut.off(row.hang)
+			o.limit.Timeout = 200 * time.Millisecond
+			s := o.wants(serve(), row.code)
+			if row.code != codes.OK && (len(s.Details()) != 0 || s.Message() != "the rate limit cannot be checked at the moment") {
+				o.Errorf("%s: %v", row.name, s)
+			}
+			if d := o.observed(); len(d) != 1 || d[0].Code != codes.Unavailable || d[0].Err == nil || d[0].Passed != (row.code == codes.OK) {
+				o.Errorf("%s: observed %+v", row.name, d)
+			}
+			on()
+			o.wants(client, codes.OK)
+		}
+		o.world().holds(limit.Key("ann"), 20-2*6)
+	}, limit.Key("ann"))
+}
+
+func TestRPCObserveOnlyLetsDeniedCallsPass(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.ObserveOnly = true
+		client := serve()
+		o.wants(client, codes.OK)
+		o.wants(client, codes.OK)
+		if d := o.observed(); len(d) != 2 || d[1].Code != codes.ResourceExhausted || !d[1].Passed || !denied(d[1].Err) {
+			o.Errorf("observed %+v", d)
+		}
+	}, limit.Key("ann"))
+}
+
+// A row that a transaction holds has the statement wait, while the client goes or its deadline passes. Neither is a fault of the
+// database, so FailOpen lets nobody through.
+func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 3, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.FailOpen = true
+		client := serve()
+		o.wants(client, codes.OK)
+		o.observed()
+		tx := o.hold(limit.Key("ann"))
+		for _, late := range []bool{false, true} {
+			ctx, leave := context.WithCancel(o.Context())
+			want := codes.Canceled
+			if late {
+				ctx, leave = context.WithTimeout(o.Context(), 300*time.Millisecond)
+				want = codes.DeadlineExceeded
+			}
+			answered := make(chan codes.Code, 1)
+			go func() {
+				_, s := client.say(ctx, "hello")
+				answered <- s.Code()
+			}()
+			if !late {
+				o.waitsFor(tx)
+				leave()
+			}
+			if code := <-answered; code != want {
+				o.Errorf("late %v: %v", late, code)
+			}
+			leave()
+			var d []rpclimit.Decision
+			eventually(o.T, "the decision is observed", func() bool { d = append(d, o.observed()...); return len(d) > 0 })
+			if len(d) != 1 || d[0].Passed || d[0].Err == nil || d[0].Code != codes.Canceled && (!late || d[0].Code != codes.DeadlineExceeded) {
+				o.Errorf("late %v: observed %+v", late, d)
+			}
+		}
+		if o.called.Load() != 1 {
+			o.Errorf("the handler was called %d times", o.called.Load())
+		}
+		o.nothingWaitsFor(tx) // else it may still be granted
+		o.world().do(tx.Rollback(o.Context()))
+		o.world().holds(limit.Key("ann"), 2)
+	}, limit.Key("ann"))
+}
+
+// Where transactions are SERIALIZABLE unless they say otherwise, a conflict is no failure of the database.
+func TestRPCWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.DB = reconfigured(o.T, o.pool, func(c *pgxpool.Config) {
+			startWith(o.T, c.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
+		})
+		var conflicts atomic.Int64
+		o.limit.Limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
+			if sqlState(d.Err) == "40001" {
+				conflicts.Add(1)
+			}
+		}
+		client := serve()
+		o.wants(client, codes.OK) // so that there is a row
+		tx := o.hold(limit.Key("ann"))
+		answered := make(chan codes.Code, 1)
+		go func() {
+			_, s := client.say(o.Context(), "hello")
+			answered <- s.Code()
+		}()
+		o.waitsFor(tx)
+		o.world().do(tx.Commit(o.Context()))
+		if code := <-answered; code != codes.OK {
+			o.Errorf("%v", code)
+		}
+		if d := o.observed(); len(d) != 2 || d[1].Err != nil || conflicts.Load() == 0 {
+			o.Errorf("observed %+v, %d conflicts", d, conflicts.Load())
+		}
+		o.world().holds(limit.Key("ann"), 7)
+	}, limit.Key("ann"))
+}

@@ -1,0 +1,269 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	connectrpc "connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+	"github.com/txlimit/txlimit/ratelimit/rpclimit"
+)
+
+// denial reads the details of a denial, as any client does: the delay, or -1, and the violations.
+func (o *office) denial(s *status.Status) (delay time.Duration, violations string) {
+	o.Helper()
+	if s.Code() != codes.ResourceExhausted {
+		o.Fatalf("%v", s)
+	}
+	delay = -1
+	var list []string
+	for _, detail := range s.Details() {
+		switch d := detail.(type) {
+		case *errdetails.RetryInfo:
+			delay = d.RetryDelay.AsDuration()
+		case *errdetails.QuotaFailure:
+			for _, v := range d.Violations {
+				if v.Subject != "" {
+					o.Errorf("the subject is %q", v.Subject)
+				}
+				list = append(list, fmt.Sprint(v.QuotaId, " ", v.QuotaValue))
+			}
+		default:
+			o.Errorf("a detail is %v", d)
+		}
+	}
+	return delay, strings.Join(list, ", ")
+}
+
+func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
+	perUser := ratelimit.TokenBucket("perUser", 3, time.Minute)
+	perTeam := ratelimit.TokenBucket("per „Team“", 10.5, time.Hour)
+	perSite := ratelimit.FixedWindow("perSite", 1000, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		client := serve()
+		for range 3 {
+			if got, s := client.say(o.Context(), "hello"); s.Code() != codes.OK || got != "hello" {
+				o.Fatalf("%q, %v", got, s)
+			}
+		}
+		_, s := client.say(o.Context(), "hello")
+		if delay, violations := o.denial(s); delay != 20*time.Second || violations != "perUser 3" {
+			o.Errorf("%v, %s", delay, violations)
+		}
+		if _, err := o.limit.Limiter.Consume(o.Context(), o.pool, perTeam.Key("secret team").Count(5)); err != nil {
+			o.Fatal(err)
+		}
+		_, s = client.say(o.Context(), "hello")
+		if delay, violations := o.denial(s); delay != 171428572*time.Microsecond || violations != "perUser 3, per „Team“ 10" {
+			o.Errorf("%v, %s", delay, violations)
+		}
+		if strings.Contains(s.String(), "secret") || !strings.Contains(s.Message(), "perUser") {
+			o.Errorf("%v", s)
+		}
+		o.clock.Advance(171428572 * time.Microsecond)
+		if _, s := client.say(o.Context(), "hello"); s.Code() != codes.OK || o.called.Load() != 4 {
+			o.Errorf("when it was told to retry: %v, called %d times", s, o.called.Load())
+		}
+		if d := o.observed(); len(d) != 6 || d[0].Code != codes.OK || !d[0].Passed || d[4].Code != codes.ResourceExhausted || d[4].Passed || !denied(d[4].Err) {
+			o.Errorf("observed %+v", d)
+		}
+	}, perUser.Key("secret user"), perTeam.Key("secret team"), perTeam.Key("secret team").Count(0.5), perSite.Global())
+}
+
+// wants makes a call and holds its code against the one wanted, and the calls of the handler.
+func (o *office) wants(client rpcClient, code codes.Code, header ...string) *status.Status {
+	o.Helper()
+	called := o.called.Load()
+	_, s := client.say(o.Context(), "hello", header...)
+	if n := o.called.Load() - called; s.Code() != code || n != map[bool]int64{true: 1}[code == codes.OK] {
+		o.Fatalf("%v, want %v; the handler was called %d times", s, code, n)
+	}
+	return s
+}
+
+func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 2, time.Hour)
+	detail, err := connectrpc.NewErrorDetail(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Minute)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	byConnect := connectrpc.NewError(connectrpc.CodeUnauthenticated, errors.New("who are you?"))
+	byConnect.AddDetail(detail)
+	rows := map[string]struct {
+		requests []ratelimit.Request
+		err      error
+		code     codes.Code
+		message  string // a part of it
+		details  int
+	}{
+		"more than it can ever hold": {[]ratelimit.Request{limit.Key("secret").Count(3)}, nil, codes.ResourceExhausted, "can never be granted", 0},
+		"no key":                     {[]ratelimit.Request{limit.Key("")}, nil, codes.InvalidArgument, "the key or the count", 0},
+		"a key that has a NUL":       {[]ratelimit.Request{limit.Key("secret\x00")}, nil, codes.InvalidArgument, "the key or the count", 0},
+		"no limit":                   {[]ratelimit.Request{ratelimit.Limit{}.Key("secret")}, nil, codes.Internal, "", 0},
+		"nothing":                    {nil, nil, codes.Internal, "", 0},
+		"an unknown error":           {nil, errors.New("secret"), codes.Internal, "", 0},
+		"gRPC's error":               {nil, fmt.Errorf("secret: %w", status.Error(codes.Unauthenticated, "who are you?")), codes.Unauthenticated, "who are you?", 0},
+		"Connect's error":            {nil, fmt.Errorf("secret: %w", byConnect), codes.Unauthenticated, "who are you?", 1},
+		"no credential":              {nil, fmt.Errorf("secret: %w", &httplimit.StatusError{Status: 401, Detail: "who are you?"}), codes.Unauthenticated, "who are you?", 0},
+		"forbidden":                  {nil, &httplimit.StatusError{Status: 403, Detail: "not you"}, codes.PermissionDenied, "not you", 0},
+		"two credentials":            {nil, &httplimit.StatusError{Status: 400, Detail: "which one?"}, codes.InvalidArgument, "which one?", 0},
+		"another status":             {nil, &httplimit.StatusError{Status: 503, Detail: "secret"}, codes.Internal, "", 0},
+	}
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.FailOpen = true // that is for the database
+		o.limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+			row := rows[call.Header.Get("Row")]
+			return row.requests, row.err
+		}
+		client := serve()
+		for name, row := range rows {
+			s := o.wants(client, row.code, "row", name)
+			if !strings.Contains(s.Message(), row.message) || strings.Contains(s.String(), "secret") || len(s.Details()) != row.details {
+				o.Errorf("%s: %v, %v", name, s, s.Details())
+			}
+			if d := o.observed(); len(d) != 1 || d[0].Code != row.code || d[0].Passed || d[0].Err == nil {
+				o.Errorf("%s: observed %+v", name, d)
+			}
+		}
+	})
+}
+
+func TestRPCAnIncompleteInterceptorRefuses(t *testing.T) {
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		whole := o.limit
+		for _, take := range []func(i *rpclimit.Interceptor){
+			func(i *rpclimit.Interceptor) { i.Limiter = nil },
+			func(i *rpclimit.Interceptor) { i.DB = nil },
+			func(i *rpclimit.Interceptor) { i.Requests = nil },
+		} {
+			o.limit = whole
+			take(&o.limit)
+			o.wants(serve(), codes.Internal)
+		}
+	}, ratelimit.TokenBucket("limit", 10, time.Hour).Global())
+}
+
+func TestRPCCallsThatAreNotLimitedPass(t *testing.T) {
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.Requests = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+			return nil, fmt.Errorf("a health check: %w", rpclimit.ErrNotLimited)
+		}
+		o.limit.Messages = o.limit.Requests
+		client := serve()
+		o.wants(client, codes.OK)
+		if got, s := client.chat(o.Context()).tell("hello"); s.Code() != codes.OK || got != "hello" {
+			o.Errorf("%q, %v", got, s)
+		}
+		if d := o.observed(); d != nil {
+			o.Errorf("observed %+v", d)
+		}
+	})
+}
+
+func TestRPCRequestsKnowTheMethodThePeerAndTheMetadata(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		clients := httplimit.ClientIP{TrustedProxies: 1}
+		o.limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+			key, err := httplimit.APIKey(call.HTTP(), "Authorization")
+			return []ratelimit.Request{limit.Key("address", clients.Key(call.HTTP())), limit.Key("credential", key)}, err
+		}
+		o.limit.Messages = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{limit.Key("messages")}, nil
+		}
+		client := serve()
+		header := []string{"authorization", "Bearer abc", "x-forwarded-for", "192.0.2.1, 203.0.113.7", "x-two", "1", "x-two", "2"}
+		o.wants(client, codes.OK, header...)
+		if _, s := client.chat(o.Context(), header...).tell("hi"); s.Code() != codes.OK {
+			o.Errorf("%v", s)
+		}
+		key, err := httplimit.APIKey(&http.Request{Header: http.Header{"Authorization": {"bearer abc"}}}, "Authorization")
+		if err != nil {
+			o.Fatal(err)
+		}
+		for _, used := range []ratelimit.Request{limit.Key("address", "203.0.113.7"), limit.Key("credential", key)} {
+			o.world().holds(used, 8)
+		}
+		want := []struct {
+			method  string
+			message proto.Message
+		}{{methodSay, wrapperspb.String("hello")}, {methodChat, nil}, {methodChat, wrapperspb.String("hi")}}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if len(o.calls) != len(want) {
+			o.Fatalf("%+v", o.calls)
+		}
+		for i, call := range o.calls {
+			message, _ := call.Message.(proto.Message)
+			if call.Method != want[i].method || !proto.Equal(message, want[i].message) || !strings.HasPrefix(call.Peer, "127.0.0.1:") ||
+				!reflect.DeepEqual(call.Header["X-Two"], []string{"1", "2"}) {
+				o.Errorf("%+v", call)
+			}
+		}
+	})
+}
+
+func TestRPCAStreamIsLimitedWhenItOpens(t *testing.T) {
+	limit := ratelimit.TokenBucket("streams", 2, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		client := serve()
+		for range 2 {
+			conversation := client.chat(o.Context())
+			for range 3 { // messages are not limited
+				if got, s := conversation.tell("hello"); s.Code() != codes.OK || got != "hello" {
+					o.Fatalf("%q, %v", got, s)
+				}
+			}
+			if _, s := conversation.tell(""); s.Code() != codes.OK {
+				o.Errorf("%v", s)
+			}
+		}
+		_, s := client.chat(o.Context()).tell("hello")
+		if delay, violations := o.denial(s); delay != 30*time.Minute || violations != "streams 2" || o.called.Load() != 6 {
+			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.called.Load())
+		}
+		if d := o.observed(); len(d) != 3 {
+			o.Errorf("observed %+v", d)
+		}
+	}, limit.Key("ann"))
+}
+
+func TestRPCEachMessageOfAStreamIsLimited(t *testing.T) {
+	streams, words := ratelimit.TokenBucket("streams", 2, time.Hour), ratelimit.TokenBucket("words", 5, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.Messages = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+			n := len(strings.Fields(call.Message.(*wrapperspb.StringValue).Value))
+			return []ratelimit.Request{words.Key("ann").Count(float64(n))}, nil
+		}
+		client := serve()
+		conversation := client.chat(o.Context())
+		for _, told := range []string{"one", "two three"} {
+			if got, s := conversation.tell(told); s.Code() != codes.OK || got != told {
+				o.Fatalf("%q, %v", got, s)
+			}
+		}
+		_, s := conversation.tell("three are too many")
+		if delay, violations := o.denial(s); delay != 24*time.Minute || violations != "words 5" || o.called.Load() != 2 {
+			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.called.Load())
+		}
+		o.world().holds(words.Key("ann"), 2)
+		o.world().holds(streams.Key("ann"), 1)
+		// Unary calls are not messages of a stream.
+		o.wants(client, codes.OK)
+		o.world().holds(words.Key("ann"), 2)
+	}, streams.Key("ann"))
+}

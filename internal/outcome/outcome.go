@@ -1,0 +1,50 @@
+// Package outcome says what a call of Consume came to, for middleware: httplimit and rpclimit answer alike.
+package outcome
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Status is the HTTP status for Consume's result and error, or 0 for a grant. An error that it does not know is 503.
+func Status(result ratelimit.Result, err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero(): // by policy
+		return http.StatusForbidden
+	case errors.Is(err, ratelimit.ErrDenied):
+		return http.StatusTooManyRequests
+	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
+		return http.StatusInternalServerError
+	case errors.Is(err, ratelimit.ErrExceedsCapacity), Uncountable(err):
+		return http.StatusBadRequest
+	default:
+		return http.StatusServiceUnavailable
+	}
+}
+
+// Uncountable reports whether a key or a count is refused, by the library or by the database.
+func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrInvalid) || unstorable(err) }
+
+// unstorable reports whether the database is up but refused a key: its encoding may lack a character of the key, or the
+// application may have added a constraint to the table.
+func unstorable(err error) bool {
+	var sqlErr interface{ SQLState() string }
+	if !errors.As(err, &sqlErr) {
+		return false
+	}
+	state := sqlErr.SQLState()
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
+}
+
+// misprogrammed reports whether the program made the requests invalid: by an invalid limit, by one name with two
+// definitions, or by a DB that must not be used there. Otherwise their keys or counts are invalid, which clients choose.
+func misprogrammed(result ratelimit.Result, err error) bool {
+	var own interface{ ProgramError() }
+	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
+}

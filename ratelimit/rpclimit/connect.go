@@ -1,0 +1,77 @@
+package rpclimit
+
+import (
+	"context"
+	"errors"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/status"
+)
+
+// WrapUnary implements [connect.Interceptor].
+func (i Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		if request.Spec().IsClient {
+			return next(ctx, request)
+		}
+		call := Call{Method: request.Spec().Procedure, Peer: request.Peer().Addr, Header: request.Header(), Message: request.Any()}
+		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {
+			return nil, connectError(refusal)
+		}
+		return next(ctx, request)
+	}
+}
+
+// WrapStreamingClient implements [connect.Interceptor]. It changes nothing.
+func (i Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements [connect.Interceptor].
+func (i Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		call := Call{Method: conn.Spec().Procedure, Peer: conn.Peer().Addr, Header: conn.RequestHeader()}
+		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {
+			return connectError(refusal)
+		}
+		if i.Messages != nil {
+			conn = &connectStream{StreamingHandlerConn: conn, ctx: ctx, limit: i, call: call}
+		}
+		return next(ctx, conn)
+	}
+}
+
+// connectStream limits the messages that a stream receives.
+type connectStream struct {
+	connect.StreamingHandlerConn
+	ctx     context.Context
+	limit   Interceptor
+	call    Call
+	refused error
+}
+
+// Receive receives a message, and refuses it if it is denied.
+func (s *connectStream) Receive(message any) error {
+	if s.refused != nil {
+		return s.refused
+	}
+	if err := s.StreamingHandlerConn.Receive(message); err != nil {
+		return err
+	}
+	s.call.Message = message
+	if refusal := s.limit.decide(s.ctx, s.limit.Messages, s.call); refusal != nil {
+		s.refused = connectError(refusal)
+	}
+	return s.refused
+}
+
+// connectError is a refusal as an error of Connect's, whose codes are gRPC's.
+func connectError(refusal *status.Status) error {
+	err := connect.NewError(connect.Code(refusal.Code()), errors.New(refusal.Message()))
+	for _, detail := range refusal.Proto().GetDetails() {
+		if d, detailErr := connect.NewErrorDetail(detail); detailErr == nil { // always, for an Any
+			err.AddDetail(d)
+		}
+	}
+	return err
+}

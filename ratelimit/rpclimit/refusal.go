@@ -1,0 +1,93 @@
+package rpclimit
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+
+	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/txlimit/txlimit/internal/outcome"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/httplimit"
+)
+
+// refusalOf is the refusal for Consume's result and error, without details of the database or the keys. It is OK for a
+// grant.
+func refusalOf(result ratelimit.Result, err error) *status.Status {
+	var denied *ratelimit.DeniedError
+	switch s := outcome.Status(result, err); {
+	case s == 0:
+		return status.New(codes.OK, "")
+	case errors.Is(err, ratelimit.ErrExceedsCapacity):
+		return status.New(codes.ResourceExhausted, err.Error())
+	case errors.As(err, &denied):
+		return denial(denied)
+	case s == http.StatusBadRequest:
+		return status.New(codes.InvalidArgument, "the key or the count of the call is invalid")
+	case s == http.StatusInternalServerError:
+		return internal
+	default:
+		return status.New(codes.Unavailable, "the rate limit cannot be checked at the moment")
+	}
+}
+
+var internal = status.New(codes.Internal, "the rate limit is not set up as it should be")
+
+// denial is the refusal of a denied call.
+func denial(denied *ratelimit.DeniedError) *status.Status {
+	var quota errdetails.QuotaFailure
+	for _, s := range denied.Requests {
+		name := s.Limit.Name()
+		if s.OK || slices.ContainsFunc(quota.Violations, func(v *errdetails.QuotaFailure_Violation) bool { return v.QuotaId == name }) {
+			continue
+		}
+		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
+			QuotaId: name, QuotaValue: int64(s.Limit.Capacity()), Description: "The rate limit " + name + " has too few tokens left.",
+		})
+	}
+	if denied.RetryAt.IsZero() { // by policy: waiting does not help
+		refusal, err := status.New(codes.PermissionDenied, denied.Error()).WithDetails(&quota)
+		if err != nil {
+			panic(err) // never: names are UTF-8
+		}
+		return refusal
+	}
+	refusal := status.New(codes.ResourceExhausted, denied.Error())
+	detailed, err := refusal.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)}, &quota)
+	if err != nil {
+		panic(err) // never: names are UTF-8
+	}
+	return detailed
+}
+
+// chosen is the refusal for an error of Requests.
+func chosen(err error) *status.Status {
+	var byConnect *connect.Error
+	var byGRPC interface{ GRPCStatus() *status.Status }
+	var byHTTP *httplimit.StatusError
+	switch {
+	case errors.As(err, &byConnect):
+		s := &spb.Status{Code: int32(byConnect.Code()), Message: byConnect.Message()}
+		for _, d := range byConnect.Details() {
+			s.Details = append(s.Details, &anypb.Any{TypeUrl: "type.googleapis.com/" + d.Type(), Value: d.Bytes()})
+		}
+		return status.FromProto(s)
+	case errors.As(err, &byGRPC) && byGRPC.GRPCStatus().Code() != codes.OK:
+		return byGRPC.GRPCStatus()
+	case errors.As(err, &byHTTP) && byHTTP.Status == http.StatusUnauthorized:
+		return status.New(codes.Unauthenticated, byHTTP.Detail)
+	case errors.As(err, &byHTTP) && byHTTP.Status == http.StatusForbidden:
+		return status.New(codes.PermissionDenied, byHTTP.Detail)
+	case errors.As(err, &byHTTP) && byHTTP.Status >= 400 && byHTTP.Status <= 499:
+		return status.New(codes.InvalidArgument, byHTTP.Detail)
+	default:
+		return internal
+	}
+}

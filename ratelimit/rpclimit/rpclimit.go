@@ -1,0 +1,200 @@
+// Package rpclimit limits the calls of gRPC and Connect servers, with the limits of package ratelimit. It asks the limits
+// before the handler runs, and refuses denied calls. It is a module of its own.
+//
+//	limit := rpclimit.Interceptor{
+//		Limiter: &limits,
+//		DB:      coalescer,
+//		Requests: func(ctx context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+//			user := userOf(ctx) // as the interceptor before this one has found
+//			return []ratelimit.Request{perUser[user.Plan].Key(user.ID), perSite.Global()}, nil
+//		},
+//	}
+//	grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+//	connect.WithInterceptors(limit) // an option of each Connect handler
+//
+// # What clients see
+//
+// A denied call fails with ResourceExhausted. Its details are a google.rpc.RetryInfo, whose delay is the time until the same
+// call would be granted, and a google.rpc.QuotaFailure with a violation for each limit that denied. quota_id is the limit's
+// name, and quota_value its capacity, rounded down. No detail has the key, so subject is empty. The message states what
+// was asked for and what remains.
+//
+// A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help. A call that
+// is denied by policy ([ratelimit.DeniedError]) fails with PermissionDenied, with a QuotaFailure.
+//
+// Clients see a limit's name, so it should be no secret.
+package rpclimit
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/txlimit/txlimit/internal/outcome"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// DefaultTimeout is the default of [Interceptor.Timeout].
+const DefaultTimeout = 5 * time.Second
+
+// ErrNotLimited is returned by [Interceptor.Requests] or [Interceptor.Messages], wrapped or not, for a call or message
+// that is not limited. It passes. No limit is asked, and the Observer is not called.
+var ErrNotLimited = errors.New("rpclimit: the call is not limited")
+
+// Interceptor limits calls. It is a [connect.Interceptor], and has gRPC's interceptors as methods. Limiter, DB and Requests
+// are required; the other fields have defaults. It fails closed: a call that cannot be counted is refused. The handler of a
+// refused call is not called. The code is
+//
+//   - ResourceExhausted if the call is denied or can never be granted ([ratelimit.ErrExceedsCapacity]);
+//   - PermissionDenied if it is denied by policy, because the rate of a limit is 0;
+//   - InvalidArgument if its key or count, which came from the client, is invalid;
+//   - Unavailable if the database could not be asked, unless FailOpen is set;
+//   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;
+//   - the code of the error, if Requests returns an error of gRPC or Connect. An [httplimit.StatusError] is
+//     Unauthenticated (401), PermissionDenied (403) or InvalidArgument (any other 4xx);
+//   - Internal if Requests returns another error, or no requests, or if the Interceptor or a limit is wrong in itself.
+//
+// A stream is limited when it opens, and if Messages is set, at each message that the server receives. Calls that a
+// Connect client makes are not limited.
+type Interceptor struct {
+	// Limiter decides. Required.
+	Limiter *ratelimit.Limiter
+
+	// DB is where the Limiter works. Required. A [ratelimit.Coalescer] is best: calls that arrive together share a
+	// statement and a commit, and a crowd of calls takes two connections, not all of the pool's.
+	DB ratelimit.DB
+
+	// Requests returns the rate limit requests of a call: the limit (by plan, for example), the key and the count. Several
+	// limits are granted all together or not at all. Required. It is called by many goroutines. For a call that is not
+	// limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with Internal.
+	Requests func(ctx context.Context, call Call) ([]ratelimit.Request, error)
+
+	// Messages is Requests for each message that a stream receives, in addition to Requests for its opening. A refused
+	// message is not handed over: the stream's receive returns the refusal, then and ever after, and the handler should
+	// return it. nil: messages are not limited.
+	Messages func(ctx context.Context, call Call) ([]ratelimit.Request, error)
+
+	// ObserveOnly lets every call pass, even if it is denied or the database is down. Use it to try a limit before
+	// enforcing it. It consumes, and calls the Observer.
+	ObserveOnly bool
+
+	// FailOpen lets calls pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
+	// 42883, 42501). Each such call is reported to the Observer, or logged without one.
+	FailOpen bool
+
+	// Timeout bounds a decision. If it is over, the database could not be asked (Unavailable, or FailOpen). The client's
+	// own deadline holds, too. 0 is [DefaultTimeout].
+	Timeout time.Duration
+
+	// Observer is called with every decision, before the handler is called or the refusal is sent. It is called by many
+	// goroutines. nil: [slog.Default] logs Unavailable and Internal as errors. It logs DeadlineExceeded, and invalid keys
+	// and counts, as warnings. [ratelimit.Limiter.Observer] is called in any case.
+	Observer func(ctx context.Context, call Call, d Decision)
+}
+
+// Call is a call, or a message of a stream.
+type Call struct {
+	// Method is the full name of the method: "/package.Service/Method".
+	Method string
+
+	// Peer is the address that the call came from, with its port.
+	Peer string
+
+	// Header is the metadata that the client sent. Its names are canonical ("X-User"), so that Get finds them.
+	Header http.Header
+
+	// Message is the request message of a unary call, or the message that a stream received. It is nil when a stream opens.
+	Message any
+}
+
+// HTTP is the call's header and peer as an HTTP request, for [httplimit.ClientIP] and [httplimit.APIKey].
+func (c Call) HTTP() *http.Request { return &http.Request{Header: c.Header, RemoteAddr: c.Peer} }
+
+// Decision describes the decision about a call, for [Interceptor.Observer].
+type Decision struct {
+	// Result is the result of [ratelimit.Limiter.Consume]. If Err is set and is not a [*ratelimit.DeniedError], its
+	// requests hold only Limit, Key and Count. After an error of [Interceptor.Requests], it has no requests.
+	Result ratelimit.Result
+
+	// Err is nil for a granted call.
+	Err error
+
+	// Code is the code with which a call that was not granted is refused. It is OK for a grant.
+	Code codes.Code
+
+	// Passed says that the handler is called, or gets the message: after a grant, or by ObserveOnly or FailOpen.
+	Passed bool
+}
+
+type requestsFunc = func(ctx context.Context, call Call) ([]ratelimit.Request, error)
+
+// decide asks the limiter, unless the call is not limited. It returns nil if the call passes.
+func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *status.Status {
+	requests, err := i.requests(ctx, ask, call)
+	if errors.Is(err, ErrNotLimited) {
+		return nil
+	}
+	d, refusal := Decision{Err: err}, (*status.Status)(nil)
+	open := false
+	if err != nil {
+		refusal = chosen(err)
+	} else {
+		within, cancel := context.WithTimeout(ctx, i.timeout())
+		defer cancel()
+		d.Err = ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database
+			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)
+			return err
+		})
+		refusal = refusalOf(d.Result, d.Err)
+		open = i.FailOpen && refusal.Code() == codes.Unavailable
+	}
+	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
+		refusal, open = status.FromContextError(ctx.Err()), false // not a failure of the database
+	}
+	d.Code = refusal.Code()
+	d.Passed = d.Code == codes.OK || open || i.ObserveOnly
+	i.observe(ctx, call, d)
+	if d.Passed {
+		return nil
+	}
+	return refusal
+}
+
+func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) ([]ratelimit.Request, error) {
+	if i.Limiter == nil || i.DB == nil || i.Requests == nil {
+		return nil, errors.New("rpclimit: an Interceptor needs a Limiter, a DB and Requests")
+	}
+	requests, err := ask(ctx, call)
+	if err == nil && len(requests) == 0 {
+		err = errors.New("rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited")
+	}
+	return requests, err
+}
+
+func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
+	log := func(level slog.Level, text string) {
+		slog.Log(ctx, level, text, "method", call.Method, "code", d.Code, "passed", d.Passed, "error", d.Err)
+	}
+	switch {
+	case i.Observer != nil:
+		i.Observer(ctx, call, d)
+	case d.Code == codes.Unavailable, d.Code == codes.Internal:
+		log(slog.LevelError, "rpclimit: the rate limit failed")
+	case d.Code == codes.DeadlineExceeded:
+		log(slog.LevelWarn, "rpclimit: the client's deadline was over before the rate limit was decided")
+	case d.Code == codes.InvalidArgument && outcome.Uncountable(d.Err):
+		log(slog.LevelWarn, "rpclimit: invalid key or count")
+	}
+}
+
+func (i Interceptor) timeout() time.Duration {
+	if i.Timeout > 0 {
+		return i.Timeout
+	}
+	return DefaultTimeout
+}
