@@ -1339,7 +1339,7 @@ var goMutations = []mutation{
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
 		name: "config-unlimited-numbers", file: "ratelimit/config.go", what: "an unlimited limit may have numbers, which it ignores",
-		old: "\t\tif set {\n", new: "\t\tif false {\n",
+		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
 		name: "config-fixed-calendar", file: "ratelimit/config.go", what: "a fixed window of a month has a period of 0",
