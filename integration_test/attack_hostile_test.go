@@ -64,7 +64,8 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"zero Request":            {},
 			"zero Request, count":     ratelimit.Request{}.Count(3).Reserve(),
 
-			"rate 0":             bucket("l", 0, time.Minute),
+			"rate 0, capacity 1": bucket("l", 0, time.Minute, ratelimit.Capacity(1)),
+			"rate 0, reserved 1": window("l", 0, time.Minute, ratelimit.MaxReserved(1)),
 			"rate -1":            bucket("l", -1, time.Minute),
 			"rate NaN":           bucket("l", nan, time.Minute),
 			"rate Inf":           bucket("l", inf, time.Minute),
@@ -246,7 +247,7 @@ func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 					for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
 						i++
 						limit, err := ratelimit.New(ratelimit.Config{
-							Name: fmt.Sprint("limit", i), Kind: kind, Rate: rate, Period: ratelimit.Duration(period), Shards: shards,
+							Name: fmt.Sprint("limit", i), Kind: kind, Rate: &rate, Period: period.String(), Shards: shards,
 						})
 						if errors.Is(err, ratelimit.ErrInvalid) {
 							continue
@@ -573,8 +574,8 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			var requests []ratelimit.Request
 			var shown []string
 			for range 1 + random.IntN(2) {
-				c := ratelimit.Config{Name: text(), Kind: oneOf(random, ratelimit.KindFixedWindow, ratelimit.KindTokenBucket), Rate: number(),
-					Period: ratelimit.Duration(random.Int64()>>random.IntN(60)) / 1000 * 1000, Shards: random.IntN(4)}
+				c := ratelimit.Config{Name: text(), Kind: oneOf(random, ratelimit.KindFixedWindow, ratelimit.KindTokenBucket), Rate: new(number()),
+					Period: (time.Duration(random.Int64()>>random.IntN(60)) / 1000 * 1000).String(), Shards: random.IntN(4)}
 				if random.IntN(2) == 0 {
 					capacity := number()
 					c.Capacity = &capacity

@@ -163,7 +163,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"22023, twice":        `SELECT granted FROM app._ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
 		"22023, coalesce":     `SELECT early IS NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"22023, consume keys": `SELECT early IS NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
-		"22023, by hand":      `SELECT ok FROM app.ratelimit('bucket', $1, 0, '1 hour')`,
+		"22023, by hand":      `SELECT ok FROM app.ratelimit('bucket', $1, -1, '1 hour')`,
 		"22023, never":        `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
 		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,

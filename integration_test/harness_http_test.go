@@ -206,9 +206,9 @@ func (s *site) readBack(got answer, d httplimit.Decision) {
 	for i, status := range d.Result.Requests {
 		c := status.Limit.Config()
 		wantPolicy := map[string]any{"q": integer(*c.Capacity)}
-		refill := *c.Capacity * time.Duration(c.Period).Seconds() / c.Rate
-		if c.Kind == ratelimit.KindFixedWindow && *c.Capacity < c.Rate {
-			refill = time.Duration(c.Period).Seconds()
+		refill := *c.Capacity * period(c).Seconds() / *c.Rate
+		if c.Kind == ratelimit.KindFixedWindow && *c.Capacity < *c.Rate {
+			refill = period(c).Seconds()
 		}
 		if refill = math.Round(refill*1e6) / 1e6; refill >= 1 {
 			wantPolicy["w"] = int64(math.Ceil(refill))

@@ -2,10 +2,12 @@ package integration_test
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -44,11 +46,20 @@ func randomTokens(r *rand.Rand, limit float64) float64 {
 	return oneOf(r, 0, 1, 1, 2, 0.1, float64(r.IntN(int(limit)+2)), limit*r.Float64(), limit, limit/3)
 }
 
+// period is the period of a limit that is not on a calendar.
+func period(c ratelimit.Config) time.Duration {
+	fixed, unit, err := calendar.ParsePeriod(c.Period)
+	if err != nil || unit != "" {
+		panic(fmt.Sprint(c.Period, " ", err))
+	}
+	return fixed
+}
+
 func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e7, 1e9*r.Float64())
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 7*time.Second, 24*time.Hour, 100*24*time.Hour,
 		time.Duration(1+r.IntN(1e9))*time.Microsecond, time.Microsecond)
-	c := ratelimit.Config{Kind: ratelimit.KindTokenBucket, Name: name, Rate: rate, Period: ratelimit.Duration(period), Shards: shards}
+	c := ratelimit.Config{Kind: ratelimit.KindTokenBucket, Name: name, Rate: &rate, Period: period.String(), Shards: shards}
 	if r.IntN(2) == 0 {
 		capacity := oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())
 		c.Capacity = &capacity

@@ -126,8 +126,8 @@ func worst(grants []taken, most func(from, to algebra.Micros) float64) (above fl
 func randomVersion(r *rand.Rand) version {
 	rate := oneOf(r, 1.0, 3, 10, 100)
 	c := ratelimit.Config{
-		Name: "changing", Kind: oneOf(r, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow), Rate: rate,
-		Period: ratelimit.Duration(oneOf(r, time.Second, time.Minute, time.Minute, 7*time.Second, time.Hour)), Shards: oneOf(r, 1, 1, 2, 5),
+		Name: "changing", Kind: oneOf(r, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow), Rate: &rate,
+		Period: oneOf(r, "1s", "1m", "1m", "7s", "1h"), Shards: oneOf(r, 1, 1, 2, 5),
 	}
 	if r.IntN(2) == 0 {
 		capacity := oneOf(r, rate/2, 2*rate, 50)

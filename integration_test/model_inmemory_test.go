@@ -298,14 +298,14 @@ func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit
 		return limit
 	}
 	c := limit.Config()
-	c.Kind, c.Period, c.Start = ratelimit.KindCalendarWindow, 0, nil
-	c.Rate = oneOf(r, 1.0, 3, 10, 0.5, 1.0/3, 100*r.Float64())
-	c.Unit = oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
+	rate := oneOf(r, 1.0, 3, 10, 0.5, 1.0/3, 100*r.Float64())
+	c.Kind, c.Rate, c.Start = ratelimit.KindCalendarWindow, &rate, nil
+	c.Period = "1 " + string(oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year))
 	c.Zone = oneOf(r, "", "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia")
 	c.Anchor = oneOf(r, "", "2001-01-31", fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28)))
 	for _, numbers := range []*float64{c.Capacity, c.MaxReserved} {
 		if numbers != nil {
-			*numbers = oneOf(r, 0, c.Rate/2, 2*c.Rate, c.Rate*10*r.Float64())
+			*numbers = oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())
 		}
 	}
 	limit, err := ratelimit.New(c)

@@ -59,7 +59,7 @@ func (a ask) request() ratelimit.Request {
 // numbers is the limit's definition as the algebra knows it, with the key's grid.
 func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
-	n := algebra.Limit{Rate: c.Rate, Period: time.Duration(c.Period), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
+	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
 	if n.Window {
 		sum := sha256.Sum256([]byte(c.Name + "\x00" + key))
 		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)

@@ -38,7 +38,7 @@ func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHan
 	err = db.QueryRow(ctx, `SELECT ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, taken
 		FROM ratelimit($1, $2, $3, $4, count => $5, kind => $6, capacity => $7, start => $8, reserve => $9, max_reserved => $10, shards => $11,
 			global => $12, now => $13, up_to => $14)`,
-		c.Name, key, c.Rate, time.Duration(c.Period), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now, a.upTo,
+		c.Name, key, c.Rate, period(c), a.count, c.Kind, c.Capacity, c.Start, a.reserve, c.MaxReserved, c.Shards, key == nil, now, a.upTo,
 	).Scan(&r.ok, &r.remaining, &r.retryAfter, &r.retryAt, &r.resetAt, &r.at, &r.taken)
 	return r, err
 }
@@ -383,7 +383,9 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', global => true`:                               `a global limit has no key`,
 			`'l', '', 10, '1 minute', global => true`:                                  `a global limit has no key`,
 			`'l', repeat('x', 1025), 10, '1 minute'`:                                   `the key is longer than 1024 bytes`,
-			`'l', 'ann', 0, '1 minute'`:                                                `rate 0 is not between`,
+			`'l', 'ann', 0, '1 minute', capacity => 1`:                                 `capacity and max_reserved are NULL or 0 if the rate is 0`,
+			`'l', 'ann', 0, '1 minute', max_reserved => 1`:                             `capacity and max_reserved are NULL or 0 if the rate is 0`,
+			`'l', 'ann', 0, '0'`:                                                       `period 00:00:00 is not between`,
 			`'l', 'ann', -1, '1 minute'`:                                               `rate -1 is not between`,
 			`'l', 'ann', 'NaN', '1 minute'`:                                            `rate NaN is not between`,
 			`'l', 'ann', 'Infinity', '1 minute'`:                                       `rate Infinity is not between`,
@@ -564,7 +566,7 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 			c := limit.Config()
 			var list string
 			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, $7) AS k`,
-				c.Name, c.Rate, fmt.Sprint(time.Duration(c.Period).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
+				c.Name, c.Rate, fmt.Sprint(period(c).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
 			var got []row
 			w.do(json.Unmarshal([]byte(list), &got))
 			return got

@@ -238,14 +238,14 @@ func mustLoad(zone string) *time.Location {
 
 func TestMistakesOfACalendar(t *testing.T) {
 	for want, limit := range map[string]ratelimit.Limit{
-		`unit "fortnight"`:             ratelimit.CalendarWindow("l", 1, "fortnight"),
-		`zone "CET" is neither`:        ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("CET")),
-		`time/tzdata`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Europe/Atlantis")),
-		`zone "Local"`:                 ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Local")),
-		`anchor "15" is not a date`:    ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("15")),
-		`only a fixed window has a`:    ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
-		`only a calendar window has`:   ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.In("Europe/Berlin")),
-		`only a calendar window has a`: ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
+		`period "1 fortnight" of a cal`: ratelimit.CalendarWindow("l", 1, "fortnight"),
+		`zone "CET" is neither`:         ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("CET")),
+		`time/tzdata`:                   ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Europe/Atlantis")),
+		`zone "Local"`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Local")),
+		`anchor "15" is not a date`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("15")),
+		`only a fixed window has a`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
+		`only a calendar window has`:    ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.In("Europe/Berlin")),
+		`only a calendar window has a`:  ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
 	} {
 		if err := limit.Validate(); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -64,7 +64,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				if !granted {
 					if result.RetryAt.Year() == 9999 {
 						c := limit.Config()
-						if seconds := (a.count + 11*limit.Capacity()) / c.Rate * time.Duration(c.Period).Seconds(); seconds < 1e11 {
+						if seconds := (a.count + 11*limit.Capacity()) / *c.Rate * period(c).Seconds(); seconds < 1e11 {
 							t.Fatalf("case %d: %+v denied at %v for ever, though %v s refill all that could be missing", n, a, now, seconds)
 						}
 						continue // it would take longer than time goes

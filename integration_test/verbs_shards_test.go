@@ -237,7 +237,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 					w.clock.now = noon
 					name := fmt.Sprint(kind, o, owed)
 					with := func(n int) ratelimit.Request {
-						c := ratelimit.Config{Kind: kind, Name: name, Rate: 10, Period: ratelimit.Duration(time.Minute), Shards: n}
+						c := ratelimit.Config{Kind: kind, Name: name, Rate: new(10.0), Period: "1m", Shards: n}
 						if kind == ratelimit.KindFixedWindow {
 							c.Start = &noon
 						}

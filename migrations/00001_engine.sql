@@ -1565,9 +1565,11 @@ DECLARE
     a     integer := 0;
     b     integer := 0;
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor);
+    -- A rate of 0 is a denial by policy. It is valid here only: for a sweep and for ratelimit_keys, such a limit has no rows.
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' THEN '1' ELSE rate END, period, kind, capacity, start, max_reserved, shards, zone, anchor);
     capacity := coalesce(capacity, rate);
     wrong := CASE
+        WHEN rate = '0' AND (capacity > '0' OR max_reserved > '0') THEN 'capacity and max_reserved are NULL or 0 if the rate is 0'
         WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
         WHEN global THEN NULL
         WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys'
@@ -1585,6 +1587,15 @@ BEGIN
     END);
     IF up_to THEN
         count := 1;
+    END IF;
+    IF wrong IS NULL AND rate = '0' THEN
+        ok := count = '0';
+        remaining := 0;
+        at := coalesce(now, clock_timestamp());
+        retry_at := CASE WHEN ok THEN at END;
+        retry_after := retry_at - at;
+        taken := 0;
+        RETURN;
     END IF;
     IF wrong IS NULL AND reserve THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -1668,7 +1679,7 @@ Arguments:
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
                 true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
                 a part
-  rate          tokens per period, 1e-15 to 1e15
+  rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
   count         the tokens to take: 0, or 1e-15 to 1e15; default 1
@@ -1696,8 +1707,8 @@ Result:
   remaining     the balance in tokens; below zero if tokens are owed
   retry_after   the wait until retry_at, an interval
   retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
-                Granted: the instant at which the work may run
-  reset_at      the instant at which the bucket will be full or the next window begins
+                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy, waiting does not help
+  reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
   taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
@@ -1727,7 +1738,8 @@ BEGIN
             MESSAGE = 'rate limit exceeded: ' || name,
             DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
                 'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after)));
+            HINT = CASE WHEN retry_at IS NULL THEN 'The rate is 0: waiting does not help.'
+                ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after))) END;
     END IF;
 END
 $body$;
@@ -1741,7 +1753,7 @@ Arguments, result and other errors are the same as for ratelimit. The error of a
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
   MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
-  HINT      'Retry in ... s.', in whole seconds, rounded up
+  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The rate is 0: waiting does not help.'
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(

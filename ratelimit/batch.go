@@ -10,7 +10,8 @@ import (
 )
 
 // QueueConsume queues a [Limiter.Consume] on a batch of the caller's, so that it needs no round trip of its own. An invalid
-// request ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued.
+// request ([ErrInvalid], [ErrExceedsCapacity]) is returned at once, and nothing is queued. So is a denial by policy (see
+// [DeniedError]). If all limits are [Unlimited], nothing is queued either, and the result is filled in at once.
 //
 // The result is filled in, and [Limiter.Observer] called, when the batch's results are read: by [Limiter.SendTx], or by
 // Close of the pgx.BatchResults. Until then, it is not OK. As in any transaction, the result holds only if the transaction
@@ -44,6 +45,16 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	if err != nil {
 		l.observe(ctx, VerbConsume, began, result, err)
 		return nil, err
+	}
+
+	if a := c.byPolicy(); a != nil {
+		c.fill(&result, a)
+		result, err = c.conclude(result, nil)
+		l.observe(ctx, VerbConsume, began, result, err)
+		if err != nil {
+			return nil, err
+		}
+		return &result, nil
 	}
 
 	s := c.statement(ctx, true)

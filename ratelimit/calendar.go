@@ -25,7 +25,8 @@ const (
 )
 
 // CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year, up to
-// its capacity. With the default capacity, the limit grants at most rate tokens in each window.
+// its capacity. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
+// nothing: see [DeniedError].
 //
 // A window begins at midnight in the zone of [In], which is UTC by default. Weeks begin on Mondays, and the other units on
 // their first day, unless [Anchor] says otherwise. Where a zone skips midnight, or has it twice, the window begins at the later
@@ -42,7 +43,7 @@ const (
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
-	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: rate, Unit: unit}, options)
+	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
 
 // In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "", is UTC. Names
@@ -65,12 +66,17 @@ const (
 	maxWait = 40_000
 )
 
-// calendarMistakes returns what is wrong in a calendar.
+// units are the periods of a calendar window, as text.
+func units() (periods []string) {
+	for _, unit := range calendar.Units {
+		periods = append(periods, "1 "+unit)
+	}
+	return periods
+}
+
+// calendarMistakes returns what is wrong in a calendar's zone and anchor.
 func calendarMistakes(c calendar.Calendar) (mistakes []string) {
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
-	if !slices.Contains(calendar.Units, c.Unit) {
-		mistake("unit %q is not one of %q", c.Unit, calendar.Units)
-	}
 	if c.Zone != "UTC" && !strings.Contains(c.Zone, "/") {
 		mistake("zone %q is neither \"UTC\" nor a name with a slash, such as \"Europe/Berlin\"", c.Zone)
 	} else if _, err := calendar.Location(c.Zone); err != nil {

@@ -15,6 +15,7 @@ type call struct {
 	verb     Verb
 	requests []Request
 	demands  []demand
+	rowless  []demand           // for which nothing is sent
 	receipt  *receipt           // for a refund
 	now      pgtype.Timestamptz // NULL: the database's clock
 	within   algebra.Micros     // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
@@ -32,7 +33,7 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if m, ok := db.(inMemory); ok && l.Clock == nil {
 		local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
-	if c.demands, err = demands(v, requests, local); err != nil {
+	if c.demands, c.rowless, err = demands(v, requests, local); err != nil {
 		return c, err
 	}
 	if err = l.definitions.check(c.demands); err != nil {
@@ -40,10 +41,23 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	}
 	if v == VerbRefund {
 		if c.receipt, err = from.read(); err == nil {
-			err = c.receipt.covers(c.demands)
+			err = c.covered()
 		}
 	}
 	return c, err
+}
+
+// covered checks that a refund's receipt covers its demands. A demand that was granted without a row gets nothing back.
+func (c *call) covered() error {
+	if err := c.receipt.covers(c.demands); err != nil {
+		return err
+	}
+	if err := c.receipt.covers(c.rowless); err != nil {
+		return err
+	}
+	others, free := withoutRows(c.demands, func(d *demand) bool { return c.receipt.find(d.limit.name, d.key).Rows == 0 })
+	c.demands, c.rowless = others, append(c.rowless, free...)
+	return nil
 }
 
 // takes reports whether the call takes tokens.
@@ -70,9 +84,14 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
 
-// decide has the database decide the call: by a statement of its own or, on a Coalescer, together with other calls.
+// decide has the database decide the call: by a statement of its own or, on a Coalescer, together with other calls. A call
+// that the limits' definitions decide is not sent.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	result := unanswered(c.requests)
+	if a := c.byPolicy(); a != nil {
+		c.fill(&result, a)
+		return c.conclude(result, nil)
+	}
 	var err error
 	if coalescer, ok := coalescerOf(db); ok && c.takes() {
 		err = coalescer.decide(ctx, c, &result)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,100 +12,57 @@ import (
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// Config is the definition of a limit as data, for [New] and for configuration files. In Capacity and MaxReserved, nil
-// means unset, which is not the same as 0.
+// Config is the definition of a limit as data, for [New] and for configuration files. In Rate, Capacity and MaxReserved,
+// nil means unset, which is not the same as 0.
 //
 //	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
+//	{"name": "apiCalls", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
+//	{"name": "apiCalls", "kind": "unlimited"}
 type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        Kind       `json:"kind"`                  // required
-	Rate        float64    `json:"rate"`                  // tokens per period; required
-	Period      Duration   `json:"period,omitzero"`       // required; not for a calendar window
+	Rate        *float64   `json:"rate,omitempty"`        // tokens per period; required; 0: nothing is granted
+	Period      string     `json:"period,omitempty"`      // required: see New
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
 	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
-
-	// Only for a calendar window: see CalendarWindow, In and Anchor.
-	Unit   Unit   `json:"unit,omitempty"`   // required
-	Zone   string `json:"zone,omitempty"`   // "": UTC
-	Anchor string `json:"anchor,omitempty"` // "": "2001-01-01"
+	Zone        string     `json:"zone,omitempty"`        // only for a calendar window: see In; "": UTC
+	Anchor      string     `json:"anchor,omitempty"`      // only for a calendar window: see Anchor; "": "2001-01-01"
 }
 
 // New makes a limit from a Config. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
 // this holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
-//   - The kind is one of the three kinds.
-//   - 1e-15 <= rate <= 1e15.
-//   - The period is a whole number of microseconds, at least one. A calendar window has none, but a unit, a zone and an
-//     anchor: see [CalendarWindow], [In] and [Anchor].
+//   - The kind is one of the four kinds. [KindUnlimited] goes with a name alone.
+//   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit grants
+//     nothing, by policy (see [DeniedError]).
+//   - The period of a token bucket or fixed window is a duration: "250ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
+//     hours, and a week is 7 days. It is a whole number of microseconds, at least one.
+//   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year". Its zone and its anchor are
+//     what [In] and [Anchor] accept.
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
 func New(c Config) (Limit, error) {
-	l := Limit{
-		name:        c.Name,
-		maxReserved: math.Inf(1),
-		shards:      max(c.Shards, 1),
-		numbers: algebra.Limit{
-			Rate: c.Rate, Period: time.Duration(c.Period), Capacity: c.Rate, Window: c.Kind == KindFixedWindow || c.Kind == KindCalendarWindow,
-		},
-	}
-	if c.Capacity != nil {
-		l.numbers.Capacity = *c.Capacity
-	}
-	if c.MaxReserved != nil {
-		l.maxReserved = *c.MaxReserved
-	}
-	if c.Start != nil {
-		l.hasStart, l.start = true, c.Start.UTC()
-	}
-
-	if c.Kind == KindCalendarWindow {
-		l.calendar = calendar.Calendar{Unit: string(c.Unit), Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
-		l.numbers.Period = l.calendar.Longest()
-	}
-
+	l := Limit{name: c.Name, maxReserved: math.Inf(1), shards: max(c.Shards, 1)}
 	var mistakes []string
-	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
 	badName := checkText("name", c.Name, maxNameLen)
 	if badName != nil {
-		mistake("%v", badName)
+		mistakes = append(mistakes, badName.Error())
 	}
 	switch c.Kind {
-	case KindTokenBucket, KindFixedWindow:
-		if c.Unit != "" || c.Zone != "" || c.Anchor != "" {
-			mistake("only a %s has a unit, a zone and an anchor", KindCalendarWindow)
-		}
-		if c.Period < Duration(time.Microsecond) || time.Duration(c.Period)%time.Microsecond != 0 {
-			mistake("period %v is not a positive whole number of microseconds", time.Duration(c.Period))
-		}
-	case KindCalendarWindow:
-		mistakes = append(mistakes, calendarMistakes(l.calendar)...)
-		if c.Period != 0 {
-			mistake("a %s has a unit and no period", c.Kind)
-		}
+	case KindUnlimited:
+		l.numbers.Rate, l.numbers.Capacity = math.Inf(1), math.Inf(1)
+		mistakes = append(mistakes, c.notUnlimited()...)
+	case KindTokenBucket, KindFixedWindow, KindCalendarWindow:
+		mistakes = append(mistakes, l.setClock(c)...)
+		mistakes = append(mistakes, l.setNumbers(c)...)
 	default:
-		mistake("kind %q is not %q, %q or %q", c.Kind, KindTokenBucket, KindFixedWindow, KindCalendarWindow)
-	}
-	if c.Rate == 0 || !countable(c.Rate) {
-		mistake("rate %v is not between %v and %v", c.Rate, algebra.MinTokens, algebra.MaxTokens)
-	}
-	if c.Capacity != nil && !countable(l.numbers.Capacity) {
-		mistake("capacity %v is neither 0 nor between %v and %v", l.numbers.Capacity, algebra.MinTokens, algebra.MaxTokens)
-	}
-	if c.MaxReserved != nil && !countable(l.maxReserved) {
-		mistake("maxReserved %v is neither 0 nor between %v and %v", l.maxReserved, algebra.MinTokens, algebra.MaxTokens)
-	}
-	if c.Start != nil && c.Kind != KindFixedWindow {
-		mistake("only a %s has a start", KindFixedWindow)
-	}
-	if c.Start != nil && !(c.Start.UTC().Year() >= 1 && c.Start.UTC().Year() <= 9999) {
-		mistake("start %v is not between the years 1 and 9999", c.Start)
-	}
-	if c.Shards < 0 || c.Shards > maxShards {
-		mistake("%d shards are not between 1 and %d", c.Shards, maxShards)
+		kinds := []Kind{KindTokenBucket, KindFixedWindow, KindCalendarWindow, KindUnlimited}
+		mistakes = append(mistakes, fmt.Sprintf("kind %q is not one of %q", c.Kind, kinds))
+		mistakes = append(mistakes, l.setNumbers(c)...)
 	}
 	if mistakes != nil {
 		text := strings.Join(mistakes, "; ")
@@ -112,23 +70,90 @@ func New(c Config) (Limit, error) {
 			text = fmt.Sprintf("limit %q: %s", c.Name, text)
 		}
 		l.err = fmt.Errorf("%w: %s", ErrInvalid, text)
-		return l, l.err
 	}
-	if l.hasStart {
-		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
-	}
-	return l, nil
+	return l, l.err
 }
 
-// Duration is a time.Duration whose text form is that of time.ParseDuration: "1m30s".
-type Duration time.Duration
+// setClock sets when the limit refills, and returns what is wrong in it.
+func (l *Limit) setClock(c Config) (mistakes []string) {
+	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
+	l.numbers.Window = c.Kind != KindTokenBucket
+	fixed, unit, err := calendar.ParsePeriod(c.Period)
+	switch onCalendar := c.Kind == KindCalendarWindow; {
+	case c.Period == "":
+		mistake("period is missing")
+	case err != nil && onCalendar, unit == "" && onCalendar:
+		mistake("period %q of a %s is not one of %q (for a fixed length of time, the kind is %q)", c.Period, c.Kind, units(), KindFixedWindow)
+	case err != nil:
+		mistake("period %q is not a duration, such as \"1h30m\", \"1d\" or \"1w\"", c.Period)
+	case unit != "" && !onCalendar:
+		mistake("period %q of a %s is not a duration, such as \"1d\" for 24 hours (for a %s, the kind is %q)", c.Period, c.Kind, unit, KindCalendarWindow)
+	case !onCalendar && (fixed < time.Microsecond || fixed%time.Microsecond != 0):
+		mistake("period %v is not a positive whole number of microseconds", fixed)
+	}
+	l.numbers.Period = fixed
+	if c.Kind == KindCalendarWindow {
+		l.calendar = calendar.Calendar{Unit: unit, Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
+		l.numbers.Period = l.calendar.Longest()
+		mistakes = append(mistakes, calendarMistakes(l.calendar)...)
+	} else if c.Zone != "" || c.Anchor != "" {
+		mistake("only a %s has a zone and an anchor", KindCalendarWindow)
+	}
+	if c.Start == nil {
+		return mistakes
+	}
+	l.hasStart, l.start = true, c.Start.UTC()
+	if c.Kind != KindFixedWindow {
+		mistake("only a %s has a start", KindFixedWindow)
+	}
+	if year := l.start.Year(); year < 1 || year > 9999 {
+		mistake("start %v is not between the years 1 and 9999", c.Start)
+	}
+	if mistakes == nil {
+		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
+	}
+	return mistakes
+}
 
-// MarshalText implements [encoding.TextMarshaler].
-func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+// setNumbers sets the limit's numbers, and returns what is wrong in them.
+func (l *Limit) setNumbers(c Config) (mistakes []string) {
+	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
+	if c.Rate == nil {
+		mistake("rate is missing")
+	} else if l.numbers.Rate, l.numbers.Capacity = *c.Rate, *c.Rate; !countable(*c.Rate) {
+		mistake("rate %v is neither 0 nor between %v and %v", *c.Rate, algebra.MinTokens, algebra.MaxTokens)
+	}
+	for _, optional := range []struct {
+		field string
+		from  *float64
+		to    *float64
+	}{{"capacity", c.Capacity, &l.numbers.Capacity}, {"maxReserved", c.MaxReserved, &l.maxReserved}} {
+		if optional.from == nil {
+			continue
+		}
+		*optional.to = *optional.from
+		if !countable(*optional.to) {
+			mistake("%s %v is neither 0 nor between %v and %v", optional.field, *optional.to, algebra.MinTokens, algebra.MaxTokens)
+		} else if *optional.to != 0 && c.Rate != nil && *c.Rate == 0 {
+			mistake("%s %v with a rate of 0, which grants nothing", optional.field, *optional.to)
+		}
+	}
+	if c.Shards < 0 || c.Shards > maxShards {
+		mistake("%d shards are not between 1 and %d", c.Shards, maxShards)
+	}
+	return mistakes
+}
 
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (d *Duration) UnmarshalText(text []byte) error {
-	parsed, err := time.ParseDuration(string(text))
-	*d = Duration(parsed)
-	return err
+// notUnlimited returns what an unlimited limit does not have.
+func (c Config) notUnlimited() (mistakes []string) {
+	for field, set := range map[string]bool{
+		"rate": c.Rate != nil, "period": c.Period != "", "capacity": c.Capacity != nil, "maxReserved": c.MaxReserved != nil,
+		"start": c.Start != nil, "shards": c.Shards != 0, "zone": c.Zone != "", "anchor": c.Anchor != "",
+	} {
+		if set {
+			mistakes = append(mistakes, fmt.Sprintf("%s is set, but kind %q has only a name", field, c.Kind))
+		}
+	}
+	slices.Sort(mistakes)
+	return mistakes
 }

@@ -8,7 +8,8 @@ import (
 )
 
 // definitions remembers the first definition that a [Limiter] was asked for under each name. Two limits of one name that
-// refill by different clocks would both grant, so the second one is refused. The zero value is ready.
+// refill by different clocks would both grant, so the second one is refused. Limits without rows are not remembered. The
+// zero value is ready.
 type definitions struct {
 	byName atomic.Pointer[map[string]*Limit] // replaced as a whole, never changed
 	mu     sync.Mutex                        // held while byName is replaced

@@ -29,12 +29,12 @@ type demand struct {
 func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
-// the database locks.
-func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, error) {
+// the database locks. Demands of limits without rows are apart.
+func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []demand, err error) {
 	if len(requests) == 0 {
-		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
 	}
-	ds := make([]demand, 0, len(requests))
+	ds = make([]demand, 0, len(requests))
 	var index map[[2]string]int // nil for a single request
 	if len(requests) > 1 {
 		index = make(map[[2]string]int, len(requests))
@@ -44,10 +44,10 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 			r.err = r.limit.Validate() // for the zero Request
 		}
 		if r.err != nil {
-			return nil, r.err
+			return nil, nil, r.err
 		}
 		if !countable(r.tokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
+			return nil, nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -60,11 +60,11 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
-			return nil, twoDefinitions(&d.limit, &r.limit)
+			return nil, nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		if v != VerbReset && (r.upTo || d.most > 0) {
 			if err := r.validateUpTo(v, found); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			d.most, r.tokens = r.tokens, 1
 		}
@@ -76,16 +76,19 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 		d.reserve = d.reserve || v == VerbWait || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
-	reserves := slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
-	if reserves && takesUpTo(ds) {
-		return nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
+	if takesUpTo(ds) && slices.ContainsFunc(ds, func(d demand) bool { return d.reserve }) {
+		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
 	}
-	waits := v == VerbRefund || reserves
+	for i := range ds {
+		if err := ds[i].validate(v); err != nil {
+			return nil, nil, err
+		}
+	}
+	ds, rowless = withoutRows(ds, func(d *demand) bool { return d.limit.rowless() })
+	boundUpTo(ds, rowless)
+	waits := v == VerbRefund || slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
 	for i := range ds {
 		d := &ds[i]
-		if err := d.validate(v); err != nil {
-			return nil, err
-		}
 		d.numbers = d.limit.forKey(d.key)
 		if d.limit.onCalendar() {
 			at := time.Now()
@@ -99,12 +102,12 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) ([]demand, erro
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
-	for i := range ds[1:] {
-		if a, b := &ds[i].limit, &ds[i+1].limit; a.name == b.name && !sameRefill(a, b) {
-			return nil, twoDefinitions(a, b)
+	for i := 1; i < len(ds); i++ {
+		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
+			return nil, nil, twoDefinitions(a, b)
 		}
 	}
-	return ds, nil
+	return ds, rowless, nil
 }
 
 // validateUpTo refuses UpTo where it has no meaning. again: the call has another request for the same limit and key.
@@ -125,7 +128,7 @@ func (d *demand) validate(v Verb) error {
 	if d.count > algebra.MaxTokens && v != VerbReset {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if v == VerbRefund || v == VerbReset {
+	if v == VerbRefund || v == VerbReset || d.limit.numbers.Rate == 0 { // the last is a denial by policy
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity

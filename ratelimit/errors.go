@@ -92,6 +92,10 @@ var ErrDenied = errors.New("ratelimit: denied")
 // DeniedError is the error of [Limiter.Consume], [Limiter.Wait] and [Limiter.Check] for a denial. It matches [ErrDenied]. Nothing was
 // consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands for a SQL
 // error, and the transaction is aborted.
+//
+// A limit with a rate of 0 denies every token by policy: for example, a plan that does not include the feature. Then
+// RetryAt is zero, and waiting does not help. Nothing is sent to the server, even for the other limits of the call, and At is the
+// time of [Limiter.Clock] or of this process. An HTTP server answers 403 and not 429.
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
 	// OK false.
@@ -118,9 +122,16 @@ func (e *DeniedError) Error() string {
 			if s.upTo {
 				upTo = "up to "
 			}
+			if s.Limit.numbers.Rate == 0 {
+				denied = append(denied, fmt.Sprintf("%s (%s%v asked, the rate is 0)", s.Limit.name, upTo, count))
+				continue
+			}
 			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %v of %v remaining%s)", s.Limit.name, upTo, count,
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
 		}
+	}
+	if e.RetryAt.IsZero() {
+		return fmt.Sprintf("%v by policy: %s", ErrDenied, strings.Join(denied, ", "))
 	}
 	wait := e.RetryAfter
 	if rest := wait % time.Millisecond; rest > 0 && wait < math.MaxInt64-time.Millisecond {

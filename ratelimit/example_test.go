@@ -523,12 +523,12 @@ func ExampleNew() {
 	limit, err := ratelimit.New(config)
 	fmt.Println(limit, err)
 
-	config.Rate = -1
+	config.Rate, config.Period = new(-1.0), "soon"
 	_, err = ratelimit.New(config)
 	fmt.Println(err)
 	// Output:
-	// calls: token bucket, 10 per 1m0s, capacity 10, at most 0 reserved <nil>
-	// ratelimit: invalid: limit "calls": rate -1 is not between 1e-15 and 1e+15
+	// calls: token bucket, 10 per 1m, capacity 10, at most 0 reserved <nil>
+	// ratelimit: invalid: limit "calls": period "soon" is not a duration, such as "1h30m", "1d" or "1w"; rate -1 is neither 0 nor between 1e-15 and 1e+15
 }
 
 // Keys are stored in the clear, and whoever reads the table or a backup of it reads them. Of what is personal data, an address or

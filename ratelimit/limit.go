@@ -28,18 +28,19 @@ const (
 	KindTokenBucket    Kind = "token bucket"
 	KindFixedWindow    Kind = "fixed window"
 	KindCalendarWindow Kind = "calendar window"
+	KindUnlimited      Kind = "unlimited"
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
-// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period, unit and
-// start are the same.
+// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period and
+// start are the same. A plan that is [Unlimited], or whose rate is 0, has no rows, and may share a name with any other.
 //
 // A change of a limit's numbers takes effect at the next call. Saved-up tokens are cut to the new capacity, and nothing is
 // added to the balance of the last use.
 //
 // During a deployment, two versions of the numbers may be in use. In any time span, they grant together at most the larger
 // capacity, the refill at the larger rate, and the larger maxReserved. Shards may differ too. If the kind differs, or the
-// period or [Start] of a fixed window, or the unit, zone or anchor of a calendar window, each version refills by its own clock. Then both refills add up until only one
+// period or [Start] of a fixed window, or the period, zone or anchor of a calendar window, each version refills by its own clock. Then both refills add up until only one
 // version is in use.
 type Limit struct {
 	name        string
@@ -53,22 +54,23 @@ type Limit struct {
 }
 
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
-// it grants at most capacity + span*rate/period tokens.
+// it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError].
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(Config{Kind: KindTokenBucket, Name: name, Rate: rate, Period: Duration(period)}, options)
+	return define(Config{Kind: KindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
 // FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
-// period long. With the default capacity, the limit grants at most rate tokens in each window.
+// period long. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
+// nothing: see [DeniedError].
 //
 // Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of name and key, so that the windows of
 // different keys do not begin together.
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(Config{Kind: KindFixedWindow, Name: name, Rate: rate, Period: Duration(period)}, options)
+	return define(Config{Kind: KindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
 func define(c Config, options []Option) Limit {
@@ -110,7 +112,7 @@ func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
-		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow or New", ErrInvalid)
+		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Unlimited or New", ErrInvalid)
 	}
 	return l.err
 }
@@ -118,11 +120,14 @@ func (l Limit) Validate() error {
 // String describes the limit for logs.
 func (l Limit) String() string {
 	c := l.Config()
-	period := fmt.Sprint(time.Duration(c.Period))
-	if c.Kind == KindCalendarWindow {
-		period = fmt.Sprintf("%s in %s from %s", c.Unit, c.Zone, c.Anchor)
+	if c.Kind == KindUnlimited {
+		return fmt.Sprintf("%s: %s", c.Name, c.Kind)
 	}
-	text := fmt.Sprintf("%s: %s, %v per %s, capacity %v%s", c.Name, c.Kind, c.Rate, period, l.Capacity(), l.reservable())
+	period := c.Period
+	if c.Kind == KindCalendarWindow {
+		period = fmt.Sprintf("%s in %s from %s", l.calendar.Unit, c.Zone, c.Anchor)
+	}
+	text := fmt.Sprintf("%s: %s, %v per %s, capacity %v%s", c.Name, c.Kind, *c.Rate, period, l.Capacity(), l.reservable())
 	if c.Start != nil {
 		text += fmt.Sprintf(", start %v", c.Start.Format(time.RFC3339))
 	}
@@ -143,19 +148,22 @@ func (l Limit) reservable() string {
 // Name is the name under which the limit's rows are stored.
 func (l Limit) Name() string { return l.name }
 
-// Capacity is how many tokens can be saved up.
+// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one.
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
-// Config is the limit's definition as data, with defaults filled in. MaxReserved and Start stay nil if they are unset.
+// Config is the limit's definition as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An
+// [Unlimited] limit has only a name and a kind.
 func (l Limit) Config() Config {
+	if l.unlimited() {
+		return Config{Kind: KindUnlimited, Name: l.name}
+	}
 	c := Config{
-		Kind: KindTokenBucket, Name: l.name, Rate: l.numbers.Rate, Period: Duration(l.numbers.Period),
+		Kind: KindTokenBucket, Name: l.name, Rate: &l.numbers.Rate, Period: calendar.PeriodText(l.numbers.Period),
 		Capacity: &l.numbers.Capacity, Shards: l.shards,
 	}
 	switch {
 	case l.onCalendar():
-		c.Kind, c.Period = KindCalendarWindow, 0
-		c.Unit, c.Zone, c.Anchor = Unit(l.calendar.Unit), l.calendar.Zone, l.calendar.Anchor
+		c.Kind, c.Period, c.Zone, c.Anchor = KindCalendarWindow, "1 "+l.calendar.Unit, l.calendar.Zone, l.calendar.Anchor
 	case l.numbers.Window:
 		c.Kind = KindFixedWindow
 	}

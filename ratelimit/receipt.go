@@ -37,7 +37,7 @@ type taken struct {
 	Count    float64 `json:"count"`
 	Refunded float64 `json:"refunded,omitempty"` // the part of Count in earlier refunds, whether it came back or not
 	Held     float64 `json:"held"`               // the tokens left in the rows that decided, as if Refunded had not been taken
-	Rows     int     `json:"rows"`               // the number of rows that decided: one or all
+	Rows     int     `json:"rows"`               // the number of rows that decided: one or all; 0 if the limit had none
 	Shards   int     `json:"shards"`             // the number of all shards
 }
 
@@ -55,7 +55,7 @@ func (r Result) Receipt() Receipt {
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.RetryAt}
 	for _, s := range r.Requests {
-		if s.took.rows == 0 {
+		if s.took.rows == 0 && !s.took.rowless {
 			continue
 		}
 		if t := made.find(s.Limit.name, s.Key); t != nil {
@@ -131,7 +131,7 @@ func (r *receipt) validate() error {
 		case r.find(t.Limit, t.Key) != &r.Taken[i]:
 			return fmt.Errorf("limit %q is there twice with one key", t.Limit)
 		case !countable(t.Count) || !(t.Refunded >= 0 && t.Refunded <= t.Count), !(math.Abs(t.Held) <= maxHeld),
-			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards:
+			t.Shards < 1 || t.Shards > maxShards, t.Rows != 1 && t.Rows != t.Shards && !(t.Rows == 0 && t.Held == 0):
 			return fmt.Errorf("limit %q: its numbers contradict each other, so it was altered", t.Limit)
 		}
 	}
@@ -168,8 +168,8 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 }
 
 // refund notes that the demands have been refunded, and brings the answer's rows up to date. It returns how many tokens
-// came back for each demand.
-func (r *receipt) refund(ds []demand, a *answer) []float64 {
+// came back for each demand. None come back for the demands without rows.
+func (r *receipt) refund(ds, rowless []demand, a *answer) []float64 {
 	refunded := make([]float64, len(ds))
 	for i, d := range ds {
 		t := r.find(d.limit.name, d.key)
@@ -186,6 +186,9 @@ func (r *receipt) refund(ds []demand, a *answer) []float64 {
 		}
 		t.Held += d.count // as if d.count had not been taken
 		t.Refunded += d.count
+	}
+	for _, d := range rowless {
+		r.find(d.limit.name, d.key).Refunded += d.count
 	}
 	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })
 	return refunded

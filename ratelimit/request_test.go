@@ -89,7 +89,7 @@ func FuzzRequest(f *testing.F) {
 			request = request.Reserve()
 		}
 		for _, v := range []Verb{VerbConsume, VerbCheck, VerbCharge, VerbRefund, VerbReset} {
-			ds, err := demands(v, []Request{request}, pgtype.Timestamptz{})
+			ds, _, err := demands(v, []Request{request}, pgtype.Timestamptz{})
 			if err != nil {
 				if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrExceedsCapacity) {
 					t.Fatal(err)
@@ -139,7 +139,7 @@ func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
 			}
 			return true
 		}
-		ds, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
+		ds, _, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
 		if errors.Is(err, ErrExceedsCapacity) == inTurn(10) || err != nil && !errors.Is(err, ErrExceedsCapacity) {
 			t.Fatalf("seed %d, case %d: %+v: %v, but granted in turn from full: %v", seed, n, requests, err, inTurn(10))
 		}
@@ -168,7 +168,7 @@ func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
 			requests = append(requests, TokenBucket(name, 10, time.Minute).Key(key))
 		}
 	}
-	ds, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
+	ds, _, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
 	if err != nil || len(ds) != len(requests) {
 		t.Fatal(len(ds), err)
 	}
@@ -195,7 +195,7 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 	limit := TokenBucket("limit", 1, time.Hour) // a full limit, with no bound on debts
 	for i := range 100 {
 		count := float64(i) / 10
-		ds, err := demands(VerbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()}, pgtype.Timestamptz{})
+		ds, _, err := demands(VerbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()}, pgtype.Timestamptz{})
 		if err != nil {
 			t.Errorf("1 and %v reserved: %v", count, err)
 		} else if limit.Capacity()-ds[0].count < ds[0].floor {

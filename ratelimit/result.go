@@ -20,11 +20,12 @@ type Result struct {
 	// RetryAt of a granted call is when the work may run: at once or, for a reservation, when its tokens will have been
 	// refilled. RetryAt of a denied call is the first instant at which the same call would be granted if nothing else
 	// consumed in between. For several requests, it is the latest RetryAt among them; with a reservation among them, the call
-	// may be granted earlier. It is never later than the year 9999.
+	// may be granted earlier. It is never later than the year 9999. It is zero if the call is denied by policy: then waiting
+	// does not help (see [DeniedError]).
 	RetryAt time.Time
 
 	// RetryAfter is the time from At to RetryAt, by the clock that decided. A timer set to it works even if the local clock
-	// is wrong.
+	// is wrong. After a denial by policy it is the longest duration there is, 292 years.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
@@ -53,14 +54,16 @@ type Status struct {
 	Refunded float64
 
 	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been granted
-	// by itself.
+	// by itself. In a call denied by policy, the other limits are not asked: OK is true, and Remaining, ResetAt and RetryAt
+	// are zero.
 	OK bool
 
 	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. If a sharded limit took
-	// from one shard, it is an estimate: that shard's balance times the number of shards.
+	// from one shard, it is an estimate: that shard's balance times the number of shards. Of an [Unlimited] limit, it is +Inf.
 	Remaining float64
 
-	// ResetAt is when a token bucket will be full if nothing is consumed, or when the next window begins.
+	// ResetAt is when a token bucket will be full if nothing is consumed, or when the next window begins. If the limit's rate
+	// is 0, it is zero.
 	ResetAt time.Time
 
 	// RetryAt is [Result.RetryAt] for this request alone.
@@ -71,17 +74,18 @@ type Status struct {
 }
 
 // took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
-// rows. With 0 rows, nothing was consumed.
+// rows. With 0 rows, nothing was consumed, or it was granted without a row.
 type took struct {
-	held float64
-	rows int
+	held    float64
+	rows    int
+	rowless bool
 }
 
 // fill works out the results of the requests from the answer to the call.
 func (r *Result) fill(c *call, a *answer) {
 	var refunded []float64
 	if c.verb == VerbRefund {
-		refunded, r.receipt = c.receipt.refund(c.demands, a), c.receipt
+		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
 	if c.verb == VerbCheck {
 		a.taken = c.upTo(a)
@@ -113,6 +117,9 @@ func (r *Result) fill(c *call, a *answer) {
 	r.RetryAt = retryAt.Time()
 	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
 	r.Remaining, r.ResetAt = remaining, resetAt.Time()
+	if c.rowless != nil {
+		r.fillRowless(c, a)
+	}
 }
 
 // upTo is how many tokens each demand with UpTo could take: the same number for all.

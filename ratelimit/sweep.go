@@ -17,7 +17,7 @@ import (
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
 // [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, and two limits of one name are [ErrInvalid]
-// too.
+// too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over.
 //
 // Sweep reads the limits' rows in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after
 // each. It skips locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE
@@ -35,6 +35,9 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		if err := limit.Validate(); err != nil {
 			return 0, err
 		}
+		if limit.rowless() {
+			continue
+		}
 		if names[limit.name] {
 			return 0, fmt.Errorf("%w: limit %q is there twice", ErrInvalid, limit.name)
 		}
@@ -45,6 +48,9 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		return 0, err
 	}
 	for _, limit := range limits {
+		if limit.rowless() {
+			continue
+		}
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {

@@ -59,7 +59,7 @@ func errInTx(ctx context.Context, db DB) error {
 // says so, by the shorter statement. That one fails for a floor which a full bucket would break.
 func (c *call) bound(ctx context.Context) {
 	deadline, ok := ctx.Deadline()
-	if !ok {
+	if !ok || len(c.demands) == 0 {
 		return
 	}
 	left := time.Until(deadline)

@@ -1,12 +1,14 @@
 // Tiers reads a limit for each plan from a file, plans.json. What is wrong in the file is an error when the program starts.
 // Each user's plan is in his row, and a plan that is changed takes effect at the next call. All plans are one limit with
-// different numbers: it has one name, and a user one balance, so that nobody gains tokens by changing plans to and fro.
+// different numbers: it has one name, and a user one balance, so that nobody gains tokens by changing plans to and fro. A plan
+// with a rate of 0 includes nothing, and an unlimited one everything: neither has a balance.
 //
 //	go run ./examples/tiers
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -40,9 +42,7 @@ func load(path string) (plans, error) {
 	}
 	defer file.Close()
 	var configs map[string]ratelimit.Config
-	decoder := json.NewDecoder(file)
-	decoder.DisallowUnknownFields() // a misspelt "capacity" must not be an unset one
-	if err := decoder.Decode(&configs); err != nil {
+	if err := json.NewDecoder(file).Decode(&configs); err != nil { // such as a misspelt "capacity", which must not be an unset one
 		return nil, err
 	}
 	plans, errs := plans{}, []error(nil)
@@ -71,7 +71,7 @@ func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) err
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro')")
+	_, err := pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro'), ('cid', 'enterprise'), ('dan', 'ended')")
 	if err != nil {
 		return err
 	}
@@ -88,9 +88,9 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return load(path)
 	}
 
-	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"capacity"`, `"capasity"`}} {
+	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"rate": 3, `, ``}, {`"capacity"`, `"capasity"`}, {`"1d"`, `"1 day"`}} {
 		_, err := edit(mistake[0], mistake[1])
-		fmt.Printf("a file with %s: %v\n", mistake[1], err)
+		fmt.Printf("a file with %s in place of %s: %v\n", cmp.Or(mistake[1], "nothing"), mistake[0], err)
 		if err == nil {
 			return errors.New("nobody noticed")
 		}
@@ -103,6 +103,15 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	if err := plans.use(ctx, pool, "bob", 10, time.Hour); err != nil {
+		return err
+	}
+	for range 1000 {
+		if err := plans.request(ctx, pool, "cid"); err != nil {
+			return err
+		}
+	}
+	fmt.Println("cid: 1000 requests granted, unlimited")
+	if err := plans.use(ctx, pool, "dan", 0, never); err != nil {
 		return err
 	}
 	fmt.Println("the free plan is raised to 6 a day: the next call goes by it, and what was used stays used")
@@ -119,13 +128,20 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return plans.use(ctx, pool, "ann", 0, time.Hour)
 }
 
+const never = -1
+
 // use makes requests until one is denied.
 func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want int, wantWait time.Duration) error {
 	for granted := 0; ; granted++ {
 		err := p.request(ctx, pool, user)
 		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			wait := denial.RetryAfter.Round(time.Hour)
-			fmt.Printf("%s: %d requests granted, the next one in %v\n", user, granted, wait)
+			if denial.RetryAt.IsZero() { // over HTTP this is a 403, and the others are 429
+				wait = never
+				fmt.Printf("%s: %d requests granted, and none later: %v\n", user, granted, err)
+			} else {
+				fmt.Printf("%s: %d requests granted, the next one in %v\n", user, granted, wait)
+			}
 			if granted != want || wait != wantWait {
 				return fmt.Errorf("want %d and %v", want, wantWait)
 			}

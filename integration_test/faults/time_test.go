@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -56,7 +57,11 @@ func (c *stepped) close(now time.Time) {
 // has shown before refills nothing, and at once nothing is refilled above the capacity.
 func (c *stepped) bound(limit ratelimit.Limit) float64 {
 	config := limit.Config()
-	rate, period := config.Rate, time.Duration(config.Period)
+	rate := *config.Rate
+	period, _, err := calendar.ParsePeriod(config.Period)
+	if err != nil {
+		panic(err)
+	}
 	refill := func(from, to time.Time) float64 {
 		switch {
 		case !to.After(from):

@@ -275,7 +275,7 @@ var goMutations = []mutation{
 
 	{
 		name: "receipt-of-nothing", file: "ratelimit/receipt.go", what: "a denial has a receipt",
-		old: "if s.took.rows == 0 {", new: "if false {",
+		old: "if s.took.rows == 0 && !s.took.rowless {", new: "if false {",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
@@ -339,7 +339,7 @@ var goMutations = []mutation{
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
-		old: "t.Rows != 1 && t.Rows != t.Shards:", new: "false:",
+		old: "t.Rows != 1 && t.Rows != t.Shards && !(t.Rows == 0 && t.Held == 0):", new: "false:",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "more is refunded than is left in the receipt",
@@ -591,7 +591,7 @@ var goMutations = []mutation{
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "up-to-reserve", file: "ratelimit/demand.go", what: "a call with UpTo may reserve",
-		old: "if reserves && takesUpTo(ds) {", new: "if false {",
+		old: "if takesUpTo(ds) && slices.ContainsFunc(", new: "if false && slices.ContainsFunc(",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "up-to-reset", file: "ratelimit/demand.go", what: "Reset and Hot refuse a request with UpTo",
@@ -1129,7 +1129,7 @@ var goMutations = []mutation{
 		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
 	}, {
 		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
-		old: "periods := limit.Capacity() / c.Rate", new: "periods := 1.0",
+		old: "periods := limit.Capacity() / *c.Rate", new: "periods := 1.0",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
 		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
@@ -1383,7 +1383,7 @@ var goMutations = []mutation{
 		tests: "TestInMemoryAnswersAsPostgresDoes",
 	}, {
 		name: "inmemory-all-or-nothing", file: "internal/inmemory/inmemory.go", what: "in memory, several limits are granted if the last one is",
-		old: "granted = granted && d.Enough(left)", new: "granted = d.Enough(left)",
+		old: "a.Granted = a.Granted && d.Enough(", new: "a.Granted = d.Enough(",
 		tests: "TestModel",
 	}, {
 		name: "inmemory-time-backwards", file: "internal/inmemory/inmemory.go", what: "in memory, a row forgets that the clock has stepped back",
@@ -1457,5 +1457,185 @@ var goMutations = []mutation{
 		name: "sendtx-denial", file: "ratelimit/sendtx.go", what: "a denial without a connection is the error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
+	},
+
+	// Plans: rates of 0, unlimited limits, and configuration files.
+
+	{
+		name: "plans-nothing-wanted", file: "ratelimit/rowless.go", what: "0 tokens of a limit with a rate of 0 are denied",
+		old: "d.limit.numbers.Rate == 0 && d.count > 0", new: "d.limit.numbers.Rate == 0",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "plans-check", file: "ratelimit/rowless.go", what: "a check grants what a rate of 0 would deny",
+		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.consumes()",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "plans-charge", file: "ratelimit/rowless.go", what: "a rate of 0 denies a charge, which is always granted",
+		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.verb != VerbReset",
+		tests: "TestNothingIsSentForPlansWithoutRows",
+	}, {
+		name: "plans-asks-others", file: "ratelimit/rowless.go", what: "the others are asked although one denies by policy",
+		old: "if !denied && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
+		tests: "TestNothingIsSentForPlansWithoutRows",
+	}, {
+		name: "plans-clock", file: "ratelimit/rowless.go", what: "without a statement, the time is not that of the Clock",
+		old: "\tif c.now.Valid {\n", new: "\tif false {\n",
+		tests: "TestAnUnlimitedLimitGrantsEverything",
+	}, {
+		name: "plans-blames-others", file: "ratelimit/rowless.go", what: "a denial by policy is said to be that of the other limits, too",
+		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
+		tests: "TestARateOfZeroDeniesTheOthers",
+	}, {
+		name: "plans-retry-at", file: "ratelimit/rowless.go", what: "a denial by policy says to retry at once",
+		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "plans-retry-after", file: "ratelimit/rowless.go", what: "who waits for as long as a denial by policy says asks again at once",
+		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt = time.Time{}",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "plans-remaining", file: "ratelimit/rowless.go", what: "what remains of an unlimited limit is 0",
+		old: "r.Remaining = min(r.Remaining, left)", new: "r.Remaining = min(r.Remaining, left, 0)",
+		tests: "TestAnUnlimitedLimitGrantsEverything",
+	}, {
+		name: "plans-reset-at", file: "ratelimit/rowless.go", what: "an unlimited limit is never full",
+		old: "if left > 0 && r.ResetAt.Before(r.At) {", new: "if false {",
+		tests: "TestAnUnlimitedLimitGrantsEverything",
+	}, {
+		name: "plans-receipt", file: "ratelimit/rowless.go", what: "what an unlimited limit granted is not in the receipt",
+		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = false",
+		tests: "TestAReceiptOfAnotherPlan",
+	}, {
+		name: "plans-receipt-denied", file: "ratelimit/rowless.go", what: "a denial has a receipt",
+		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = c.verb == VerbConsume",
+		tests: "TestARateOfZeroDeniesTheOthers",
+	}, {
+		name: "plans-receipt-check", file: "ratelimit/rowless.go", what: "a check has a receipt",
+		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = r.OK",
+		tests: "TestAnUnlimitedLimitGrantsEverything",
+	}, {
+		name: "plans-infinite-rate", file: "ratelimit/rowless.go", what: "an infinite rate, which is a mistake, describes itself as unlimited",
+		old: "l.err == nil && l.numbers.Rate > algebra.MaxTokens", new: "l.numbers.Rate > algebra.MaxTokens",
+		tests: "TestALimitWithoutRowsDescribesItself",
+	}, {
+		name: "plans-refund-from-row", file: "ratelimit/call.go", what: "what an unlimited limit granted is given back to the row of a later plan",
+		old: "c.receipt.find(d.limit.name, d.key).Rows == 0", new: "false",
+		tests: "TestAReceiptOfAnotherPlan",
+	}, {
+		name: "plans-refund-covered", file: "ratelimit/call.go", what: "more is refunded than an unlimited limit granted",
+		old: "c.receipt.covers(c.rowless)", new: "c.receipt.covers(nil)",
+		tests: "TestAReceiptOfAnotherPlan",
+	}, {
+		name: "plans-refund-noted", file: "ratelimit/receipt.go", what: "a refund without a row stays in the receipt",
+		old: "r.find(d.limit.name, d.key).Refunded += d.count", new: "_ = d",
+		tests: "TestAReceiptOfAnotherPlan",
+	}, {
+		name: "plans-receipt-altered", file: "ratelimit/receipt.go", what: "a receipt without rows may have tokens left in them",
+		old: "!(t.Rows == 0 && t.Held == 0)", new: "t.Rows != 0",
+		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "plans-exceeds", file: "ratelimit/demand.go", what: "a token of a rate of 0 is more than can be had, and no denial",
+		old: "|| d.limit.numbers.Rate == 0 {", new: "|| false {",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "plans-sweep", file: "ratelimit/sweep.go", what: "a sweep asks for limits without rows",
+		old: "\t\tif limit.rowless() {\n\t\t\tcontinue\n\t\t}\n\t\tn, err", new: "\t\tn, err",
+		tests: "TestNothingIsSentForPlansWithoutRows",
+	}, {
+		name: "plans-sweep-twice", file: "ratelimit/sweep.go", what: "a sweep of a name with two plans without rows is refused",
+		old: "\t\tif limit.rowless() {\n\t\t\tcontinue\n\t\t}\n\t\tif names", new: "\t\tif names",
+		tests: "TestNothingIsSentForPlansWithoutRows",
+	}, {
+		name: "plans-batch", file: "ratelimit/batch.go", what: "a denial by policy is queued",
+		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",
+		tests: "TestPlansWithoutRowsInABatch",
+	}, {
+		name: "plans-error", file: "ratelimit/errors.go", what: "the text of a denial by policy says to retry",
+		old: "if e.RetryAt.IsZero() {", new: "if false {",
+		tests: "TestARateOfZeroDeniesByPolicy",
+	}, {
+		name: "config-rate-missing", file: "ratelimit/config.go", what: "a missing rate is 0",
+		old: "\t\tmistake(\"rate is missing\")\n", new: "",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-rate-0-capacity", file: "ratelimit/config.go", what: "a rate of 0 may have a capacity",
+		old: "*optional.to != 0 && c.Rate != nil && *c.Rate == 0", new: "false",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-unlimited-numbers", file: "ratelimit/config.go", what: "an unlimited limit may have numbers, which it ignores",
+		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-fixed-calendar", file: "ratelimit/config.go", what: "a fixed window of a month has a period of 0",
+		old: "case unit != \"\" && !onCalendar:", new: "case false:",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-calendar-fixed", file: "ratelimit/config.go", what: "a calendar window of 24 hours has no unit",
+		old: "case err != nil && onCalendar, unit == \"\" && onCalendar:", new: "case err != nil && onCalendar:",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-unknown-field", file: "ratelimit/config_json.go", what: "a misspelt field is ignored",
+		old: "\t\t\tmistakes = append(mistakes, fmt.Sprintf(\"unknown field %q\", name))\n", new: "",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "config-field-twice", file: "ratelimit/config_json.go", what: "of a field that is there twice, the last one counts",
+		old: "case seen[name]:", new: "case false:",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "period-overflow", file: "internal/calendar/period.go", what: "a period of too many days becomes a short one",
+		old: "|| hours > (math.MaxInt64-fixed)/long.hours", new: "",
+		tests: "TestParsePeriod",
+	}, {
+		name: "period-overflow-sum", file: "internal/calendar/period.go", what: "a period that is too long by its hours becomes a short one",
+		old: "|| short > math.MaxInt64-fixed", new: "",
+		tests: "TestParsePeriod",
+	}, {
+		name: "period-sign", file: "internal/calendar/period.go", what: "hours can be taken off days",
+		old: "rest != text && strings.ContainsAny(rest, \"+-\")", new: "false",
+		tests: "TestParsePeriod",
+	}, {
+		name: "period-week", file: "internal/calendar/period.go", what: "a week has 6 days",
+		old: "{\"w\", 7 * 24}", new: "{\"w\", 6 * 24}",
+		tests: "TestParsePeriod",
+	}, {
+		name: "plans-up-to", file: "ratelimit/rowless.go", what: "an unlimited limit does not bound how many the others take",
+		old: "ds[i].most = min(ds[i].most, leastUpTo(rowless))", new: "_ = i",
+		tests: "TestUpToOfPlansWithoutRows",
+	}, {
+		name: "plans-up-to-taken", file: "ratelimit/rowless.go", what: "an unlimited limit says that it took more than the others",
+		old: "if takesUpTo(c.demands) {", new: "if false {",
+		tests: "TestUpToOfPlansWithoutRows",
+	}, {
+		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
+		old: "if denied.RetryAt.IsZero() {", new: "if false {",
+		tests: "TestADenialByPolicyIsPermissionDenied",
+	}, {
+		name: "http-policy-status", file: "internal/outcome/outcome.go", what: "a denial by policy is a 429",
+		old: "errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero()", new: "errors.Is(err, ratelimit.ErrDenied) && false",
+		tests: "TestHTTPPlans",
+	}, {
+		name: "http-policy-retry-after", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy has a Retry-After",
+		old: "if d.Status == http.StatusTooManyRequests {", new: "if !d.Result.At.IsZero() {",
+		tests: "TestHTTPPlans",
+	}, {
+		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is said to be an exceeded quota",
+		old: "exceeded.RetryAt.IsZero()", new: "false",
+		tests: "TestHTTPPlans",
+	}, {
+		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are said to have 0 left",
+		old: "&& !(s.OK && s.RetryAt.IsZero())", new: "",
+		tests: "TestFields",
+	}, {
+		name: "http-policy-reset", file: "ratelimit/httplimit/fields.go", what: "a denial by policy has a time to retry",
+		old: "return s.RetryAt.Sub(result.At), !s.RetryAt.IsZero()", new: "return s.RetryAt.Sub(result.At), true",
+		tests: "TestFields",
+	}, {
+		name: "http-unlimited-field", file: "ratelimit/httplimit/fields.go", what: "an unlimited limit has a policy",
+		old: "s.Limit.Validate() != nil || math.IsInf(s.Limit.Capacity(), 1)", new: "s.Limit.Validate() != nil",
+		tests: "TestFields",
+	}, {
+		name: "log-policy", file: "ratelimit/observe/log.go", what: "a denial by policy is logged with a time to retry that is centuries ago",
+		old: "if !s.RetryAt.IsZero() {", new: "if true {",
+		tests: "TestADenialByPolicyIsLoggedWithoutATimeToRetry",
 	},
 }

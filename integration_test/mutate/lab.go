@@ -20,7 +20,9 @@ import (
 )
 
 // packages are those whose tests are to notice.
-var packages = []string{"internal/algebra", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest", "integration_test"}
+var packages = []string{
+	"internal/algebra", "internal/calendar", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest", "integration_test",
+}
 
 // Some mutations make a test wait for ever. It has hung when it takes patience and some times as long as without a mutation, or,
 // if that was not tried, or with all others, this long.

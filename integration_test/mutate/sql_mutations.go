@@ -815,5 +815,21 @@ var sqlMutations = []mutation{
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes by a snapshot that is older than its locks",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
+	}, {
+		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",
+		old: "IF wrong IS NULL AND rate = '0' THEN", new: "IF false THEN",
+		tests: "TestByHandARateOfZeroDeniesByPolicy",
+	}, {
+		name: "byhand-policy-nothing", file: ratelimit, what: "0 tokens of a rate of 0 are denied",
+		old: "ok := count = '0';", new: "ok := false;",
+		tests: "TestByHandARateOfZeroDeniesByPolicy",
+	}, {
+		name: "byhand-policy-capacity", file: ratelimit, what: "a rate of 0 may have a capacity",
+		old: "rate = '0' AND (capacity > '0' OR max_reserved > '0')", new: "rate = '0' AND max_reserved > '0'",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "byhand-policy-hint", file: ratelimit, what: "the hint of a denial by policy is to retry in no seconds",
+		old: "CASE WHEN retry_at IS NULL THEN", new: "CASE WHEN false THEN",
+		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	},
 }

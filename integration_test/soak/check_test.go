@@ -870,7 +870,7 @@ func (c *checker) measure(p place, states [][]*algebra.Row, changes []change) {
 	config, m := subjects[p.subject].Config(), c.strict[p]
 	to := states[len(states)-1][0]
 	now := float64(to.TS) / 1e6
-	rate := config.Rate / time.Duration(config.Period).Seconds()
+	rate := *config.Rate / period(config).Seconds()
 	// What was granted: the limit is not sharded, so the row says it without any model but the refill.
 	taken := *config.Capacity - to.Value
 	if from := states[0][0]; from != nil {
@@ -889,7 +889,7 @@ func (c *checker) measure(p place, states [][]*algebra.Row, changes []change) {
 
 func numbersOf(p place) algebra.Limit {
 	c := subjects[p.subject].Config()
-	n := algebra.Limit{Rate: c.Rate, Period: time.Duration(c.Period), Capacity: *c.Capacity, Window: c.Kind == "fixed window"}
+	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == "fixed window"}
 	if n.Window {
 		sum := sha256.Sum256([]byte(c.Name + "\x00" + p.key))
 		n.Start = algebra.Min + algebra.Micros(binary.BigEndian.Uint64(sum[:])>>1)%algebra.Micros(n.Period.Microseconds())

@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -554,6 +555,15 @@ func (w *worker) resetByHand(ctx context.Context, c *call) error {
 	return err
 }
 
+// period is the period of a limit that is not on a calendar.
+func period(c ratelimit.Config) time.Duration {
+	fixed, _, err := calendar.ParsePeriod(c.Period)
+	if err != nil {
+		panic(err)
+	}
+	return fixed
+}
+
 // byHand consumes by SQL.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
@@ -564,7 +574,7 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	}
 	var retryAt time.Time
 	err := db.QueryRow(ctx, `SELECT ok, at, retry_at FROM ratelimit($1, $2, rate => $3, period => $4, count => $5, kind => $6, capacity => $7, reserve => $8,
-		max_reserved => $9, shards => $10)`, config.Name, a.Key, config.Rate, time.Duration(config.Period), a.Count, string(config.Kind),
+		max_reserved => $9, shards => $10)`, config.Name, a.Key, config.Rate, period(config), a.Count, string(config.Kind),
 		*config.Capacity, a.Reserve, maxReserved, config.Shards).Scan(&c.Granted, &c.At, &retryAt)
 	if c.RunAt = nil; c.Granted {
 		c.RunAt = []time.Time{retryAt}

@@ -15,6 +15,8 @@ func Status(result ratelimit.Result, err error) int {
 	switch {
 	case err == nil:
 		return 0
+	case errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero(): // by policy
+		return http.StatusForbidden
 	case errors.Is(err, ratelimit.ErrDenied):
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -53,23 +54,25 @@ func (m Middleware) announce(header http.Header, d Decision) {
 }
 
 // setFields adds the policy of each limit that was asked and, if known, its remaining tokens. It adds to existing fields:
-// several lines are one list, and middleware may be nested.
+// several lines are one list, and middleware may be nested. An unlimited limit has no policy.
 func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	var policies, limits []string
+	var asked []ratelimit.Status
 	for _, s := range result.Requests {
-		if s.Limit.Validate() != nil {
+		if s.Limit.Validate() != nil || math.IsInf(s.Limit.Capacity(), 1) {
 			continue
 		}
 		pk := m.partition(s)
 		policies = append(policies, policyItem(s.Limit)+pk)
-		if !result.At.IsZero() {
+		if !result.At.IsZero() && !(s.OK && s.RetryAt.IsZero()) { // else it was not asked, after a denial by policy
 			limits = append(limits, limitItem(result, s)+pk)
+			asked = append(asked, s)
 		}
 	}
 	add(header, fieldPolicy, policies)
 	add(header, fieldLimit, limits)
 	if m.LegacyFields && len(limits) > 0 {
-		setLegacyFields(header, result)
+		setLegacyFields(header, result, asked)
 	}
 	if m.ExposeFields && len(policies) > 0 {
 		m.expose(header)
@@ -122,19 +125,20 @@ func policyItem(limit ratelimit.Limit) string {
 // window is the number of seconds in which the capacity refills. It is rounded up, so that q per w is at most the limit's
 // rate. A calendar's months count as 31 days, its quarters as 92, its
 // years as 366. The result is not ok if it is under a second, or too long for
-// an Integer.
+// an Integer, or if the rate is 0.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
-	periods := limit.Capacity() / c.Rate
+	if *c.Rate == 0 {
+		return 0, false
+	}
+	periods := limit.Capacity() / *c.Rate
 	if c.Kind != ratelimit.KindTokenBucket {
 		periods = max(periods, 1) // it refills at the next window, not before
 	}
-	period := time.Duration(c.Period)
-	if c.Kind == ratelimit.KindCalendarWindow {
+	period, unit, _ := calendar.ParsePeriod(c.Period)
+	if unit != "" {
 		const day = 24 * time.Hour
-		period = map[ratelimit.Unit]time.Duration{
-			ratelimit.Day: day, ratelimit.Week: 7 * day, ratelimit.Month: 31 * day, ratelimit.Quarter: 92 * day, ratelimit.Year: 366 * day,
-		}[c.Unit]
+		period = map[string]time.Duration{"day": day, "week": 7 * day, "month": 31 * day, "quarter": 92 * day, "year": 366 * day}[unit]
 	}
 	micros := math.Round(periods * float64(period.Microseconds())) // a quotient of doubles is not exact: 50/3
 	seconds := math.Ceil(micros / 1e6)
@@ -150,12 +154,13 @@ func limitItem(result ratelimit.Result, s ratelimit.Status) string {
 	return item
 }
 
-// reset is the time until a request has more tokens. In a denial, requests that were not denied have no reset.
+// reset is the time until a request has more tokens. In a denial, requests that were not denied have no reset. Neither has a
+// limit with a rate of 0.
 func reset(result ratelimit.Result, s ratelimit.Status) (t time.Duration, ok bool) {
 	if !s.OK {
-		return s.RetryAt.Sub(result.At), true
+		return s.RetryAt.Sub(result.At), !s.RetryAt.IsZero()
 	}
-	return s.ResetAt.Sub(result.At), result.OK
+	return s.ResetAt.Sub(result.At), result.OK && !s.ResetAt.IsZero()
 }
 
 // partition is the parameter pk, or empty.
@@ -168,18 +173,19 @@ func (m Middleware) partition(s ratelimit.Status) string {
 	return fmt.Sprintf(";%s=:%s:", paramPartition, base64.StdEncoding.EncodeToString(mac.Sum(nil)[:12]))
 }
 
-// setLegacyFields describes the most restrictive limit.
-func setLegacyFields(header http.Header, result ratelimit.Result) {
-	tightest := slices.MinFunc(result.Requests, func(a, b ratelimit.Status) int {
+// setLegacyFields describes the most restrictive limit that was asked.
+func setLegacyFields(header http.Header, result ratelimit.Result, asked []ratelimit.Status) {
+	tightest := slices.MinFunc(asked, func(a, b ratelimit.Status) int {
 		if c := b.RetryAt.Compare(a.RetryAt); c != 0 && !result.OK {
 			return c
 		}
 		return cmp.Compare(a.Remaining, b.Remaining)
 	})
-	t, _ := reset(result, tightest)
-	for name, value := range map[string]int64{
-		legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining), legacyReset: seconds(t),
-	} {
+	values := map[string]int64{legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining)}
+	if t, ok := reset(result, tightest); ok || !result.RetryAt.IsZero() {
+		values[legacyReset] = seconds(t)
+	}
+	for name, value := range values {
 		header.Set(name, strconv.FormatInt(value, 10))
 		header.Set(legacyPrefix+name, strconv.FormatInt(value, 10))
 	}

@@ -47,6 +47,11 @@ func TestFields(t *testing.T) {
 	burst := ratelimit.TokenBucket("burst", 100, time.Minute)
 	daily := ratelimit.FixedWindow("daily", 1000, 24*time.Hour)
 	fast := ratelimit.TokenBucket("fast", 5, time.Second-time.Microsecond)
+	none := ratelimit.TokenBucket("none", 0, time.Minute)
+	byPolicy := ratelimit.Result{At: noon, RetryAfter: math.MaxInt64, Requests: []ratelimit.Status{
+		{Limit: none, Key: "ann", Count: 1}, {Limit: burst, Key: "ann", Count: 1, OK: true},
+		{Limit: ratelimit.Unlimited("open"), Key: "ann", Count: 1, OK: true, Remaining: math.Inf(1), RetryAt: noon, ResetAt: noon},
+	}}
 	for _, row := range []struct {
 		name, policy, limit string
 		result              ratelimit.Result
@@ -93,6 +98,12 @@ func TestFields(t *testing.T) {
 		{"a limit that is none", `"burst";q=100;w=60`, ``, ratelimit.Result{Requests: []ratelimit.Status{
 			{Limit: burst}, {Limit: ratelimit.Limit{}}, {Limit: ratelimit.TokenBucket("none", math.NaN(), time.Hour)}}}},
 		{"nothing asked", ``, ``, ratelimit.Result{}},
+		{"an unlimited one", ``, ``, answered(true, left(ratelimit.Unlimited("open"), "ann", math.Inf(1), 0))},
+		{"an unlimited one beside another", `"burst";q=100;w=60`, `"burst";r=50;t=30`,
+			answered(true, left(ratelimit.Unlimited("open"), "ann", math.Inf(1), 0), left(burst, "ann", 50, 30*time.Second))},
+		{"nothing wanted of a rate of 0", `"none";q=0`, `"none";r=0`,
+			answered(true, ratelimit.Status{Limit: none, Key: "ann", OK: true, RetryAt: noon})},
+		{"a denial by policy, which asks no other limit", `"none";q=0, "burst";q=100;w=60`, `"none";r=0`, byPolicy},
 		{"a name with quotes", `"say \"a\\b\"";q=1;w=1`, `"say \"a\\b\"";r=1;t=0`,
 			answered(true, left(ratelimit.TokenBucket(`say "a\b"`, 1, time.Second), "ann", 1, 0))},
 		{"a name beyond ASCII", `"caf%C3%A9 100%25";q=1;w=1`, `"caf%C3%A9 100%25";r=1;t=0`,
@@ -108,6 +119,29 @@ func TestFields(t *testing.T) {
 		for name, values := range header {
 			if len(values) != 1 || values[0] == "" {
 				t.Errorf("%s: %s: %q", row.name, name, values)
+			}
+		}
+	}
+}
+
+// The older fields describe a limit that was asked, and none that is unlimited.
+func TestLegacyFieldsOfPlansWithoutRows(t *testing.T) {
+	none, burst, open := ratelimit.TokenBucket("none", 0, time.Minute), ratelimit.TokenBucket("burst", 100, time.Minute), ratelimit.Unlimited("open")
+	unlimited := left(open, "ann", math.Inf(1), 0)
+	for name, row := range map[string]struct {
+		result ratelimit.Result
+		want   [3]string // limit, remaining, reset
+	}{
+		"unlimited":        {answered(true, unlimited), [3]string{}},
+		"beside another":   {answered(true, unlimited, left(burst, "ann", 50, 30*time.Second)), [3]string{"100", "50", "30"}},
+		"beside a denial":  {answered(false, unlimited, denial(burst, "ann", 0, time.Minute, time.Second)), [3]string{"100", "0", "1"}},
+		"denied by policy": {ratelimit.Result{At: noon, RetryAfter: math.MaxInt64, Requests: []ratelimit.Status{{Limit: burst, OK: true}, {Limit: none}, unlimited}}, [3]string{"0", "0", ""}},
+	} {
+		header := http.Header{}
+		Middleware{LegacyFields: true}.setFields(header, row.result)
+		for i, field := range []string{"Limit", "Remaining", "Reset"} {
+			if got := header.Get("X-RateLimit-" + field); got != row.want[i] || header.Get("RateLimit-"+field) != got {
+				t.Errorf("%s: %s is %q, want %q", name, field, got, row.want[i])
 			}
 		}
 	}

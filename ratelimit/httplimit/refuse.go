@@ -41,7 +41,7 @@ type problem struct {
 
 // refuse answers a request that does not pass.
 func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
-	if !d.Result.At.IsZero() { // decided, and denied
+	if d.Status == http.StatusTooManyRequests {
 		w.Header().Set(fieldRetry, m.retryAfter(r, d.Result))
 	}
 	if m.Refused != nil {
@@ -64,7 +64,9 @@ func problemOf(d Decision) problem {
 	var chosen *StatusError
 	switch {
 	case errors.As(d.Err, &exceeded):
-		p.Type, p.Title = quotaExceededType, quotaExceededTitle
+		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; exceeded.RetryAt.IsZero() {
+			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0."
+		}
 		for _, s := range exceeded.Requests {
 			if name := wireName(s.Limit); !s.OK && !slices.Contains(p.ViolatedPolicies, name) {
 				p.ViolatedPolicies = append(p.ViolatedPolicies, name)

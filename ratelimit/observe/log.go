@@ -21,7 +21,7 @@ const DefaultEvery = 10 * time.Second
 // Log writes refused and failed calls to a slog.Logger. The zero value is ready, and safe for concurrent use. After its
 // first use, it must not be copied, nor its fields changed.
 //
-//	Info   a consumption was denied (limit, count, remaining, capacity, retry_after)
+//	Info   a consumption was denied (limit, count, remaining, capacity, and retry_after unless it was denied by policy)
 //	Warn   a count can never be granted (limit, verb, error, took)
 //	Error  a limit or request is invalid, or the database failed (limit, verb, error, took)
 //
@@ -74,8 +74,11 @@ func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
 				if s.OK {
 					continue
 				}
-				l.write(ctx, slog.LevelInfo, "rate limit exceeded", subject{of, limitName(s.Limit)}, []ratelimit.Status{s},
-					slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Float64("capacity", s.Limit.Capacity()), slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
+				attrs := []slog.Attr{slog.Float64("count", s.Count), slog.Float64("remaining", s.Remaining), slog.Float64("capacity", s.Limit.Capacity())}
+				if !s.RetryAt.IsZero() {
+					attrs = append(attrs, slog.Duration("retry_after", s.RetryAt.Sub(exceeded.At)))
+				}
+				l.write(ctx, slog.LevelInfo, "rate limit exceeded", subject{of, limitName(s.Limit)}, []ratelimit.Status{s}, attrs...)
 			}
 		}
 	case exceedsCapacity:

@@ -52,6 +52,13 @@ func denial(denied *ratelimit.DeniedError) *status.Status {
 			QuotaId: name, QuotaValue: int64(s.Limit.Capacity()), Description: "The rate limit " + name + " has too few tokens left.",
 		})
 	}
+	if denied.RetryAt.IsZero() { // by policy: waiting does not help
+		refusal, err := status.New(codes.PermissionDenied, denied.Error()).WithDetails(&quota)
+		if err != nil {
+			panic(err) // never: names are UTF-8
+		}
+		return refusal
+	}
 	refusal := status.New(codes.ResourceExhausted, denied.Error())
 	detailed, err := refusal.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)}, &quota)
 	if err != nil {

@@ -19,7 +19,8 @@
 // name, and quota_value its capacity, rounded down. No detail has the key, so subject is empty. The message states what
 // was asked for and what remains.
 //
-// A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help.
+// A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help. A call that
+// is denied by policy ([ratelimit.DeniedError]) fails with PermissionDenied, with a QuotaFailure.
 //
 // Clients see a limit's name, so it should be no secret.
 package rpclimit
@@ -50,6 +51,7 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 // refused call is not called. The code is
 //
 //   - ResourceExhausted if the call is denied or can never be granted ([ratelimit.ErrExceedsCapacity]);
+//   - PermissionDenied if it is denied by policy, because the rate of a limit is 0;
 //   - InvalidArgument if its key or count, which came from the client, is invalid;
 //   - Unavailable if the database could not be asked, unless FailOpen is set;
 //   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -161,5 +162,22 @@ func TestADecisionHasADeadline(t *testing.T) {
 		if status.Code(err) != codes.Unavailable || db.deadline.Before(begin.Add(want)) || db.deadline.After(end.Add(want)) {
 			t.Errorf("%v: %v, from %v to %v, until %v", timeout, err, begin, end, db.deadline)
 		}
+	}
+}
+
+// A plan that does not include the call: no database is asked, and there is no time to retry.
+func TestADenialByPolicyIsPermissionDenied(t *testing.T) {
+	interceptor := rpclimit.Interceptor{Limiter: new(ratelimit.Limiter), DB: &down{},
+		Requests: func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{ratelimit.TokenBucket("exports", 0, time.Hour).Key("ann"), perUser.Key("ann")}, nil
+		},
+	}
+	_, err := interceptor.UnaryServer(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
+	s := status.Convert(err)
+	if s.Code() != codes.PermissionDenied || len(s.Details()) != 1 {
+		t.Fatalf("%v, details %v", err, s.Details())
+	}
+	if quota, ok := s.Details()[0].(*errdetails.QuotaFailure); !ok || len(quota.Violations) != 1 || quota.Violations[0].QuotaId != "exports" {
+		t.Errorf("details %v", s.Details())
 	}
 }

@@ -1,0 +1,470 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/observe"
+)
+
+// The plans of one limit.
+var (
+	free       = ratelimit.TokenBucket("exports", 0, time.Hour)
+	pro        = ratelimit.TokenBucket("exports", 100, time.Hour)
+	enterprise = ratelimit.Unlimited("exports")
+)
+
+// denyByPolicy consumes and checks, which must be denied for good.
+func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	before := w.rows()
+	result := w.deny(requests...)
+	checked, err := w.limiter.Check(w.Context(), w.db, requests...)
+	for _, denied := range []ratelimit.Result{result, checked} {
+		if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
+			w.Fatalf("%+v, %v, want a denial for good", denied, err)
+		}
+		for _, s := range denied.Requests {
+			if !s.OK && (!s.RetryAt.IsZero() || s.Remaining != 0) {
+				w.Fatalf("%+v, want a denial for good", s)
+			}
+		}
+	}
+	if text := err.Error(); !strings.HasPrefix(text, "ratelimit: denied by policy: exports (") || strings.Contains(text, "retry") {
+		w.Fatalf("the error says %q", text)
+	}
+	if after := w.rows(); after != before {
+		w.Fatalf("the table was\n%s\nand is\n%s", before, after)
+	}
+	return result
+}
+
+func TestARateOfZeroDeniesByPolicy(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			free, ratelimit.FixedWindow("exports", 0, time.Hour, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(0)),
+			ratelimit.CalendarWindow("exports", 0, ratelimit.Month, ratelimit.Shards(3)),
+		} {
+			w.denyByPolicy(limit.Key("ann"))
+			w.denyByPolicy(limit.Key("ann").Count(1e15).Reserve())
+			w.denyByPolicy(limit.Global().Count(1e-15))
+			w.holds(limit.Key("ann"), 0)
+			granted := w.grant(limit.Key("ann").Count(0))
+			if !granted.RetryAt.Equal(noon) || !granted.ResetAt.IsZero() || granted.Remaining != 0 {
+				w.Fatalf("0 tokens: %+v", granted)
+			}
+			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(-1))
+			w.refuse(ratelimit.ErrInvalid, limit.Key(""))
+		}
+	})
+}
+
+// TestARateOfZeroDeniesTheOthers: one limit of a call denies by policy, and the others are not asked.
+func TestARateOfZeroDeniesTheOthers(t *testing.T) {
+	behaviour(t, func(w world) {
+		api, open := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann"), ratelimit.Unlimited("open").Key("ann")
+		month := ratelimit.CalendarWindow("month", 5, ratelimit.Month).Key("ann")
+		w.grant(api.Count(2), month.Count(2))
+		for _, requests := range [][]ratelimit.Request{
+			{api, open, free.Key("ann")}, {free.Key("ann"), month, api}, {api.Reserve(), free.Key("ann").Reserve(), free.Key("bob")},
+			{api.Count(5), free.Key("ann").Count(0), free.Key("ann").Count(2)},
+		} {
+			for i, s := range w.denyByPolicy(requests...).Requests {
+				switch {
+				case s.OK == (s.Limit.Name() == "exports"):
+					w.Fatalf("request %d: %+v", i, s)
+				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.Equal(noon)):
+					w.Fatalf("the unlimited one: %+v", s)
+				case s.Limit.Name() == "api" && (s.Remaining != 0 || !s.RetryAt.IsZero() || !s.ResetAt.IsZero()):
+					w.Fatalf("one that is not asked: %+v", s)
+				}
+			}
+		}
+		w.refuse(ratelimit.ErrExceedsCapacity, api.Count(6), free.Key("ann"))
+		w.refuse(ratelimit.ErrInvalid, api.Count(-1), free.Key("ann"))
+		w.grant(api, free.Key("ann").Count(0)) // nothing is wanted of it
+		w.holds(api, 2)
+		w.holds(month, 3)
+	})
+}
+
+func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := enterprise.Key("ann")
+		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), limit.Count(1e15).Reserve(), enterprise.Global()} {
+			granted := w.grant(request)
+			if !granted.At.Equal(noon) || !granted.RetryAt.Equal(noon) || !granted.ResetAt.Equal(noon) || granted.RetryAfter != 0 || !math.IsInf(granted.Remaining, 1) {
+				w.Fatalf("granted %+v", granted)
+			}
+			if checked := w.check(request); !checked.OK || checked.Receipt() != "" || !math.IsInf(checked.Remaining, 1) {
+				w.Fatalf("checked %+v", checked)
+			}
+			if charged, err := w.limiter.Charge(w.Context(), w.db, request); err != nil || !charged.OK || charged.Receipt() != "" {
+				w.Fatalf("charged %+v, %v", charged, err)
+			}
+			w.do(w.limiter.Reset(w.Context(), w.db, request))
+		}
+		w.refuse(ratelimit.ErrInvalid, limit.Count(-1))
+		w.refuse(ratelimit.ErrInvalid, limit.Count(1e15), limit.Count(1e15))
+		w.refuse(ratelimit.ErrInvalid, limit, pro.Key("ann")) // two plans for one key
+		if rows := w.rows(); rows != "" {
+			w.Fatalf("the table has\n%s", rows)
+		}
+	})
+}
+
+// TestUnlimitedBesideOthers: only the others are asked, and they decide.
+func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, api := range []ratelimit.Request{
+			ratelimit.TokenBucket("api", 5, time.Minute).Key("ann"),
+			ratelimit.CalendarWindow("sharded", 5, ratelimit.Day, ratelimit.Shards(2)).Key("ann"),
+		} {
+			for range 5 {
+				granted := w.grant(enterprise.Key("ann").Count(1000), api)
+				if granted.Remaining == math.Inf(1) || granted.ResetAt.Equal(noon) {
+					w.Fatalf("%+v, want the numbers of the other limit", granted)
+				}
+			}
+			denied := w.deny(api, enterprise.Key("ann").Count(1000))
+			if got := deniedBy(denied); len(got) != 1 || got[0].Limit.Name() == "exports" || denied.RetryAt.IsZero() {
+				w.Fatalf("%+v, want a denial by the other limit", denied)
+			}
+			if alone := w.deny(api); !alone.RetryAt.Equal(denied.RetryAt) {
+				w.Fatalf("retry at %v beside an unlimited one, and %v without", denied.RetryAt, alone.RetryAt)
+			}
+		}
+		if rows := w.rows(); strings.Contains(rows, "exports") {
+			w.Fatalf("the table has\n%s", rows)
+		}
+	})
+}
+
+// TestAReceiptOfAnotherPlan: what was granted without a row gives nothing back, even if the plan has changed meanwhile, and the
+// reverse.
+func TestAReceiptOfAnotherPlan(t *testing.T) {
+	behaviour(t, func(w world) {
+		refund := func(receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
+			w.Helper()
+			result, err := w.limiter.Refund(w.Context(), w.db, receipt, request)
+			if err != nil || !result.OK || result.Requests[0].Refunded != want {
+				w.Fatalf("%+v, %v, want %v refunded", result, err, want)
+			}
+			return result.Receipt()
+		}
+		refuse := func(receipt ratelimit.Receipt, request ratelimit.Request) {
+			w.Helper()
+			if _, err := w.limiter.Refund(w.Context(), w.db, receipt, request); !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Fatalf("%v, want ErrInvalid", err)
+			}
+		}
+		w.grant(pro.Key("ann").Count(50))
+		unlimited := w.grant(enterprise.Key("ann").Count(10)).Receipt()
+		for _, later := range []ratelimit.Limit{enterprise, pro, free} {
+			rest := refund(unlimited, later.Key("ann").Count(4), 0)
+			refuse(rest, later.Key("ann").Count(7))
+			refuse(rest, later.Key("bob").Count(1))
+			if rest = refund(rest, later.Key("ann").Count(6), 0); rest != "" {
+				w.Fatalf("the receipt has %q left", rest)
+			}
+			w.holds(pro.Key("ann"), 50)
+		}
+		taken := w.grant(pro.Key("ann").Count(10)).Receipt()
+		for _, later := range []ratelimit.Limit{enterprise, free} {
+			refund(taken, later.Key("ann").Count(10), 0)
+			w.holds(pro.Key("ann"), 40)
+		}
+
+		// One receipt of both kinds: each is given back as it was taken.
+		api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
+		both := w.grant(enterprise.Key("ann"), api.Count(3))
+		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), pro.Key("ann"), api.Count(3))
+		if err != nil || result.Requests[0].Refunded != 0 || result.Requests[1].Refunded != 3 || result.Receipt() != "" {
+			w.Fatalf("%+v, %v", result, err)
+		}
+		w.holds(pro.Key("ann"), 40)
+		w.holds(api, 5)
+	})
+}
+
+// TestPlansOfOneNameMayHaveNoRows: nothing and everything are plans beside numbers, of any kind.
+func TestPlansOfOneNameMayHaveNoRows(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.grant(enterprise.Key("cid").Count(1000))
+		w.denyByPolicy(free.Key("ann"))
+		window := ratelimit.FixedWindow("exports", 100, time.Hour)
+		w.grant(window.Key("bob").Count(100))
+		w.deny(window.Key("bob"))
+		w.grant(enterprise.Key("cid").Count(1000), window.Key("dan"), ratelimit.TokenBucket("exports", 0, time.Minute).Key("eve").Count(0))
+		w.refuse(ratelimit.ErrInvalid, pro.Key("ann"))                                              // a bucket, after a window
+		w.refuse(ratelimit.ErrInvalid, window.Key("a"), enterprise.Key("b"), pro.Key("c"))          // or beside one
+		w.grant(ratelimit.Unlimited("exports").Key("bob"))                                          // bob changes plans
+		w.denyByPolicy(ratelimit.CalendarWindow("exports", 0, ratelimit.Month).Key("bob"))          // to and fro,
+		w.deny(ratelimit.FixedWindow("exports", 50, time.Hour, ratelimit.Capacity(100)).Key("bob")) // and is still out of tokens
+		w.clock.Advance(2 * time.Hour)                                                              // until they are refilled
+		w.grant(ratelimit.FixedWindow("exports", 100, time.Hour).Key("bob").Count(100))
+	})
+}
+
+func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, arguments := range []string{
+			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', reserve => true, capacity => 0",
+			"'exports', 'ann', 0, '1 month', kind => 'calendar window', reserve => true, shards => 5, max_reserved => 0",
+			"'exports', NULL, 0, '1 hour', 1e-15, global => true",
+		} {
+			var ok, never bool
+			var remaining float64
+			var at time.Time
+			w.do(w.db.QueryRow(w.Context(), "SELECT ok, remaining, at, num_nulls(retry_at, retry_after, reset_at) = 3 FROM ratelimit("+arguments+", now => '2026-07-01 12:00:00+00')").
+				Scan(&ok, &remaining, &at, &never))
+			if ok || remaining != 0 || !never || !at.Equal(noon) {
+				w.Fatalf("%s: %v, %v, %v, %v", arguments, ok, remaining, at, never)
+			}
+		}
+		var ok, now bool
+		w.do(w.db.QueryRow(w.Context(), "SELECT ok, retry_at = at AND retry_after = '0' FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
+		if !ok || !now {
+			w.Fatalf("0 tokens: %v, %v", ok, now)
+		}
+		savepoint := w.begin()
+		err := savepoint.QueryRow(w.Context(), "SELECT ok FROM ratelimit_or_raise('exports', 'ann', 0, '1 hour')").Scan(&ok)
+		var sqlErr interface{ SQLState() string }
+		if !errors.As(err, &sqlErr) || sqlErr.SQLState() != "PT429" {
+			w.Fatalf("%v, want PT429", err)
+		}
+		if own, ok := errors.AsType[*pgconn.PgError](err); ok && own.Hint != "The rate is 0: waiting does not help." {
+			w.Fatalf("the hint is %q", own.Hint)
+		}
+		w.do(savepoint.Rollback(w.Context()))
+		if rows := w.rows(); rows != "" {
+			w.Fatalf("the table has\n%s", rows)
+		}
+	})
+}
+
+// unasked is a database that nothing may be sent to.
+type unasked struct{ *testing.T }
+
+func (db unasked) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
+	db.Fatalf("it was sent %s", sql)
+	return nil
+}
+
+func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
+	t.Parallel()
+	decided := 0
+	limiter := &ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		if d.Err != nil && !denied(d.Err) {
+			return
+		}
+		if age := time.Since(d.Result.At); d.Verb != ratelimit.VerbReset && (age < 0 || age > time.Minute) {
+			t.Errorf("%s was decided at %v", d.Verb, d.Result.At)
+		}
+		decided++
+	}}
+	api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
+	for _, db := range []ratelimit.DB{unasked{t}, &ratelimit.Coalescer{Pool: closedPool(t)}} {
+		decided = 0
+		granted, err := limiter.Consume(t.Context(), db, enterprise.Key("ann"), free.Key("bob").Count(0))
+		if err != nil || !granted.OK {
+			t.Errorf("%+v, %v", granted, err)
+		}
+		if _, err := limiter.Consume(t.Context(), db, api, free.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Error(err)
+		}
+		if _, err := limiter.Check(t.Context(), db, free.Key("ann"), api); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Error(err)
+		}
+		if charged, err := limiter.Charge(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil || !charged.OK || !charged.Requests[1].OK {
+			t.Errorf("%+v, %v", charged, err)
+		}
+		if _, err := limiter.Refund(t.Context(), db, granted.Receipt(), enterprise.Key("ann")); err != nil {
+			t.Error(err)
+		}
+		if err := limiter.Reset(t.Context(), db, free.Key("bob"), enterprise.Key("ann")); err != nil {
+			t.Error(err)
+		}
+		if decided != 6 {
+			t.Errorf("%d decisions were observed, want 6", decided)
+		}
+		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("without a receipt: %v", err)
+		}
+		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise, ratelimit.TokenBucket("exports", 0, time.Minute)); deleted != 0 || err != nil {
+			t.Errorf("a sweep: %d, %v", deleted, err)
+		}
+	}
+	if _, err := limiter.Consume(t.Context(), nil, enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("without a DB: %v", err)
+	}
+}
+
+// closedPool is a pool on which every call fails.
+func closedPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := connect(t, newPool(t, 1).Config().ConnString(), 1)
+	pool.Close()
+	return pool
+}
+
+// TestPlansWithoutRowsInABatch: such a call is decided when it is queued, and a denial is no SQL error.
+func TestPlansWithoutRowsInABatch(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, _ := newLimiter()
+	api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
+	var batch pgx.Batch
+	denied, err := limiter.QueueConsume(t.Context(), &batch, api, free.Key("ann"))
+	if !errors.Is(err, ratelimit.ErrDenied) || denied != nil || batch.Len() != 0 {
+		t.Errorf("%+v, %v, and %d are queued", denied, err, batch.Len())
+	}
+	granted, err := limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"))
+	if err != nil || !granted.OK || granted.Receipt() == "" || batch.Len() != 0 {
+		t.Errorf("%+v, %v, and %d are queued", granted, err, batch.Len())
+	}
+	if err := limiter.SendTx(t.Context(), pool, &batch); err != nil {
+		t.Errorf("an empty transaction: %v", err)
+	}
+	both, err := limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"), api.Count(2))
+	if err = errors.Join(err, limiter.SendTx(t.Context(), pool, &batch)); err != nil || !both.OK || !both.Requests[0].OK || both.Remaining != 3 {
+		t.Errorf("%+v, %v", both, err)
+	}
+	batch = pgx.Batch{}
+	both, err = limiter.QueueConsume(t.Context(), &batch, enterprise.Key("ann"), api.Count(4))
+	if err = errors.Join(err, limiter.SendTx(t.Context(), pool, &batch)); !errors.Is(err, ratelimit.ErrDenied) || both.OK || !both.Requests[0].OK || both.Requests[1].OK {
+		t.Errorf("%+v, %v", both, err)
+	}
+}
+
+// TestPlansWithoutRowsInACoalescer: only the other limits of a call are coalesced. Nobody waits in a queue for an unlimited one.
+func TestPlansWithoutRowsInACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	var granted atomic.Int32
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			result, err := limiter.Consume(t.Context(), coalescer, enterprise.Key("ann"), api.Key("ann"), free.Key("bob").Count(0))
+			if err != nil && !denied(err) || !result.Requests[0].OK || !result.Requests[2].OK {
+				t.Errorf("%+v, %v", result, err)
+			}
+			if err == nil {
+				granted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if granted.Load() != 10 {
+		t.Errorf("%d were granted, want 10", granted.Load())
+	}
+	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limiter.Consume(ctx, tx, free.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Errorf("%v, want a denial", err)
+		}
+		_, err := limiter.Consume(ctx, tx, enterprise.Key("ann"))
+		return err
+	}, ratelimit.Hot(enterprise.Key("ann"), free.Key("bob")))
+	if err != nil {
+		t.Errorf("in turns for nothing: %v", err)
+	}
+}
+
+// TestHTTPPlans: a plan that does not include the call is 403, for good, and an unlimited one passes without a field.
+func TestHTTPPlans(t *testing.T) {
+	t.Parallel()
+	api := ratelimit.TokenBucket("api", 1000, time.Minute)
+	s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
+		plan := map[string]ratelimit.Limit{"ann": free, "bob": pro, "cid": enterprise}[r.URL.Query().Get("user")]
+		return []ratelimit.Request{plan.Key(r.URL.Query().Get("user")), api.Global()}, nil
+	})
+	s.limit.LegacyFields, s.limit.Jitter = true, 0.5
+	s.limit.Failed = func(status int) bool { return status != http.StatusOK } // so that grants are refunded
+	s.serve()
+	got := s.get("/?user=ann")
+	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports";q=0, "api";q=1000;w=60` ||
+		got.Header.Get("RateLimit") != `"exports";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
+		t.Errorf("not in the plan: %+v", got)
+	}
+	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
+		t.Errorf("not in the plan: %v", p)
+	}
+	if n := s.called.Load(); n != 0 {
+		t.Errorf("the handler was called %d times", n)
+	}
+	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports";r=99;t=36, "api"`) {
+		t.Errorf("in the plan: %+v", got)
+	}
+	if got := s.get("/?user=cid"); got.Status != http.StatusOK || got.Header.Get("RateLimit-Policy") != `"api";q=1000;w=60` || strings.Contains(got.Header.Get("RateLimit"), "exports") {
+		t.Errorf("unlimited: %+v", got)
+	}
+	for _, d := range s.observed() {
+		if d.Status == 0 && d.Err != nil {
+			t.Errorf("a refund failed: %v", d.Err)
+		}
+	}
+}
+
+func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
+	t.Parallel()
+	var out logged
+	log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil))}
+	limiter := &ratelimit.Limiter{Observer: log.Decision}
+	if _, err := limiter.Consume(t.Context(), unasked{t}, free.Key("ann"), ratelimit.TokenBucket("api", 1, time.Hour).Key("ann")); !denied(err) {
+		t.Fatal(err)
+	}
+	got := out.records(t)
+	if len(got) != 1 || got[0]["limit"] != "exports" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
+		t.Errorf("logged %v", got)
+	}
+}
+
+// TestUpToOfPlansWithoutRows: an unlimited limit gives as many as are wanted, and bounds the others by that. A rate of 0 gives none.
+func TestUpToOfPlansWithoutRows(t *testing.T) {
+	behaviour(t, func(w world) {
+		api := ratelimit.TokenBucket("api", 7, time.Minute).Key("ann")
+		taken := func(want float64, requests ...ratelimit.Request) {
+			w.Helper()
+			for _, result := range []ratelimit.Result{w.check(requests...), w.grant(requests...)} {
+				for i, s := range result.Requests {
+					if s.Taken != want {
+						w.Fatalf("request %d took %v, want %v: %+v", i, s.Taken, want, result)
+					}
+				}
+			}
+		}
+		taken(100, enterprise.Key("ann").UpTo(100))
+		taken(3, enterprise.Key("ann").UpTo(100), enterprise.Key("bob").UpTo(3), enterprise.Key("cid").Count(3))
+		taken(2, enterprise.Key("ann").UpTo(2), api.UpTo(100))
+		taken(5, api.UpTo(100), enterprise.Key("ann").UpTo(100))
+		denied := w.deny(api.UpTo(1), enterprise.Key("ann").UpTo(100))
+		if denied.RetryAt.IsZero() || denied.Requests[0].Taken != 0 || denied.Requests[1].Taken != 0 {
+			w.Fatalf("%+v", denied)
+		}
+		w.denyByPolicy(free.Key("ann").UpTo(100))
+		w.denyByPolicy(free.Key("ann").UpTo(100), ratelimit.TokenBucket("other", 5, time.Minute).Key("ann").UpTo(3))
+		w.holds(api, 0)
+		_, err := w.limiter.Refund(w.Context(), w.db, w.grant(enterprise.Key("ann").UpTo(4)).Receipt(), enterprise.Key("ann").Count(5))
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			w.Fatalf("more than was taken: %v", err)
+		}
+	})
+}

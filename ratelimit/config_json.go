@@ -1,0 +1,52 @@
+package ratelimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// UnmarshalJSON implements [json.Unmarshaler]. An unknown field, a field that is there twice and a value of the wrong type are
+// errors that match [ErrInvalid] and name the limit and the field. [New] checks the values.
+func (c *Config) UnmarshalJSON(text []byte) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
+		return fmt.Errorf("%w: a limit is a JSON object, such as {\"name\": ...}", ErrInvalid)
+	}
+	fields := map[string]struct {
+		value any
+		want  string
+	}{
+		"name": {&c.Name, "a string"}, "kind": {&c.Kind, "a string"},
+		"rate": {&c.Rate, "a number"}, "period": {&c.Period, "a string, such as \"1m\", \"1d\" or \"1 month\""},
+		"capacity": {&c.Capacity, "a number"}, "maxReserved": {&c.MaxReserved, "a number"},
+		"start": {&c.Start, "an instant, such as \"2026-01-31T00:00:00Z\""}, "shards": {&c.Shards, "a whole number"},
+		"zone": {&c.Zone, "a string"}, "anchor": {&c.Anchor, "a string, such as \"2026-01-31\""},
+	}
+	seen := map[string]bool{}
+	var mistakes []string
+	for decoder.More() {
+		token, err := decoder.Token()
+		var value json.RawMessage
+		if err = errors.Join(err, decoder.Decode(&value)); err != nil {
+			return err // never: text is valid JSON
+		}
+		name, _ := token.(string)
+		field, known := fields[name]
+		switch {
+		case !known:
+			mistakes = append(mistakes, fmt.Sprintf("unknown field %q", name))
+		case seen[name]:
+			mistakes = append(mistakes, fmt.Sprintf("%s is there twice", name))
+		case json.Unmarshal(value, field.value) != nil:
+			mistakes = append(mistakes, fmt.Sprintf("%s is not %s", name, field.want))
+		}
+		seen[name] = true
+	}
+	if mistakes == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, strings.Join(mistakes, "; "))
+}

@@ -1,0 +1,120 @@
+package ratelimit
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// A limit without rows is decided by its definition. Nothing is sent for it: a rate of 0 grants nothing, and an unlimited
+// one grants everything.
+
+// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
+// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is consumed or charged is not
+// recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is the time of
+// [Limiter.Clock] or of this process.
+//
+// It may share a name with limits of any kind: the plans of one limit.
+//
+// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
+
+func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
+
+// rowless reports whether the limit has no rows. It must be valid.
+func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
+
+// withoutRows takes the demands without rows out of all demands.
+func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
+	for i := range all {
+		if rowless(&all[i]) {
+			taken = append(taken, all[i])
+		}
+	}
+	if taken == nil {
+		return all, nil
+	}
+	return slices.DeleteFunc(all, func(d demand) bool { return rowless(&d) }), taken
+}
+
+// deniedByPolicy reports whether the call wants a token of a limit with a rate of 0.
+func (c *call) deniedByPolicy() bool {
+	return (c.consumes() || c.verb == VerbCheck) &&
+		slices.ContainsFunc(c.rowless, func(d demand) bool { return d.limit.numbers.Rate == 0 && d.count > 0 })
+}
+
+// byPolicy is the answer to a call that is decided without the database, or nil.
+func (c *call) byPolicy() *answer {
+	denied := c.deniedByPolicy()
+	if !denied && (len(c.demands) > 0 || c.rowless == nil) {
+		return nil
+	}
+	at := time.Now()
+	if c.now.Valid {
+		at = c.now.Time
+	}
+	c.demands = nil // after a denial, they are not asked
+	return &answer{granted: !denied, at: algebra.At(at)}
+}
+
+// leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.
+func leastUpTo(ds []demand) float64 {
+	least := math.Inf(1)
+	for _, d := range ds {
+		if d.most > 0 {
+			least = min(least, d.most)
+		}
+	}
+	return least
+}
+
+// boundUpTo makes the demands with UpTo take no more than those without rows do, since all take the same number.
+func boundUpTo(ds, rowless []demand) {
+	if rowless == nil {
+		return
+	}
+	for i := range ds {
+		ds[i].most = min(ds[i].most, leastUpTo(rowless))
+	}
+}
+
+// fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
+func (r *Result) fillRowless(c *call, a *answer) {
+	denied, upTo := c.deniedByPolicy(), leastUpTo(c.rowless)
+	if takesUpTo(c.demands) {
+		upTo = a.taken
+	}
+	if denied {
+		for i := range r.Requests {
+			r.Requests[i].OK = true // unless it is the one that denies
+		}
+		r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64
+	}
+	for _, d := range c.rowless {
+		left := d.limit.numbers.Capacity
+		r.Remaining = min(r.Remaining, left)
+		for _, request := range d.requests {
+			s := &r.Requests[request]
+			s.OK, s.Remaining = true, left
+			if left > 0 {
+				s.ResetAt = r.At
+			}
+			if s.RetryAt = r.At; denied && left == 0 && d.count > 0 {
+				s.OK, s.RetryAt = false, time.Time{}
+			}
+			switch {
+			case !r.OK || c.verb == VerbRefund:
+			case d.most > 0:
+				s.Taken = upTo
+			default:
+				s.Taken = s.Count
+			}
+			s.took.rowless = c.consumes() && r.OK
+		}
+		if left > 0 && r.ResetAt.Before(r.At) {
+			r.ResetAt = r.At
+		}
+	}
+}
