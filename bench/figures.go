@@ -96,9 +96,9 @@ func keys(n int) []string {
 	return s
 }
 
-// ownKeys picks at random from n keys, of which each goroutine has its own share.
-func ownKeys(n, goroutines int) (pick func(worker int) string) {
-	all, share := keys(n), n/goroutines
+// ownKeys picks at random from n keys, of which each of txGoroutines has its own share.
+func ownKeys(n int) (pick func(worker int) string) {
+	all, share := keys(n), n/txGoroutines
 	return func(worker int) string { return all[worker*share+rand.IntN(share)] }
 }
 

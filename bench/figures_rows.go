@@ -108,14 +108,14 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 
 // calendarVsWindow compares two limits that differ only in what a window is.
 func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines = 10_000, 16
-	pick := ownKeys(n, goroutines)
+	const n = 10_000
+	pick := ownKeys(n)
 	open := func(name string, limit ratelimit.Limit) (*side, error) {
-		pool, err := e.newPool(ctx, goroutines, nil)
+		pool, err := e.newPool(ctx, txGoroutines, nil)
 		if err != nil {
 			return nil, err
 		}
-		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+		return &side{name: name, goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
 			_, err := limits.Consume(ctx, pool, limit.Key(pick(worker)))
 			return err
 		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)

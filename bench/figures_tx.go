@@ -96,7 +96,7 @@ func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, 
 // txOwnKeys also shows the cost of a decision, in a function and without one, and the savings of InTx.
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
-	pick := ownKeys(n, txGoroutines)
+	pick := ownKeys(n)
 	var sides []*side
 	for _, kind := range []txKind{byConsume, byUpdate, byLeast, byHand, byDecidingUpdate} {
 		s, err := openOrders(ctx, e, kind, pgx.ReadCommitted, n, pick)
@@ -168,7 +168,7 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 // another limiter on both sides: a bare UPDATE, and a minimal function that decides.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 	const n = 100_000
-	pick := ownKeys(n, txGoroutines)
+	pick := ownKeys(n)
 	batched := func(kind txKind, call func(ctx context.Context, pool *pgxpool.Pool, key string) error) (*side, error) {
 		pool, err := e.newPool(ctx, txGoroutines, nil)
 		if err != nil {
@@ -240,7 +240,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	for i := range three {
 		three[i] = ratelimit.TokenBucket(fmt.Sprintf("limit%d", i), 1e9, time.Second)
 	}
-	pick := ownKeys(n, txGoroutines)
+	pick := ownKeys(n)
 	open := func(name string, work func(ctx context.Context, pool *pgxpool.Pool, key string) error) (*side, error) {
 		pool, err := e.newPool(ctx, o.conns, nil)
 		if err != nil {

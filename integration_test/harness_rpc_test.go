@@ -258,8 +258,7 @@ func (c connectConversation) tell(words string) (string, *status.Status) {
 // connectStatus is an error of Connect's client as gRPC's, with its details.
 func connectStatus(err error) *status.Status {
 	s := &spb.Status{Code: int32(connectrpc.CodeOf(err)), Message: err.Error()}
-	var remote *connectrpc.Error
-	if errors.As(err, &remote) {
+	if remote, ok := errors.AsType[*connectrpc.Error](err); ok {
 		s.Message = remote.Message()
 		for _, d := range remote.Details() {
 			s.Details = append(s.Details, &anypb.Any{TypeUrl: "type.googleapis.com/" + d.Type(), Value: d.Bytes()})

@@ -235,7 +235,7 @@ func (s *sides) steps(depth int) (steps []step) {
 // batch makes up a batch on a transaction.
 func (s *sides) batch() step {
 	queue := s.queue()
-	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
+	return func(ctx context.Context, _ *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		batch, results, told := queue(ctx)
 		err := db.(pgx.Tx).SendBatch(ctx, batch).Close()
 		return append(told, batched(results, err)...)

@@ -91,11 +91,6 @@ func forfeits(ds []sum) bool {
 	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
 }
 
-// upTo says whether a demand takes what is there.
-func upTo(ds []sum) bool {
-	return slices.ContainsFunc(ds, func(d sum) bool { return d.most > 0 })
-}
-
 // grant is what a receipt says.
 type grant struct {
 	at, runAt algebra.Micros

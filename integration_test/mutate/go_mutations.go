@@ -419,7 +419,7 @@ var goMutations = []mutation{
 
 	{
 		name: "wait-too-long", file: "internal/algebra/promise.go", what: "the library thinks that work may wait beyond its deadline",
-		old: "if l.Unknown(runAt) || own[i]-now > within {", new: "if l.Unknown(runAt) {",
+		old: " || own[i]-now > within {", new: " {",
 		tests: "TestReserveWithin",
 	}, {
 		name: "wait-never-enough", file: "internal/algebra/promise.go", what: "a balance of -Inf is enough for a reservation without a bound",
@@ -1503,15 +1503,15 @@ var goMutations = []mutation{
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-receipt", file: "ratelimit/rowless.go", what: "what an unlimited limit granted is not in the receipt",
-		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = false",
+		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = false",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
 		name: "plans-receipt-denied", file: "ratelimit/rowless.go", what: "a denial has a receipt",
-		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = c.verb == VerbConsume",
+		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = c.consumes()",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
 		name: "plans-receipt-check", file: "ratelimit/rowless.go", what: "a check has a receipt",
-		old: "s.took.rowless = c.verb == VerbConsume && r.OK", new: "s.took.rowless = r.OK",
+		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = r.OK",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-infinite-rate", file: "ratelimit/rowless.go", what: "an infinite rate, which is a mistake, describes itself as unlimited",

@@ -17,17 +17,17 @@ func ParsePeriod(text string) (fixed time.Duration, unit string, err error) {
 	rest := text
 	for _, long := range []struct {
 		letter string
-		hours  time.Duration
+		hours  int64
 	}{{"w", 7 * 24}, {"d", 24}} {
 		number, after, found := strings.Cut(rest, long.letter)
 		if !found {
 			continue
 		}
 		hours, err := time.ParseDuration(number + "h")
-		if err != nil || strings.Trim(number, "0123456789.") != "" || hours > (math.MaxInt64-fixed)/long.hours {
+		if err != nil || strings.Trim(number, "0123456789.") != "" || hours > (math.MaxInt64-fixed)/time.Duration(long.hours) {
 			return 0, "", fmt.Errorf("invalid period %q", text)
 		}
-		fixed, rest = fixed+hours*long.hours, after
+		fixed, rest = fixed+hours*time.Duration(long.hours), after
 	}
 	if rest == "" && rest != text {
 		return fixed, "", nil

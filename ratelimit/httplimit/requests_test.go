@@ -129,7 +129,7 @@ func TestClientIPInTransitionAddresses(t *testing.T) {
 
 // networks are the CIDR blocks in a text.
 func networks(text string) (prefixes []netip.Prefix) {
-	for _, block := range strings.Fields(text) {
+	for block := range strings.FieldsSeq(text) {
 		prefixes = append(prefixes, netip.MustParsePrefix(block))
 	}
 	return prefixes
@@ -244,7 +244,7 @@ func FuzzClientIPCannotBeSpoofedThroughTrustedNetworks(f *testing.F) {
 			return
 		}
 		appended := client
-		for _, proxy := range strings.Split(proxies, ",") {
+		for proxy := range strings.SplitSeq(proxies, ",") {
 			if p, err := netip.ParseAddr(strings.TrimSpace(proxy)); err == nil && (trusted[0].Contains(p) || trusted[1].Contains(p)) {
 				appended += ", " + p.String()
 			}

@@ -327,8 +327,14 @@ func TestOtherSQLIsAnError(t *testing.T) {
 		t.Error(err)
 	}
 	for name, statement := range map[string]func(ctx context.Context, tx pgx.Tx) error{
-		"Exec":     func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "DELETE FROM messages"); return err },
-		"Query":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Query(ctx, "SELECT 1"); return err },
+		"Exec": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "DELETE FROM messages"); return err },
+		"Query": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, "SELECT 1")
+			if err == nil {
+				rows.Close()
+			}
+			return err
+		},
 		"QueryRow": func(ctx context.Context, tx pgx.Tx) error { return tx.QueryRow(ctx, "SELECT 1").Scan(&n) },
 		"Prepare":  func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Prepare(ctx, "one", "SELECT 1"); return err },
 		"CopyFrom": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },

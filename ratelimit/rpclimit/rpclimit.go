@@ -139,8 +139,8 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	if errors.Is(err, ErrNotLimited) {
 		return nil
 	}
-	d, refusal := Decision{Err: err}, (*status.Status)(nil)
-	open := false
+	d, open := Decision{Err: err}, false
+	var refusal *status.Status
 	if err != nil {
 		refusal = chosen(err)
 	} else {
