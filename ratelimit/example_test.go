@@ -635,6 +635,26 @@ func ExampleFixedWindow() {
 }
 
 // A calendar's month is as long as it is. Where it has no 31st, the window begins on its last day.
+func ExampleUnlimited() {
+	plans := map[string]ratelimit.Limit{
+		"free":       ratelimit.TokenBucket("exports", 0, 24*time.Hour), // none
+		"pro":        ratelimit.TokenBucket("exports", 100, 24*time.Hour),
+		"enterprise": ratelimit.Unlimited("exports"),
+	}
+	for _, plan := range []string{"free", "pro", "enterprise"} {
+		result, err := limits.Consume(ctx, pool, plans[plan].Key("user-9"))
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok && denied.RetryAt.IsZero() {
+			fmt.Println("your plan does not include this")
+		}
+		fmt.Println(plan, result.OK, result.Remaining)
+	}
+	// Output:
+	// your plan does not include this
+	// free false 0
+	// pro true 99
+	// enterprise true +Inf
+}
+
 func ExampleCalendarWindow() {
 	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
 
