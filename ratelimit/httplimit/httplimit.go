@@ -90,8 +90,8 @@ type Middleware struct {
 	// Settle lets the handler set what the request has really cost, by [SetCost]. The counts of Requests are then estimates.
 	// When the handler has returned or panicked, a higher cost is charged, even into debt ([ratelimit.Limiter.Charge]), and
 	// of a lower one the rest is refunded ([ratelimit.Limiter.Refund]), also if the client has gone. This happens on DB,
-	// outside the handler's transactions. If it fails, the estimate stays taken, and the Observer is told. A handler that sets
-	// nothing leaves the estimate.
+	// outside the handler's transactions. If it fails, the estimate stays taken, unless the error matches
+	// [ratelimit.ErrUnknownOutcome], and the Observer is told. A handler that sets nothing leaves the estimate.
 	//
 	// With Failed as well, a request that has not failed costs nothing, whatever was set.
 	Settle bool
