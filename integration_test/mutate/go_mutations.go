@@ -1583,7 +1583,7 @@ var goMutations = []mutation{
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
 		name: "period-overflow", file: "internal/calendar/period.go", what: "a period of too many days becomes a short one",
-		old: "|| hours > (math.MaxInt64-fixed)/long.hours", new: "",
+		old: "|| hours > (math.MaxInt64-fixed)/time.Duration(long.hours)", new: "",
 		tests: "TestParsePeriod",
 	}, {
 		name: "period-overflow-sum", file: "internal/calendar/period.go", what: "a period that is too long by its hours becomes a short one",
