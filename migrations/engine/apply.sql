@@ -8,8 +8,8 @@
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
--- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds capacity/shards. It takes no more than it holds,
--- since a limit's debt is spread evenly over all its shards.
+-- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds
+-- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
 -- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
 -- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
