@@ -62,7 +62,8 @@ var rpcServers = map[string]func(o *office) rpcClient{
 	"Connect server and gRPC-Web client": func(o *office) rpcClient { return serveConnect(o, connectrpc.WithGRPCWeb()) },
 }
 
-// rpcs runs a behaviour with every server and client. It asks for the same, whatever the call, unless the behaviour says otherwise.
+// rpcs runs a behaviour with every server and client. It asks for the same, whatever the call, unless the behaviour says
+// otherwise.
 func rpcs(t *testing.T, behaviour func(o *office, serve func() rpcClient), requests ...ratelimit.Request) {
 	t.Parallel()
 	for name, serve := range rpcServers {

@@ -437,7 +437,8 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 	}
 }
 
-// TestUpToOfPlansWithoutRows: an unlimited limit gives as many as are wanted, and bounds the others by that. A rate of 0 gives none.
+// TestUpToOfPlansWithoutRows: an unlimited limit gives as many as are wanted, and bounds the others by that. A rate of 0
+// gives none.
 func TestUpToOfPlansWithoutRows(t *testing.T) {
 	behaviour(t, func(w world) {
 		api := ratelimit.TokenBucket("api", 7, time.Minute).Key("ann")

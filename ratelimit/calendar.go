@@ -46,9 +46,9 @@ func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Lim
 	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
 
-// In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "", is UTC. Names
-// without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on a machine without
-// zone files, import time/tzdata.
+// In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",
+// is UTC. Names without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on
+// a machine without zone files, import time/tzdata.
 func In(zone string) Option { return func(c *Config) { c.Zone = zone } }
 
 // Anchor sets a date on which one of a calendar's windows begins, as "2006-01-02". It sets the day of the week, of the month, of
@@ -99,8 +99,8 @@ type listKey struct {
 	back, ahead int
 }
 
-// maxLists bounds how many lists are kept. When there are more, all are forgotten, and made again where they are needed. One takes
-// some microseconds.
+// maxLists bounds how many lists are kept. When there are more, all are forgotten, and made again where they are needed.
+// One takes some microseconds.
 const maxLists = 20_000
 
 var lists struct {

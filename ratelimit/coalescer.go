@@ -16,7 +16,8 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// ErrClosed is returned by [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent.
+// ErrClosed is returned by [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing
+// was sent.
 var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
@@ -24,10 +25,10 @@ var ErrClosed = errors.New("coalescer closed")
 // Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe for concurrent use, also
 // by different limiters. A struct that embeds a *Coalescer coalesces too.
 //
-// Nothing is approximate. [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] are decided in order of arrival, with the result of a call
-// on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a second statement,
-// can be overtaken.) A lone call goes straight to the pool. [Limiter.Check], [Limiter.Refund] and [Limiter.Reset] always
-// do. At most two connections are in use. Limits with [Shards] and limiters with a [Limiter.Clock] gain less.
+// Nothing is approximate. [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] are decided in order of arrival, with the
+// result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
+// second statement, can be overtaken.) A lone call goes straight to the pool. [Limiter.Check], [Limiter.Refund] and
+// [Limiter.Reset] always do. At most two connections are in use. Limits with [Shards] and limiters with a [Limiter.Clock] gain less.
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
 // lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,
@@ -86,8 +87,8 @@ type Coalescer struct {
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes, but not for a Wait that
-// sleeps. Later calls of Consume, Wait and Charge return [ErrClosed]. So close it after the last caller has returned, for example after http.Server.Shutdown, and
-// before the pool.
+// sleeps. Later calls of Consume, Wait and Charge return [ErrClosed]. So close it after the last caller has returned, for
+// example after http.Server.Shutdown, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	c.closed = true

@@ -38,11 +38,12 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // caller. Any other error of this package's functions means that nothing was consumed or committed: a retry is safe.
 //
 // [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it. [Limiter.Consume], [Limiter.Wait],
-// [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the caller's they do not,
-// since the caller's COMMIT decides.
+// [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
+// caller's they do not, since the caller's COMMIT decides.
 //
-// Two functions do not return it. After an error of [Limiter.Reset], the limits may be full all the same: call it again.
-// [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
+// Three functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same: call it again.
+// [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too. A
+// [Limiter.Wait] whose context ends while it sleeps may not give all tokens back.
 //
 // In doubt, the package returns it: for example, on a connection on which the caller has begun a transaction by hand, or
 // for an answer that cannot be read.
@@ -50,8 +51,8 @@ var ErrUnknownOutcome = errors.New("outcome unknown")
 
 // ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
 // before its context ended. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it. So do
-// [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the number of attempts,
-// and wraps the errors of the last attempt and of the context.
+// [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the
+// number of attempts, and wraps the errors of the last attempt and of the context.
 var ErrAttemptsExhausted = errors.New("attempts ran out")
 
 // unknownUnless marks the error of a commit as unknown, unless the error itself means that nothing was committed.
@@ -89,13 +90,13 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is the error of [Limiter.Consume], [Limiter.Wait] and [Limiter.Check] for a denial. It matches [ErrDenied]. Nothing was
-// consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands for a SQL
-// error, and the transaction is aborted.
+// DeniedError is the error of [Limiter.Consume], [Limiter.Wait] and [Limiter.Check] for a denial. It matches [ErrDenied].
+// Nothing was consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands
+// for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token by policy: for example, a plan that does not include the feature. Then
-// RetryAt is zero, and waiting does not help. Nothing is sent to the server, even for the other limits of the call, and At is the
-// time of [Limiter.Clock] or of this process. An HTTP server answers 403 and not 429.
+// RetryAt is zero, and waiting does not help. Nothing is sent to the server, not even for the other limits of the call. At
+// is the time of [Limiter.Clock] or of this process. An HTTP server should answer 403, not 429.
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
 	// OK false.

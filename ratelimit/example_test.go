@@ -170,8 +170,8 @@ func ExampleLimiter_Reset() {
 	// correct horse: denied
 }
 
-// A count that outlives the rollback of the transaction in which it turns out to be due. Most often, such a count can be made before
-// the transaction begins: see the example of Reset.
+// A count that outlives the rollback of the transaction in which it turns out to be due. Most often, such a count can be made
+// before the transaction begins: see the example of Reset.
 func ExampleOutsideTx() {
 	badCoupons := ratelimit.TokenBucket("badCoupons", 3, 24*time.Hour)
 
@@ -581,7 +581,8 @@ func ExampleDeniedError() {
 	// reportsPerUser has 0 left
 }
 
-// A token bucket is refilled continuously, here by one token a second, up to its capacity. This is the picture in docs/concepts.md.
+// A token bucket is refilled continuously, here by one token a second, up to its capacity. This is the picture in
+// docs/concepts.md.
 func ExampleTokenBucket() {
 	apiCalls := ratelimit.TokenBucket("apiCalls", 60, time.Minute, ratelimit.Capacity(5))
 
@@ -675,8 +676,8 @@ func ExampleCalendarWindow() {
 	// all taken until 2026-04-29 22:00:00 +0000 UTC
 }
 
-// Each reservation lowers the balance, below zero if need be. The job may run when the refill has brought it back to zero. This is
-// the picture in docs/concepts.md.
+// Each reservation lowers the balance, below zero if need be. The job may run when the refill has brought it back to zero.
+// This is the picture in docs/concepts.md.
 func ExampleRequest_Reserve_runTimes() {
 	renders := ratelimit.TokenBucket("renders", 60, time.Minute, ratelimit.Capacity(5), ratelimit.MaxReserved(5))
 
@@ -728,8 +729,8 @@ func ExampleLimiter_clock() {
 	// six minutes later granted: true
 }
 
-// After an unknown outcome, the caller tries again with the same id. The id, which the caller has chosen, is the primary key of the
-// business row: if the first try was committed after all, the second changes nothing.
+// After an unknown outcome, the caller tries again with the same id. The id, which the caller has chosen, is the primary key
+// of the business row: if the first try was committed after all, the second changes nothing.
 func ExampleLimiter_InTx_unknownOutcome() {
 	if _, err := pool.Exec(ctx, "CREATE TABLE orders (id text PRIMARY KEY, buyer text)"); err != nil {
 		fmt.Println(err)
@@ -774,8 +775,8 @@ func ExampleLimiter_InTx_unknownOutcome() {
 	// 9 of 10 left
 }
 
-// A Coalescer should have a pool of its own, with a lock_timeout: a row that another transaction has locked then fails the calls for
-// that row, and no others.
+// A Coalescer should have a pool of its own, with a lock_timeout: a row that another transaction has locked then fails the
+// calls for that row, and no others.
 func ExampleCoalescer_lockTimeout() {
 	config := pool.Config() // or that of pgxpool.ParseConfig
 	config.MaxConns = 2

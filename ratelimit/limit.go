@@ -40,8 +40,8 @@ const (
 //
 // During a deployment, two versions of the numbers may be in use. In any time span, they grant together at most the larger
 // capacity, the refill at the larger rate, and the larger maxReserved. Shards may differ too. If the kind differs, or the
-// period or [Start] of a fixed window, or the period, zone or anchor of a calendar window, each version refills by its own clock. Then both refills add up until only one
-// version is in use.
+// period or [Start] of a fixed window, or the period, zone or anchor of a calendar window, each version refills by its own
+// clock. Then both refills add up until only one version is in use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit

@@ -11,8 +11,8 @@ import (
 
 // OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
 // verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
-// [Limiter.Consume], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and send nothing.
-// [Limiter.Check], which only reads, is allowed. [Limiter.Wait] is refused in the transaction, too.
+// [Limiter.Consume], [Limiter.Wait], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and
+// send nothing. [Limiter.Check], which only reads, is allowed.
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
@@ -25,8 +25,8 @@ import (
 // for the row, and the transaction waits for the call. Postgres does not see this deadlock, and the outcome of the call is
 // unknown. So use a limit that the transaction does not use, and a deadline.
 //
-// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All enclosing transactions count.
-// These are not recognized:
+// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All enclosing
+// transactions count. These are not recognized:
 //
 //   - a pool in another type, such as a *sqlx.DB;
 //   - another pool, or a connection, for the same database;

@@ -8,8 +8,8 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// A limit without rows is decided by its definition. Nothing is sent for it: a rate of 0 grants nothing, and an unlimited
-// one grants everything.
+// A limit without rows is decided by its definition: a rate of 0 grants nothing, and an unlimited limit grants everything.
+// Nothing is sent for it.
 
 // Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
 // it: in a call for several limits, only the others are asked. Remaining is +Inf. What is consumed or charged is not
@@ -26,7 +26,7 @@ func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algeb
 // rowless reports whether the limit has no rows. It must be valid.
 func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
 
-// withoutRows takes the demands without rows out of all demands.
+// withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
 func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
 	for i := range all {
 		if rowless(&all[i]) {

@@ -55,8 +55,8 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 //   - A token bucket gets back the tokens that would still be missing if nothing else had been taken since. Tokens owed to
 //     waiting work are subtracted. Under saturation, the whole refund comes back if MaxReserved + rate × duration of the
 //     work + refund is at most the capacity.
-//   - A fixed or calendar window gets everything back while the window of the work is the last one with promised work. Afterwards it
-//     gets nothing.
+//   - A fixed or calendar window gets everything back while the window of the work is the last one with promised work.
+//     Afterwards it gets nothing.
 //
 // docs/refunds.md says more. Refund before a [Limiter.Reset] and before a change of the limit's numbers: a later refund may
 // give back too much, up to its count.

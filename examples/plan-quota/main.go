@@ -1,5 +1,5 @@
-// Plan-quota keeps a customer to the calls of his plan: 10,000 in each month, which begins on his billing day, at midnight in his
-// time zone, and 100 in each minute besides. Both are decided in one call: all or nothing.
+// Plan-quota limits customers to 10,000 calls in each month, and to 100 calls a minute. A customer's month begins on the
+// billing day, at midnight in the customer's time zone. Both limits are decided in one call: all or nothing.
 //
 //	go run ./examples/plan-quota
 package main

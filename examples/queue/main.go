@@ -41,7 +41,7 @@ const schema = `
 		id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 		run_at  timestamptz NOT NULL,
 		payload jsonb NOT NULL,
-		receipt text NOT NULL, -- Result.Receipt: with it a job that is cancelled, or cheaper, is refunded (examples/settle)
+		receipt text NOT NULL, -- Result.Receipt: with it a job that is canceled, or cheaper, is refunded (examples/settle)
 		state   text NOT NULL DEFAULT 'waiting',
 		ran_at  timestamptz
 	);

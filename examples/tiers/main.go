@@ -1,7 +1,7 @@
-// Tiers reads a limit for each plan from a file, plans.json. What is wrong in the file is an error when the program starts.
-// Each user's plan is in his row, and a plan that is changed takes effect at the next call. All plans are one limit with
-// different numbers: it has one name, and a user one balance, so that nobody gains tokens by changing plans to and fro. A plan
-// with a rate of 0 includes nothing, and an unlimited one everything: neither has a balance.
+// Tiers reads a limit for each plan from a file, plans.json. A mistake in the file is an error when the program starts. Each
+// user's row names the plan. A change of plan takes effect at the next call. All plans share one name, so a user has one
+// balance, and nobody gains tokens by changing plans. A plan with a rate of 0 grants nothing, and an unlimited plan grants
+// everything: neither has a balance.
 //
 //	go run ./examples/tiers
 package main
@@ -56,7 +56,7 @@ func load(path string) (plans, error) {
 	return plans, errors.Join(errs...)
 }
 
-// request is the user's work: it is limited by his plan, in the transaction that looks it up.
+// request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up.
 func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var plan string

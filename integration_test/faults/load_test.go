@@ -89,7 +89,7 @@ func newLoad(t *testing.T, url string, config loadConfig) *load {
 			l.wg.Go(func() {
 				for ctx.Err() == nil {
 					began := time.Now()
-					// A call that has begun is not cancelled: whether it is stuck is one of the questions.
+					// A call that has begun is not canceled: whether it is stuck is one of the questions.
 					err := h.once(context.WithoutCancel(ctx))
 					h.waited(g, time.Since(began), err)
 					if err != nil {

@@ -24,8 +24,8 @@ const Forever Micros = math.MaxInt64 / 2
 // While the job waits, its tokens are there or come in, and the limit goes on refilling. Refill above the capacity until
 // the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a window,
 // that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits nothing,
-// since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are unknown. A
-// demand without a floor, which a check makes to read a balance, is never denied.
+// since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are
+// unknown. A demand without a floor, which a check makes to read a balance, is never denied.
 func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, granted bool) {
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now

@@ -1,4 +1,4 @@
-// Package outcome says what a call of Consume came to, for middleware: httplimit and rpclimit answer alike.
+// Package outcome turns the result and error of Consume into a status, so that httplimit and rpclimit refuse alike.
 package outcome
 
 import (

@@ -50,7 +50,8 @@ func ExampleMiddleware() {
 	_ = http.ListenAndServe(":8080", limit.Handler(&mux))
 }
 
-// This allows five failed logins for an account. It also limits each address behind one proxy, against clients that try many accounts.
+// This allows five failed logins for an account. It also limits each address behind one proxy, against clients that try many
+// accounts.
 func ExampleMiddleware_failed() {
 	clients := httplimit.ClientIP{TrustedProxies: 1}
 	logins := httplimit.Middleware{

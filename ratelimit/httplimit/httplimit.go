@@ -88,10 +88,11 @@ type Middleware struct {
 	Failed func(status int) bool
 
 	// Settle lets the handler set what the request has really cost, by [SetCost]. The counts of Requests are then estimates.
-	// When the handler has returned or panicked, a higher cost is charged, even into debt ([ratelimit.Limiter.Charge]), and
-	// of a lower one the rest is refunded ([ratelimit.Limiter.Refund]), also if the client has gone. This happens on DB,
-	// outside the handler's transactions. If it fails, the estimate stays taken, unless the error matches
-	// [ratelimit.ErrUnknownOutcome], and the Observer is told. A handler that sets nothing leaves the estimate.
+	// When the handler has returned or panicked, the difference is settled, also if the client has gone. A higher cost is
+	// charged, even into debt ([ratelimit.Limiter.Charge]). Of a lower cost, the rest is refunded
+	// ([ratelimit.Limiter.Refund]). This happens on DB, outside the handler's transactions. If it fails, the Observer is
+	// told, and the estimate stays taken, unless the error matches [ratelimit.ErrUnknownOutcome]. A handler that sets
+	// nothing leaves the estimate.
 	//
 	// With Failed as well, a request that has not failed costs nothing, whatever was set.
 	Settle bool
@@ -104,8 +105,8 @@ type Middleware struct {
 	// 42883, 42501). Each such request is reported to the Observer, or logged without one.
 	FailOpen bool
 
-	// Timeout bounds a decision and, each, a charge and a refund afterwards. If it is over before the decision, the database
-	// could not be asked (503, or FailOpen). 0 is [DefaultTimeout].
+	// Timeout bounds the decision. A charge or a refund afterwards has as long again. If the time is over before the
+	// decision, the database could not be asked (503, or FailOpen). 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.

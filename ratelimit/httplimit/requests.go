@@ -57,7 +57,7 @@ type ClientIP struct {
 // network's own NAT64 prefix counts like any IPv6 network. ISATAP does too, since a client may write any IPv4 address into
 // its own.
 //
-// What is missing, is no address or, for ClientHeader, is there twice, is not believed:
+// An entry that is missing or is not an address is not believed, nor is a ClientHeader that occurs twice:
 //
 //   - For TrustedProxies, the key is the address that the request came from: the last proxy's, on which all such requests
 //     are counted together. If that is not an address either (a Unix socket), the key is "unknown".

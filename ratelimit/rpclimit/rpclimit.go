@@ -75,7 +75,7 @@ type Interceptor struct {
 	Requests func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 
 	// Messages is Requests for each message that a stream receives, in addition to Requests for its opening. A refused
-	// message is not handed over: the stream's receive returns the refusal, then and ever after, and the handler should
+	// message is not handed over: this receive and all later ones of the stream return the refusal, and the handler should
 	// return it. nil: messages are not limited.
 	Messages func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 
