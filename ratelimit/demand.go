@@ -31,10 +31,37 @@ func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
 // the database locks. Demands of limits without rows are apart.
 func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []demand, err error) {
-	if len(requests) == 0 {
-		return nil, nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
+	if ds, err = addUp(v, requests); err != nil {
+		return nil, nil, err
 	}
-	ds = make([]demand, 0, len(requests))
+	if takesUpTo(ds) && slices.ContainsFunc(ds, func(d demand) bool { return d.reserve }) {
+		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
+	}
+	for i := range ds {
+		if err := ds[i].validate(v); err != nil {
+			return nil, nil, err
+		}
+	}
+	ds, rowless = withoutRows(ds, func(d *demand) bool { return d.limit.rowless() })
+	boundUpTo(ds, rowless)
+	setNumbers(v, ds, now)
+	slices.SortFunc(ds, func(a, b demand) int {
+		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
+	})
+	for i := 1; i < len(ds); i++ {
+		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
+			return nil, nil, twoDefinitions(a, b)
+		}
+	}
+	return ds, rowless, nil
+}
+
+// addUp adds up the requests for the same limit and key.
+func addUp(v Verb, requests []Request) ([]demand, error) {
+	if len(requests) == 0 {
+		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
+	}
+	ds := make([]demand, 0, len(requests))
 	var index map[[2]string]int // nil for a single request
 	if len(requests) > 1 {
 		index = make(map[[2]string]int, len(requests))
@@ -44,10 +71,10 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 			r.err = r.limit.Validate() // for the zero Request
 		}
 		if r.err != nil {
-			return nil, nil, r.err
+			return nil, r.err
 		}
 		if !countable(r.tokens) {
-			return nil, nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -60,11 +87,11 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 		}
 		d := &ds[at]
 		if d.limit != r.limit {
-			return nil, nil, twoDefinitions(&d.limit, &r.limit)
+			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		if v != VerbReset && (r.upTo || d.most > 0) {
 			if err := r.validateUpTo(v, found); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			d.most, r.tokens = r.tokens, 1
 		}
@@ -76,16 +103,11 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 		d.reserve = d.reserve || v == VerbWait || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
-	if takesUpTo(ds) && slices.ContainsFunc(ds, func(d demand) bool { return d.reserve }) {
-		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
-	}
-	for i := range ds {
-		if err := ds[i].validate(v); err != nil {
-			return nil, nil, err
-		}
-	}
-	ds, rowless = withoutRows(ds, func(d *demand) bool { return d.limit.rowless() })
-	boundUpTo(ds, rowless)
+	return ds, nil
+}
+
+// setNumbers sets the demands' numbers. A calendar's windows are listed around now.
+func setNumbers(v Verb, ds []demand, now pgtype.Timestamptz) {
 	waits := v == VerbRefund || slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
 	for i := range ds {
 		d := &ds[i]
@@ -99,15 +121,6 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 			d.numbers.Start = (*d.numbers.Windows)[0]
 		}
 	}
-	slices.SortFunc(ds, func(a, b demand) int {
-		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
-	})
-	for i := 1; i < len(ds); i++ {
-		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
-			return nil, nil, twoDefinitions(a, b)
-		}
-	}
-	return ds, rowless, nil
 }
 
 // validateUpTo refuses UpTo where it has no meaning. again: the call has another request for the same limit and key.

@@ -73,6 +73,16 @@ func FixedWindow(name string, rate float64, period time.Duration, options ...Opt
 	return define(Config{Kind: KindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
+// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
+// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is consumed or charged is not
+// recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is the time of
+// [Limiter.Clock] or of this process.
+//
+// It may share a name with limits of any kind: the plans of one limit.
+//
+// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
+
 func define(c Config, options []Option) Limit {
 	for _, option := range options {
 		option(&c)

@@ -11,16 +11,6 @@ import (
 // A limit without rows is decided by its definition: a rate of 0 grants nothing, and an unlimited limit grants everything.
 // Nothing is sent for it.
 
-// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is consumed or charged is not
-// recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is the time of
-// [Limiter.Clock] or of this process.
-//
-// It may share a name with limits of any kind: the plans of one limit.
-//
-// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
-func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
-
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 
 // rowless reports whether the limit has no rows. It must be valid.
