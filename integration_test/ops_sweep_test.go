@@ -367,19 +367,19 @@ func TestWhereASweepWorks(t *testing.T) {
 		db     ratelimit.DB
 		limits []ratelimit.Limit
 	}{
-		"pgx.Tx":                       {tx, []ratelimit.Limit{limit}},
-		"its conn":                     {tx.Conn(), []ratelimit.Limit{limit}},
-		"sql.Tx":                       {ratelimit.SQL(sqlTx), []ratelimit.Limit{limit}},
-		"nil":                          {nil, []ratelimit.Limit{limit}},
-		"a nil pool":                   {(*pgxpool.Pool)(nil), []ratelimit.Limit{limit}},
-		"a nil pgxpool.Conn":           {(*pgxpool.Conn)(nil), []ratelimit.Limit{limit}},
-		"a nil coalescer":              {(*ratelimit.Coalescer)(nil), []ratelimit.Limit{limit}},
-		"a nil sql.DB":                 {ratelimit.SQL((*sql.DB)(nil)), []ratelimit.Limit{limit}},
-		"no limits":                    {pool, nil},
-		"the zero limit":               {pool, []ratelimit.Limit{limit, {}}},
-		"a limit that is wrong":        {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
-		"the same limit twice":         {pool, []ratelimit.Limit{limit, window, limit}},
-		"two definitions of one limit": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("l", 20, time.Minute)}},
+		"pgx.Tx":                  {tx, []ratelimit.Limit{limit}},
+		"its conn":                {tx.Conn(), []ratelimit.Limit{limit}},
+		"sql.Tx":                  {ratelimit.SQL(sqlTx), []ratelimit.Limit{limit}},
+		"nil":                     {nil, []ratelimit.Limit{limit}},
+		"a nil pool":              {(*pgxpool.Pool)(nil), []ratelimit.Limit{limit}},
+		"a nil pgxpool.Conn":      {(*pgxpool.Conn)(nil), []ratelimit.Limit{limit}},
+		"a nil coalescer":         {(*ratelimit.Coalescer)(nil), []ratelimit.Limit{limit}},
+		"a nil sql.DB":            {ratelimit.SQL((*sql.DB)(nil)), []ratelimit.Limit{limit}},
+		"no limits":               {pool, nil},
+		"the zero limit":          {pool, []ratelimit.Limit{limit, {}}},
+		"a limit that is wrong":   {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
+		"two kinds of one name":   {pool, []ratelimit.Limit{limit, window, ratelimit.FixedWindow("l", 10, time.Minute)}},
+		"two periods of one name": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("l", 10, time.Hour)}},
 	} {
 		if deleted, err := limiter.Sweep(t.Context(), test.db, test.limits...); !errors.Is(err, ratelimit.ErrInvalid) || deleted != 0 || countRows(t, pool) != 10 {
 			t.Errorf("%s: %d rows deleted, %v", name, deleted, err)
@@ -395,6 +395,33 @@ func TestWhereASweepWorks(t *testing.T) {
 	if _, err := limiter.Sweep(t.Context(), connect(t, newSchema(t), 1), limit); sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
 		t.Errorf("without the schema: %v", err)
 	}
+}
+
+// Plans share a name. A row is deleted if it is full by every plan that is passed.
+func TestASweepMindsEveryPlan(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	free, pro := ratelimit.TokenBucket("calls", 100, time.Hour), ratelimit.TokenBucket("calls", 1000, time.Hour, ratelimit.Capacity(5000))
+	plans := []ratelimit.Limit{ratelimit.Unlimited("calls"), pro, ratelimit.TokenBucket("calls", 0, time.Hour), free}
+	if _, err := limiter.Consume(t.Context(), pool, pro.Key("ann").Count(5000)); err != nil {
+		t.Fatal(err)
+	}
+	clock.Advance(4*time.Hour + 59*time.Minute)
+	sweep := func(want int64) {
+		t.Helper()
+		if deleted, err := limiter.Sweep(t.Context(), pool, plans...); err != nil || deleted != want {
+			t.Errorf("at %v, the sweep deleted %d rows, %v, want %d", clock.now, deleted, err, want)
+		}
+	}
+	sweep(0) // full by the free plan
+	if result, err := limiter.Check(t.Context(), pool, pro.Key("ann").Count(0)); err != nil || result.Remaining >= 5000 {
+		t.Errorf("%v left, %v", result.Remaining, err)
+	}
+	clock.Advance(45*time.Hour + time.Minute) // 5000 at 100 an hour
+	sweep(0)
+	clock.Advance(time.Hour)
+	sweep(1)
 }
 
 // Rows that somebody has locked stay, and nobody waits: not even of all shards of a key, of which one is locked.

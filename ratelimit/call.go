@@ -18,6 +18,7 @@ type call struct {
 	rowless  []demand           // for which nothing is sent
 	receipt  *receipt           // for a refund
 	now      pgtype.Timestamptz // NULL: the database's clock
+	local    pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
 	within   algebra.Micros     // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 }
 
@@ -29,11 +30,11 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 			return c, err
 		}
 	}
-	local := c.now
+	c.local = c.now
 	if m, ok := db.(inMemory); ok && l.Clock == nil {
-		local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
+		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
-	if c.demands, c.rowless, err = demands(v, requests, local); err != nil {
+	if c.demands, c.rowless, err = demands(v, requests, c.local); err != nil {
 		return c, err
 	}
 	if err = l.definitions.check(c.demands); err != nil {

@@ -42,8 +42,8 @@ func (c *call) byPolicy() *answer {
 		return nil
 	}
 	at := time.Now()
-	if c.now.Valid {
-		at = c.now.Time
+	if c.local.Valid {
+		at = c.local.Time
 	}
 	c.demands = nil // after a denial, they are not asked
 	return &answer{granted: !denied, at: algebra.At(at)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,41 +17,31 @@ import (
 // full key, so no decision changes. Run it every ten minutes or so, in one process or in all.
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
-// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, and two limits of one name are [ErrInvalid]
-// too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over.
+// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, and limits of one name that do not refill alike
+// are [ErrInvalid] too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over.
+//
+// Pass every plan of a name. A row is deleted if it is full by all of them. By the smallest plan alone, a customer of a larger
+// one would be full too early.
 //
 // Sweep reads the limits' rows in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after
 // each. It skips locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE
 // 40001). If ctx ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer.
 //
-// Sweep uses the limits' numbers. While a deployment changes them, sweep by the largest capacity and the slowest rate, or
-// leave the limit out. Rows of a limit that no longer exists in the program stay: delete them by name. See
+// Sweep uses the limits' numbers. While a deployment changes them, pass the old and the new limit, or leave both out. Rows of a limit that no longer exists in the program stay: delete them by name. See
 // docs/operations.md.
 func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted int64, err error) {
 	if len(limits) == 0 {
 		return 0, fmt.Errorf("%w: no limit to sweep", ErrInvalid)
 	}
-	names := map[string]bool{}
-	for _, limit := range limits {
-		if err := limit.Validate(); err != nil {
-			return 0, err
-		}
-		if limit.rowless() {
-			continue
-		}
-		if names[limit.name] {
-			return 0, fmt.Errorf("%w: limit %q is there twice", ErrInvalid, limit.name)
-		}
-		names[limit.name] = true
+	limits, err = byName(limits)
+	if err != nil {
+		return 0, err
 	}
 	inTx, err := l.readCommitted(db)
 	if err != nil {
 		return 0, err
 	}
 	for _, limit := range limits {
-		if limit.rowless() {
-			continue
-		}
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {
@@ -58,6 +49,29 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		}
 	}
 	return deleted, nil
+}
+
+// byName makes one limit of all plans of a name. What is full by the largest capacity and the slowest rate is full by each plan.
+func byName(limits []Limit) (joined []Limit, err error) {
+	for _, limit := range limits {
+		if err := limit.Validate(); err != nil {
+			return nil, err
+		}
+		if limit.rowless() {
+			continue
+		}
+		i := slices.IndexFunc(joined, func(l Limit) bool { return l.name == limit.name })
+		if i < 0 {
+			joined = append(joined, limit)
+			continue
+		}
+		if !sameRefill(&joined[i], &limit) {
+			return nil, twoDefinitions(&joined[i], &limit)
+		}
+		numbers := &joined[i].numbers
+		numbers.Capacity, numbers.Rate = max(numbers.Capacity, limit.numbers.Capacity), min(numbers.Rate, limit.numbers.Rate)
+	}
+	return joined, nil
 }
 
 // sweep deletes the rows of one limit that mean the same as no row.

@@ -121,11 +121,30 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := plans.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
 		return err
 	}
-	fmt.Println("ann pays for the pro plan")
-	if _, err := pool.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = 'ann'"); err != nil {
+	fmt.Println("ann pays for the pro plan, and gets the difference at once")
+	if err := upgrade(ctx, pool, "ann", plans["free"], plans["pro"]); err != nil {
 		return err
 	}
-	return plans.use(ctx, pool, "ann", 0, time.Hour)
+	return plans.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that she has used
+}
+
+// upgrade changes a user's plan. What was used stays used, and the user gets the difference of the capacities at once. Without
+// this, the balance would stay as it is until the next refill.
+func upgrade(ctx context.Context, pool *pgxpool.Pool, user string, old, upgraded ratelimit.Limit) error {
+	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = $1", user); err != nil {
+			return err
+		}
+		status, err := limits.Check(ctx, tx, old.Key(user).Count(0))
+		if err != nil {
+			return err
+		}
+		if err := limits.Reset(ctx, tx, old.Key(user)); err != nil {
+			return err
+		}
+		_, err = limits.Charge(ctx, tx, upgraded.Key(user).Count(old.Capacity()-status.Remaining))
+		return err
+	})
 }
 
 const never = -1

@@ -1479,7 +1479,7 @@ var goMutations = []mutation{
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-clock", file: "ratelimit/rowless.go", what: "without a statement, the time is not that of the Clock",
-		old: "\tif c.now.Valid {\n", new: "\tif false {\n",
+		old: "\tif c.local.Valid {\n", new: "\tif false {\n",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-blames-others", file: "ratelimit/rowless.go", what: "a denial by policy is said to be that of the other limits, too",
@@ -1538,13 +1538,21 @@ var goMutations = []mutation{
 		old: "|| d.limit.numbers.Rate == 0 {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-sweep", file: "ratelimit/sweep.go", what: "a sweep asks for limits without rows",
-		old: "\t\tif limit.rowless() {\n\t\t\tcontinue\n\t\t}\n\t\tn, err", new: "\t\tn, err",
-		tests: "TestNothingIsSentForPlansWithoutRows",
+		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by its rate, which no row reaches",
+		old: "		if limit.rowless() {\n			continue\n		}\n", new: "",
+		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-twice", file: "ratelimit/sweep.go", what: "a sweep of a name with two plans without rows is refused",
-		old: "\t\tif limit.rowless() {\n\t\t\tcontinue\n\t\t}\n\t\tif names", new: "\t\tif names",
-		tests: "TestNothingIsSentForPlansWithoutRows",
+		name: "plans-sweep-capacity", file: "ratelimit/sweep.go", what: "the first plan's capacity is enough for a sweep",
+		old: "max(numbers.Capacity, limit.numbers.Capacity)", new: "min(numbers.Capacity, limit.numbers.Capacity)",
+		tests: "TestASweepMindsEveryPlan",
+	}, {
+		name: "plans-sweep-rate", file: "ratelimit/sweep.go", what: "a sweep refills by the fastest plan",
+		old: "min(numbers.Rate, limit.numbers.Rate)", new: "max(numbers.Rate, limit.numbers.Rate)",
+		tests: "TestASweepMindsEveryPlan",
+	}, {
+		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first",
+		old: "if !sameRefill(&joined[i], &limit) {", new: "if false {",
+		tests: "TestWhereASweepWorks",
 	}, {
 		name: "plans-batch", file: "ratelimit/batch.go", what: "a denial by policy is queued",
 		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",

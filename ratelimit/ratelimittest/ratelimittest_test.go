@@ -514,6 +514,20 @@ func TestInABubble(t *testing.T) {
 	})
 }
 
+// A call that nothing is sent for has the time of the database, too.
+func TestPlansWithoutRowsFollowTheClock(t *testing.T) {
+	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
+	db.Advance(time.Hour)
+	granted, err := limits.Consume(t.Context(), db, ratelimit.Unlimited("calls").Key("ann"))
+	if err != nil || !granted.At.Equal(db.Now()) {
+		t.Errorf("at %v, %v, want %v", granted.At, err, db.Now())
+	}
+	denied, err := limits.Consume(t.Context(), db, ratelimit.TokenBucket("calls", 0, time.Hour).Key("ann"))
+	if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(db.Now()) {
+		t.Errorf("at %v, %v, want %v", denied.At, err, db.Now())
+	}
+}
+
 func TestTheClockStaysInItsRange(t *testing.T) {
 	db := ratelimittest.New(t)
 	defer func() {
