@@ -55,11 +55,11 @@ type guest struct {
 }
 
 // enter calls Wait, and returns when the call is decided.
-func (r *waitingRoom) enter(db ratelimit.DB, requests ...ratelimit.Request) *guest {
-	return r.enterWith(r.Context(), db, requests...)
+func (r *waitingRoom) enter(db ratelimit.DB, request ratelimit.Request) *guest {
+	return r.enterWith(r.Context(), db, request)
 }
 
-func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, requests ...ratelimit.Request) *guest {
+func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ratelimit.Request) *guest {
 	r.Helper()
 	decided := make(chan ratelimit.Decision, 1)
 	limiter := &ratelimit.Limiter{Clock: r.limiter.Clock, Observer: func(_ context.Context, d ratelimit.Decision) {
@@ -72,7 +72,7 @@ func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, requests .
 	r.Cleanup(g.cancel)
 	go func() {
 		defer close(g.done)
-		g.result, g.err = limiter.Wait(ctx, db, requests...)
+		g.result, g.err = limiter.Wait(ctx, db, request)
 	}()
 	g.decision = <-decided
 	return g
@@ -308,26 +308,24 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 	hourly := ratelimit.TokenBucket("hourly", 1, time.Hour)
 	for on, db := range waitHandles(t, pool) {
 		for name, c := range map[string]struct {
-			requests []ratelimit.Request
-			waits    time.Duration // once the limits are empty
+			request ratelimit.Request
+			waits   time.Duration // once the limits are empty
 		}{
-			"bucket":        {[]ratelimit.Request{hourly.Key(on)}, time.Hour},
-			"reserving":     {[]ratelimit.Request{ratelimit.TokenBucket("reserved", 1, time.Hour).Key(on).Reserve()}, time.Hour},
-			"sharded":       {[]ratelimit.Request{ratelimit.TokenBucket("sharded", 2, time.Hour, ratelimit.Shards(2)).Key(on).Count(2)}, time.Hour},
-			"window":        {[]ratelimit.Request{ratelimit.FixedWindow("window", 3, time.Hour, ratelimit.Start(noon)).Key(on).Count(3)}, time.Hour},
-			"calendar":      {[]ratelimit.Request{ratelimit.CalendarWindow("calendar", 1, ratelimit.Day).Key(on)}, 12 * time.Hour},
-			"spaced":        {[]ratelimit.Request{ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on)}, time.Hour},
-			"two buckets":   {[]ratelimit.Request{ratelimit.TokenBucket("one", 10, time.Hour).Key(on), ratelimit.TokenBucket("two", 1, time.Hour).Key(on)}, time.Hour},
-			"with a window": {[]ratelimit.Request{ratelimit.TokenBucket("some", 10, time.Hour).Key(on), ratelimit.FixedWindow("windows", 1, 2*time.Hour, ratelimit.Start(noon)).Key(on)}, 2 * time.Hour},
+			"bucket":    {hourly.Key(on), time.Hour},
+			"reserving": {ratelimit.TokenBucket("reserved", 1, time.Hour).Key(on).Reserve(), time.Hour},
+			"sharded":   {ratelimit.TokenBucket("sharded", 2, time.Hour, ratelimit.Shards(2)).Key(on).Count(2), time.Hour},
+			"window":    {ratelimit.FixedWindow("window", 3, time.Hour, ratelimit.Start(noon)).Key(on).Count(3), time.Hour},
+			"calendar":  {ratelimit.CalendarWindow("calendar", 1, ratelimit.Day).Key(on), 12 * time.Hour},
+			"spaced":    {ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on), time.Hour},
 		} {
 			t.Run(on+", "+name, func(t *testing.T) {
 				r := newWaitingRoom(t)
 				if name != "spaced" { // which is always empty
-					r.enter(db, c.requests...).waits(0).returns()
+					r.enter(db, c.request).waits(0).returns()
 				}
 				before := tableOf(t, pool)
 				short := lasting{t.Context(), c.waits / 2}
-				g := r.enterWith(short, db, c.requests...)
+				g := r.enterWith(short, db, c.request)
 				if !denied(g.decision.Err) {
 					t.Fatalf("%+v", g.decision)
 				}
@@ -347,11 +345,11 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 					t.Fatalf("retry after %v, want %v", denial.RetryAfter, c.waits/2)
 				}
 				r.advance(c.waits/2 - 10*time.Minute)
-				if g := r.enterWith(short, db, c.requests...); !denied(g.decision.Err) {
+				if g := r.enterWith(short, db, c.request); !denied(g.decision.Err) {
 					t.Fatalf("early: %+v", g.decision)
 				}
 				r.advance(20 * time.Minute)
-				g = r.enterWith(short, db, c.requests...).waits(c.waits/2 - 10*time.Minute)
+				g = r.enterWith(short, db, c.request).waits(c.waits/2 - 10*time.Minute)
 				r.advance(c.waits/2 - 10*time.Minute + time.Microsecond)
 				g.returns()
 			})
@@ -366,7 +364,7 @@ func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 	for on, db := range waitHandles(t, pool) {
 		r := newWaitingRoom(t)
 		limit := ratelimit.TokenBucket("bounded", 1, time.Hour, ratelimit.Capacity(2), ratelimit.MaxReserved(1))
-		r.enter(db, limit.Key(on), limit.Key(on)).waits(0).returns() // which adds up
+		r.enter(db, limit.Key(on).Count(2)).waits(0).returns()
 		first := r.enter(db, limit.Key(on)).waits(time.Hour)
 		for _, ctx := range []context.Context{t.Context(), lasting{t.Context(), 10 * time.Hour}} {
 			if g := r.enterWith(ctx, db, limit.Key(on)); !denied(g.decision.Err) || g.decision.Result.RetryAfter != time.Hour {
@@ -375,13 +373,12 @@ func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 		}
 		first.leaves()
 		before := tableOf(t, pool)
-		for _, requests := range [][]ratelimit.Request{
-			{limit.Key(on).Count(2.5)},
-			{limit.Key(on).Count(2.5).Reserve()},
-			{limit.Key(on).Count(2), limit.Key(on)},
-			{ratelimit.TokenBucket("owes", 1, time.Hour, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Key(on).Count(2)},
+		for _, request := range []ratelimit.Request{
+			limit.Key(on).Count(2.5),
+			limit.Key(on).Count(2.5).Reserve(),
+			ratelimit.TokenBucket("owes", 1, time.Hour, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Key(on).Count(2),
 		} {
-			if g := r.enter(db, requests...); !errors.Is(g.decision.Err, ratelimit.ErrExceedsCapacity) {
+			if g := r.enter(db, request); !errors.Is(g.decision.Err, ratelimit.ErrExceedsCapacity) {
 				t.Errorf("%+v, want more than there can be", g.decision)
 			}
 		}

@@ -31,7 +31,7 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 		}
 	}
 	c.local = c.now
-	if m, ok := db.(inMemory); ok && l.Clock == nil {
+	if m, ok := db.(inMemory); ok && l.Clock == nil && !isNil(db) {
 		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
 	if c.demands, c.rowless, err = demands(v, requests, c.local); err != nil {

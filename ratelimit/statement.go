@@ -87,6 +87,9 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 	)}
 }
 
+// noBound is NULL for the argument within, boxed once.
+var noBound any = pgtype.Interval{}
+
 // apply takes any demands, all or none, or reports whether it would.
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
 	op := string(c.verb)
@@ -96,7 +99,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	case c.takes():
 		op = string(VerbConsume) // a charge is a consume without a floor
 	}
-	var within pgtype.Interval // NULL
+	within := noBound
 	if c.within != algebra.Forever {
 		within = pgtype.Interval{Microseconds: int64(c.within), Valid: true}
 	}

@@ -9,10 +9,13 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Wait blocks until the tokens of all requests are there, and takes them. Callers are served in the order in which the
+// Wait blocks until the tokens of a request are there, and takes them. Callers are served in the order in which the
 // database decides their calls, whatever process they are in. A Wait is one call of the database: it reserves the tokens,
 // as Consume does for [Request.Reserve], and sleeps until RetryAt. So a waiting caller holds no lock and no connection of
-// the pool. Every request reserves, whether or not it says so.
+// the pool.
+//
+// For several limits, wait for one after another: first for the key's own limit, last for one that many keys share. A
+// reservation of both at once would make the shared limit forfeit what it refills until the other has its tokens.
 //
 // db is a pool, a connection, [SQL] of one, or a [Coalescer]. On a transaction, Wait is [ErrInvalid] and sends nothing: a row
 // would stay locked while the caller sleeps. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
@@ -35,7 +38,8 @@ import (
 //
 // Wait sleeps for RetryAfter, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
 // until that clock has reached RetryAt, and asks it every 10 ms.
-func (l *Limiter) Wait(ctx context.Context, db DB, requests ...Request) (Result, error) {
+func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
+	requests := []Request{request}
 	result, err := l.do(ctx, db, VerbWait, "", requests)
 	if err != nil {
 		return result, err
@@ -62,7 +66,7 @@ func (c *call) bound(ctx context.Context) {
 	if !ok || len(c.demands) == 0 {
 		return
 	}
-	left := time.Until(deadline)
+	left := max(time.Until(deadline), 0)
 	if d := &c.demands[0]; !forfeits(c.demands) {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if floor <= d.numbers.Capacity-d.count {

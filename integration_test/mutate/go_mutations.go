@@ -1023,8 +1023,12 @@ var goMutations = []mutation{
 		old: "return s.Limit.Name() == limit })", new: "return true })",
 		tests: "TestSetCost",
 	}, {
+		name: "http-cost-of-up-to", file: "ratelimit/httplimit/settle.go", what: "of a request with UpTo, the estimate is what was asked for, not what was there",
+		old: "s.Key}] += s.Taken", new: "s.Key}] += s.Count",
+		tests: "TestTheCostOfWhatWasThereIsSettled",
+	}, {
 		name: "http-cost-two-requests", file: "ratelimit/httplimit/settle.go", what: "of two requests for one key, only the last is an estimate",
-		old: "s.Key}] += s.Count", new: "s.Key}] = s.Count",
+		old: "s.Key}] += s.Taken", new: "s.Key}] = s.Taken",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
 		name: "http-cost-twice", file: "ratelimit/httplimit/settle.go", what: "two requests for one key pay the difference twice",
@@ -1439,7 +1443,7 @@ var goMutations = []mutation{
 		tests: "TestBatches",
 	}, {
 		name: "memory-clock", file: "ratelimit/call.go", what: "the windows of a calendar are made by the process's clock, not by that of the database in memory",
-		old: "ok && l.Clock == nil {", new: "ok && false {",
+		old: "ok && l.Clock == nil && !isNil(db) {", new: "ok && false {",
 		tests: "TestCalendarsFollowTheClock",
 	}, {
 		name: "memory-pool", file: "ratelimit/outside.go", what: "a call on the database in memory inside its transaction is not refused",

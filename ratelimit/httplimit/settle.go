@@ -77,7 +77,7 @@ func (c *costs) end(free bool) (charge, refund []ratelimit.Request) {
 	type share struct{ limit, key string }
 	taken := map[share]float64{} // several requests for one limit and key are one
 	for _, s := range c.result.Requests {
-		taken[share{s.Limit.Name(), s.Key}] += s.Count
+		taken[share{s.Limit.Name(), s.Key}] += s.Taken
 	}
 	for i, s := range c.result.Requests {
 		of := share{s.Limit.Name(), s.Key}

@@ -514,6 +514,29 @@ func TestInABubble(t *testing.T) {
 	})
 }
 
+func TestNoDatabase(t *testing.T) {
+	if _, err := new(ratelimit.Limiter).Consume(t.Context(), (*ratelimittest.DB)(nil), bucket.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("%v, want invalid", err)
+	}
+}
+
+// What a transaction has only read may change until it commits.
+func TestReadingConflictsWithNobody(t *testing.T) {
+	db, limits := ratelimittest.New(t), new(ratelimit.Limiter)
+	attempts := 0
+	err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+		attempts++
+		if _, err := limits.Check(ctx, tx, bucket.Key("ann")); err != nil {
+			return err
+		}
+		_, err := limits.Consume(ratelimit.OutsideTx(ctx), db, bucket.Key("ann"))
+		return err
+	})
+	if err != nil || attempts != 1 {
+		t.Errorf("%d attempts, %v", attempts, err)
+	}
+}
+
 // A call that nothing is sent for has the time of the database, too.
 func TestPlansWithoutRowsFollowTheClock(t *testing.T) {
 	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}

@@ -92,6 +92,7 @@ func (s *session) commit() error {
 	if s.aborted {
 		return pgx.ErrTxCommitRollback
 	}
+	maps.DeleteFunc(s.before, func(id inmemory.ID, rows []inmemory.Row) bool { return slices.Equal(s.table[id], rows) }) // only read
 	for id, rows := range s.before {
 		if !slices.Equal(s.db.table[id], rows) {
 			return &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access due to concurrent update"}

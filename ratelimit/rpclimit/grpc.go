@@ -31,7 +31,7 @@ func (i Interceptor) StreamServer(server any, stream grpc.ServerStream, info *gr
 
 func grpcCall(ctx context.Context, method string, message any) Call {
 	call := Call{Method: method, Header: http.Header{}, Message: message}
-	if p, ok := peer.FromContext(ctx); ok {
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
 		call.Peer = p.Addr.String()
 	}
 	md, _ := metadata.FromIncomingContext(ctx) // a copy
