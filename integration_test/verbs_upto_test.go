@@ -168,6 +168,9 @@ func TestUpToIsRefusedWhereItHasNoMeaning(t *testing.T) {
 	if result, err := limiter.Consume(t.Context(), pool, jobs.UpTo(5).Count(2)); err != nil || result.Requests[0].Taken != 2 {
 		t.Errorf("a Count after UpTo: %+v, %v", result, err)
 	}
+	if result, err := limiter.Consume(t.Context(), pool, jobs.UpTo(5).Count(9)); !denied(err) { // 8 are left
+		t.Errorf("a Count after UpTo, of more than there is: %+v, %v", result, err)
+	}
 }
 
 // TestUpToTakesATokenThatIsThereButForRounding: three shards that were filled unevenly hold 3 tokens, less the rounding.
