@@ -93,6 +93,7 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 		columns, numbered := fields.numbers()
 		for first := !numbered; ; first = false {
 			budget.left = maxLine
+			begin := reader.InputOffset()
 			record, err := reader.Read()
 			line := 0
 			if len(record) > 0 {
@@ -108,7 +109,7 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 				}
 				continue
 			case err != nil:
-				yield(Event{}, fmt.Errorf("replay: CSV after byte %d: %w", reader.InputOffset(), err))
+				yield(Event{}, fmt.Errorf("replay: CSV after byte %d: %w", begin, err))
 				return
 			case first:
 				if columns, err = fields.header(record); err != nil {
