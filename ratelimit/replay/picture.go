@@ -4,6 +4,8 @@ import (
 	"encoding/xml"
 	"fmt"
 	"strings"
+
+	"github.com/txlimit/txlimit/internal/calendar"
 )
 
 // The picture's measures, in pixels.
@@ -54,7 +56,7 @@ func (r *Report) SVG() string {
 func (r *Report) panel(b *strings.Builder, candidate int) {
 	c := r.Candidates[candidate]
 	fmt.Fprintf(b, `<text class="name" y="18">%s</text>`+"\n", escaped(c.Limit.String(), 110))
-	summary := fmt.Sprintf("denied %d (%s), of %d keys", c.Denied, percent(c.Denied, r.Events), c.KeysDenied)
+	summary := fmt.Sprintf("denied: %d events (%s), %d keys", c.Denied, percent(c.Denied, r.Events), c.KeysDenied)
 	if len(c.MostDenied) > 0 {
 		summary += fmt.Sprintf("; most denied: %s, %d times", printable(c.MostDenied[0].Key, 40), c.MostDenied[0].Denied)
 	}
@@ -70,7 +72,7 @@ func (r *Report) panel(b *strings.Builder, candidate int) {
 			r.bar(b, span, candidate, n, most)
 		}
 		fmt.Fprintf(b, `<text class="dim" y="%d">%s</text>`+"\n", bottom+18, instant(first))
-		fmt.Fprintf(b, `<text class="dim" x="%d" y="%d" text-anchor="middle">events per %s</text>`+"\n", chartWidth/2, bottom+18, duration(r.width))
+		fmt.Fprintf(b, `<text class="dim" x="%d" y="%d" text-anchor="middle">events per %s</text>`+"\n", chartWidth/2, bottom+18, calendar.PeriodText(r.width))
 		fmt.Fprintf(b, `<text class="dim" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", chartWidth, bottom+18, instant(last.Add(r.width)))
 	}
 	fmt.Fprintf(b, `<path class="grid" d="M0 %dH%d"/>`+"\n", bottom, chartWidth)

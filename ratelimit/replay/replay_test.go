@@ -224,6 +224,18 @@ func TestTheSuggestionIsTheSmallestCapacity(t *testing.T) {
 	}
 }
 
+// Five years are 60 windows, though months are shorter than the longest of them. What was denied counts in full.
+func TestTheSuggestionCountsAllMonths(t *testing.T) {
+	january := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	report := run(t, []replay.Event{
+		{Time: january, Key: "k", Count: 70},
+		{Time: january.AddDate(5, 0, 0), Key: "k", Count: 61},
+	}, ratelimit.CalendarWindow("a", 1, ratelimit.Month))
+	if got, _ := report.Candidates[0].Suggest(0); got != 70-60+61 {
+		t.Error(got)
+	}
+}
+
 func TestNoCapacityIsSuggestedWhereNoneHelps(t *testing.T) {
 	for _, limit := range []ratelimit.Limit{ratelimit.TokenBucket("a", 0, time.Hour), ratelimit.Unlimited("a")} {
 		if capacity, ok := run(t, at("k", 0), limit).Candidates[0].Suggest(0); ok {

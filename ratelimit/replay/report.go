@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -128,7 +129,7 @@ func (r *Report) String() string {
 			row(i+1, printable(c.Limit.String(), 80), c.Granted, c.Denied, percent(c.Denied, r.Events), c.KeysDenied, wait, c.suggestion(0), c.suggestion(0.001))
 		}
 	})
-	fmt.Fprintf(&b, "\nbusiest (%s each)\n", duration(r.width))
+	fmt.Fprintf(&b, "\nbusiest (%s each)\n", calendar.PeriodText(r.width))
 	table(&b, func(row func(cells ...any)) {
 		head := []any{"from", "events"}
 		for i := range r.Candidates {
