@@ -1714,7 +1714,7 @@ var goMutations = []mutation{
 		old: `columns > 1 && key.String == ""`, new: `columns > 3 && key.String == ""`,
 		tests: "TestReplayReadsAQuery",
 	}, {
-		name: "replay-binary", file: "ratelimit/replay/query.go", what: "keys are read in binary form, which pgx has no text of",
+		name: "replay-binary", file: "ratelimit/replay/query.go", what: "keys are read in binary form, of which pgx does not always have a text",
 		old: "pgx.TextFormatCode}", new: "pgx.BinaryFormatCode}",
 		tests: "TestReplayReadsAQuery",
 	},

@@ -229,3 +229,29 @@ func TestAReportWithoutEvents(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Whatever a log has in it, the sequence ends, and an event has the time and the key that it must have.
+func FuzzLogs(f *testing.F) {
+	f.Add("t,k,n\n2026-07-01T12:00:00Z,ann,1\n\"\n")
+	f.Add(`{"t":"2026-07-01T12:00:00Z","k":"ann","n":1}`)
+	f.Add(`192.0.2.1 - k [01/Jul/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 1 "" "\`)
+	f.Fuzz(func(t *testing.T, log string) {
+		fields := replay.Fields{Time: "t", Key: "k", Count: "n"}
+		for name, events := range map[string]iter.Seq2[replay.Event, error]{
+			"JSON":     replay.JSONLines(strings.NewReader(log), fields),
+			"CSV":      replay.CSV(strings.NewReader(log), fields),
+			"numbers":  replay.CSV(strings.NewReader(log), replay.Fields{Time: "1", Key: "2", Layout: "s"}),
+			"combined": replay.Combined(strings.NewReader(log), replay.Fields{Key: "user", Count: "bytes"}),
+		} {
+			n := 0
+			for event, err := range events {
+				if n++; err == nil && event.Key == "" {
+					t.Errorf("%s: an event without a key: %+v", name, event)
+				}
+			}
+			if n > strings.Count(log, "\n")+strings.Count(log, "\r")+1 {
+				t.Errorf("%s: %d events and errors", name, n)
+			}
+		}
+	})
+}

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"strconv"
@@ -24,7 +25,7 @@ func Query(ctx context.Context, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, sql string, args ...any) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		// As text, since pgx reads no text from the binary form of numbers and UUIDs.
+		// As text, since pgx cannot read the binary form of every type, such as inet, as text.
 		rows, err := db.Query(ctx, sql, append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)...)
 		if err != nil {
 			yield(Event{}, fmt.Errorf("replay: %w", err))
@@ -61,9 +62,9 @@ func scan(rows pgx.Rows, columns int) (e Event, err error) {
 	e = Event{Time: at.Time, Key: key.String, Count: 1}
 	switch {
 	case !at.Valid || at.InfinityModifier != pgtype.Finite:
-		return e, fmt.Errorf("the time is NULL or infinite")
+		return e, errors.New("the time is NULL or infinite")
 	case columns > 1 && key.String == "":
-		return e, fmt.Errorf("the key is NULL or empty")
+		return e, errors.New("the key is NULL or empty")
 	case columns > 2:
 		if e.Count, err = strconv.ParseFloat(count.String, 64); err != nil {
 			return e, fmt.Errorf("the count is not a number: %.40q", count.String)
