@@ -1,5 +1,6 @@
 // Package inmemory decides calls as the functions of migrations/engine do, to the same bit, on a table in memory. It is the
-// database of package ratelimittest, and the model that the library's own tests compare Postgres with.
+// database of package ratelimittest, what package replay decides by, and the model that the library's own tests compare
+// Postgres with.
 package inmemory
 
 import (
@@ -8,6 +9,11 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
+
+// Consume is how package replay has package ratelimit decide on a [Table]. Package ratelimit sets it: a
+// func(*Limiter, Table, Limit, key string, count float64) (Result, algebra.Limit, error), of types that this package cannot
+// import.
+var Consume any
 
 // Mark is the argument of a method that only package ratelimittest can have. Package ratelimit knows its handles by it.
 type Mark struct{}

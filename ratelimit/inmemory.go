@@ -1,0 +1,43 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
+)
+
+// Package replay decides its events by this function, so that there is one rule for calls, and no second one.
+func init() { inmemory.Consume = (*Limiter).consumeInMemory }
+
+// consumeInMemory is Consume for one key, as stored, on a table in memory. The limiter has a Clock, and the limit has no
+// shards. The limit's numbers for the key at that time are there too, unless it has no rows, or the call is invalid.
+func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, count float64) (Result, algebra.Limit, error) {
+	r := limit.Global().Count(count)
+	if key != "" && r.err == nil {
+		if r.key = key; checkText("key", key, maxKeyLen) != nil {
+			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, limit.name, checkText("key", key, maxKeyLen))
+		}
+	}
+	c, err := l.newCall(VerbConsume, "", []Request{r}, nil)
+	result, a := unanswered(c.requests), c.byPolicy()
+	switch {
+	case errors.Is(err, ErrExceedsCapacity):
+		charge, _ := l.newCall(VerbCharge, "", []Request{r}, nil) // which may
+		return result, charge.demands[0].numbers, err
+	case err != nil:
+		return result, algebra.Limit{}, err
+	case a != nil:
+		result.fill(&c, a)
+		result, err = c.conclude(result, nil)
+		return result, algebra.Limit{}, err
+	}
+	d, at := &c.demands[0], algebra.At(c.now.Time)
+	decided := t.Consume([]inmemory.Demand{{
+		ID: inmemory.ID{Name: limit.name, Key: key}, Limit: d.numbers, Shards: 1, Count: d.count, Floor: d.floor,
+	}}, false, c.within, inmemory.Higher, at)
+	result.fill(&c, &answer{granted: decided.Granted, at: at, rows: decided.Rows})
+	result, err = c.conclude(result, nil)
+	return result, d.numbers, err
+}

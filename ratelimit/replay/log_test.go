@@ -1,0 +1,257 @@
+package replay_test
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/replay"
+)
+
+// read is the events as text: the time after noon, key and count, or the error.
+func read(events iter.Seq2[replay.Event, error]) (lines []string) {
+	for e, err := range events {
+		if err != nil {
+			lines = append(lines, err.Error())
+		} else {
+			lines = append(lines, fmt.Sprint(e.Time.Sub(noon), " ", e.Key, " ", e.Count))
+		}
+	}
+	return lines
+}
+
+// compare compares the events with what is wanted: a line, or the beginning of an error.
+func compare(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%s: %q, want %q", what, got, want)
+		return
+	}
+	for i := range got {
+		if got[i] != want[i] && (!strings.HasPrefix(got[i], want[i]) || !strings.Contains(want[i], "invalid")) {
+			t.Errorf("%s: %q, want %q", what, got[i], want[i])
+		}
+	}
+}
+
+const invalid = "ratelimit: invalid: "
+
+func TestJSONLines(t *testing.T) {
+	fields := replay.Fields{Time: "t", Key: "user.id", Count: "n"}
+	compare(t, "lines", read(replay.JSONLines(strings.NewReader(
+		`{"t":"2026-07-01T12:00:00.5Z","user":{"id":"ann <b>"},"n":2.5,"more":[1]}`+"\n\n"+
+			`{"t":"2026-07-01 14:00:01+02","user":{"id":9007199254740993},"n":"3"}`+"\r\n"+
+			`not JSON`+"\n"+
+			`[1]`+"\n"+
+			`{"t":"yesterday","user":{"id":"x"},"n":1}`+"\n"+
+			`{"t":null,"user":{"id":"x"},"n":1}`+"\n"+
+			`{"t":"2026-07-01T12:00:00Z","user":"x","n":1}`+"\n"+
+			`{"t":"2026-07-01T12:00:00Z","user":{"id":""},"n":1}`+"\n"+
+			`{"t":"2026-07-01T12:00:00Z","user":{"id":{}},"n":1}`+"\n"+
+			`{"t":"2026-07-01T12:00:00Z","user":{"id":"x"},"n":"many"}`+"\n"+
+			`{"t":"2026-07-01T12:00:00Z","user":{"id":"x"}}`+"\n"+
+			strings.Repeat(`{"user":`, 20_000)+"\n"+
+			`{"t":"2026-07-01T12:00:02Z","user":{"id":true},"n":0}`), fields)),
+		"500ms ann <b> 2.5", "1s 9007199254740993 3",
+		"replay: line 4: "+invalid+"not a JSON object", "replay: line 5: "+invalid+"not a JSON object",
+		"replay: line 6: "+invalid+`the time "t" is neither RFC 3339`, "replay: line 7: "+invalid+`the time "t" is missing`,
+		"replay: line 8: "+invalid+`the key "user.id" is missing`, "replay: line 9: "+invalid+`the key "user.id" is empty`,
+		"replay: line 10: "+invalid+`the key "user.id" is an object`, "replay: line 11: "+invalid+`the count "n" is not a number: "many"`,
+		"replay: line 12: "+invalid+`the count "n" is missing`, "replay: line 13: "+invalid,
+		"2s true 0")
+}
+
+func TestCSV(t *testing.T) {
+	fields := replay.Fields{Time: "t", Key: "k", Count: "n"}
+	compare(t, "by name", read(replay.CSV(strings.NewReader(
+		"\ufeffn,\"k\",t\n1,\"a\nb\",2026-07-01 12:00:00\n2,ann,2026-07-01T12:00:01Z\n3,bob\n4,x\"y,2026-07-01T12:00:01Z\n5,,2026-07-01T12:00:01Z\n6,eve,2026-07-01T12:00:02Z"), fields)),
+		"0s a\nb 1", "1s ann 2", "replay: line 5: "+invalid+`the time "t" is missing`, "replay: line 6: "+invalid, "replay: line 7: "+invalid+`the key "k" is empty`, "2s eve 6")
+	compare(t, "by number", read(replay.CSV(strings.NewReader("2026-07-01T12:00:00Z,x,ann\n"), replay.Fields{Time: "1", Key: "3"})), "0s ann 1")
+	compare(t, "without keys", read(replay.CSV(strings.NewReader("2026-07-01T12:00:00Z\n"), replay.Fields{Time: "1"})), "0s  1")
+	compare(t, "no such column", read(replay.CSV(strings.NewReader("t,n\n"), fields)), "replay: line 1: "+invalid+`there is no column "k"`)
+	compare(t, "no time", read(replay.CSV(strings.NewReader("t,n\n"), replay.Fields{Key: "k"})), invalid+"Fields.Time is empty")
+	compare(t, "an open quote", read(replay.CSV(strings.NewReader("t,k,n\n\"2026\n"), fields)), "replay: line 2: "+invalid)
+	compare(t, "empty", read(replay.CSV(strings.NewReader(""), fields)))
+}
+
+func TestCombined(t *testing.T) {
+	log := `2001:db8::1 - ann smith [01/Jul/2026:14:00:00 +0200] "GET /a?b=c HTTP/1.1" 200 512 "-" "agent \"x\" \\"` + "\n" +
+		`192.0.2.1 - - [01/Jul/2026:12:00:01 +0000] "-" 408 -` + "\n" +
+		`192.0.2.1 - - [01/Jul/2026:12:00:01 +0000] "GET / HTTP/1.1` + "\n" +
+		`192.0.2.1 - - [yesterday] "GET / HTTP/1.1" 200 1` + "\n" +
+		"\x00\xff\n"
+	for _, row := range []struct {
+		fields replay.Fields
+		first  string
+		second string
+	}{
+		{replay.Fields{Key: "host"}, "0s 2001:db8::1 1", "1s 192.0.2.1 1"},
+		{replay.Fields{Key: "user", Count: "bytes"}, "0s ann smith 512", "1s - 0"},
+		{replay.Fields{Key: "path"}, "0s /a 1", "replay: line 2: " + invalid + `the key "path" is empty`},
+		{replay.Fields{Key: "agent", Count: "status"}, `0s agent "x" \ 200`, "replay: line 2: " + invalid + `the key "agent" is empty`},
+		{replay.Fields{Key: "method"}, "0s GET 1", "1s - 1"},
+		{replay.Fields{}, "0s  1", "1s  1"},
+	} {
+		compare(t, fmt.Sprint(row.fields), read(replay.Combined(strings.NewReader(log), row.fields)), row.first, row.second,
+			"replay: line 3: "+invalid+"not in the common", "replay: line 4: "+invalid+"the time", "replay: line 5: "+invalid+"not in the common")
+	}
+	compare(t, "no such field", read(replay.Combined(strings.NewReader(log), replay.Fields{Key: "cookie"})), invalid+`the combined format has no field "cookie"`)
+	compare(t, "a time", read(replay.Combined(strings.NewReader(log), replay.Fields{Time: "t"})), invalid+"the combined format has one time")
+}
+
+func TestTimes(t *testing.T) {
+	for _, row := range []struct{ layout, text, want string }{
+		{"", "2026-07-01T12:00:00.000001Z", "1µs k 1"},
+		{"", "2026-07-01 17:30:00+05:30", "0s k 1"},
+		{"", "2026-07-01 12:00:00.25", "250ms k 1"},
+		{"", "1782907200", "replay: line 1: " + invalid + `the time "1" is neither RFC 3339`},
+		{"s", "1782907200.25", "250ms k 1"},
+		{"ms", "1782907200250", "250ms k 1"},
+		{"us", "1782907200000001", "1µs k 1"},
+		{"ns", "1782907200000001000", "1µs k 1"},
+		{"s", "1e300", "replay: line 1: " + invalid + `the time "1" is not a Unix time`},
+		{"s", "NaN", "replay: line 1: " + invalid + `the time "1" is not a Unix time`},
+		{"s", "noon", "replay: line 1: " + invalid + `the time "1" is not a Unix time`},
+		{time.RFC1123, "12:00", "replay: line 1: " + invalid + `the time "1" is not of the layout`},
+		{time.ANSIC, "Wed Jul  1 12:00:01 2026", "1s k 1"},
+	} {
+		compare(t, row.layout+" "+row.text, read(replay.CSV(strings.NewReader(row.text+",k\n"), replay.Fields{Time: "1", Key: "2", Layout: row.layout})), row.want)
+	}
+}
+
+// A line of any length costs 1 MiB, and the lines after it are read.
+func TestHugeLinesAreErrors(t *testing.T) {
+	huge := io.LimitReader(endless('x'), 50<<20)
+	fields := replay.Fields{Time: "t", Key: "k"}
+	good := `{"t":"2026-07-01T12:00:00Z","k":"ann"}` + "\n"
+	compare(t, "JSON", read(replay.JSONLines(io.MultiReader(strings.NewReader(good), huge, strings.NewReader("\n"+good)), fields)),
+		"0s ann 1", "replay: line 2: "+invalid+"longer than 1048576 bytes", "0s ann 1")
+	quoted := io.MultiReader(strings.NewReader("t,k\n2026-07-01T12:00:00Z,ann\n\""), endless('x')) // which would never end
+	compare(t, "CSV", read(replay.CSV(quoted, fields)), "0s ann 1", "replay: CSV after byte 29: "+invalid+"a record is longer")
+}
+
+type endless byte
+
+func (e endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(e)
+	}
+	return len(p), nil
+}
+
+func TestAReadersErrorEndsTheSequence(t *testing.T) {
+	broken := errors.New("broken")
+	for name, events := range map[string]iter.Seq2[replay.Event, error]{
+		"JSON":     replay.JSONLines(iotest.ErrReader(broken), replay.Fields{Time: "t"}),
+		"CSV":      replay.CSV(iotest.ErrReader(broken), replay.Fields{Time: "t"}),
+		"combined": replay.Combined(iotest.ErrReader(broken), replay.Fields{}),
+	} {
+		n := 0
+		for _, err := range events {
+			if n++; !errors.Is(err, broken) || errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if n != 1 {
+			t.Errorf("%s: %d errors", name, n)
+		}
+	}
+}
+
+// A sequence may be left at any event.
+func TestASequenceCanBeLeft(t *testing.T) {
+	line := "bad\n"
+	for _, events := range []iter.Seq2[replay.Event, error]{
+		replay.JSONLines(strings.NewReader(line+line), replay.Fields{Time: "t"}),
+		replay.CSV(strings.NewReader(line+line), replay.Fields{Time: "1"}),
+		replay.Combined(strings.NewReader(line+line), replay.Fields{}),
+	} {
+		for _, err := range events {
+			if err == nil {
+				t.Error("no error")
+			}
+			break
+		}
+	}
+}
+
+// Names and keys are anybody's. The picture is well-formed, and has no element but those that it draws.
+func TestThePictureEscapesNamesAndKeys(t *testing.T) {
+	hostile := "</text><script>alert(1)</script>&\"'\x1b[2J\u202e\uffff"
+	report := run(t, at(hostile, 0, time.Second, time.Hour), ratelimit.TokenBucket(hostile, 1, 24*time.Hour), ratelimit.Unlimited("a"))
+	picture := report.SVG()
+	decoder := xml.NewDecoder(strings.NewReader(picture))
+	known := map[string]bool{"svg": true, "title": true, "style": true, "rect": true, "text": true, "g": true, "path": true}
+	for {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%v in %s", err, picture)
+		}
+		if start, ok := token.(xml.StartElement); ok {
+			if !known[start.Name.Local] {
+				t.Errorf("an element %s", start.Name.Local)
+			}
+			for _, a := range start.Attr {
+				if strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "href" {
+					t.Errorf("an attribute %s", a.Name.Local)
+				}
+			}
+		}
+	}
+	if strings.Count(picture, "http") != 1 || strings.Contains(picture, "url(") {
+		t.Error("the picture loads something")
+	}
+	for _, text := range []string{picture, report.String()} {
+		for _, control := range []string{"\x1b", "\u202e"} {
+			if strings.Contains(text, control) {
+				t.Errorf("%q is in %q", control, text)
+			}
+		}
+	}
+}
+
+func TestAReportWithoutEvents(t *testing.T) {
+	report := run(t, nil, ratelimit.TokenBucket("a", 1, time.Hour))
+	if text := report.String(); text != "no events\n" {
+		t.Error(text)
+	}
+	if err := xml.Unmarshal([]byte(report.SVG()), new(struct{})); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever a log has in it, the sequence ends, and an event has the time and the key that it must have.
+func FuzzLogs(f *testing.F) {
+	f.Add("t,k,n\n2026-07-01T12:00:00Z,ann,1\n\"\n")
+	f.Add(`{"t":"2026-07-01T12:00:00Z","k":"ann","n":1}`)
+	f.Add(`192.0.2.1 - k [01/Jul/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 1 "" "\`)
+	f.Fuzz(func(t *testing.T, log string) {
+		fields := replay.Fields{Time: "t", Key: "k", Count: "n"}
+		for name, events := range map[string]iter.Seq2[replay.Event, error]{
+			"JSON":     replay.JSONLines(strings.NewReader(log), fields),
+			"CSV":      replay.CSV(strings.NewReader(log), fields),
+			"numbers":  replay.CSV(strings.NewReader(log), replay.Fields{Time: "1", Key: "2", Layout: "s"}),
+			"combined": replay.Combined(strings.NewReader(log), replay.Fields{Key: "user", Count: "bytes"}),
+		} {
+			n := 0
+			for event, err := range events {
+				if n++; err == nil && event.Key == "" {
+					t.Errorf("%s: an event without a key: %+v", name, event)
+				}
+			}
+			if n > strings.Count(log, "\n")+strings.Count(log, "\r")+1 {
+				t.Errorf("%s: %d events and errors", name, n)
+			}
+		}
+	})
+}

@@ -1,0 +1,202 @@
+// Package replay says which numbers would have denied whom. It decides events of the past, from a log or a query, by
+// limits that are under consideration, exactly as a [ratelimit.Limiter] would have decided them:
+//
+//	events := replay.CSV(file, replay.Fields{Time: "created_at", Key: "user_id"})
+//	report, err := replay.Run(events,
+//		ratelimit.TokenBucket("sendMessage", 10, time.Hour),
+//		ratelimit.TokenBucket("sendMessage", 10, time.Hour, ratelimit.Capacity(30)),
+//	)
+//	if err != nil {
+//		return err
+//	}
+//	fmt.Print(report)
+//
+// A replay knows only what was asked for. Users who are denied try again, or stay away, and then ask differently.
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Event is one call of the past that a limit would have decided.
+type Event struct {
+	Time time.Time
+
+	// Key is the key as stored (see [ratelimit.Limit.Key]). For a limit without keys it is empty.
+	Key string
+
+	// Count is how many tokens were asked for.
+	Count float64
+
+	unit   string // what n counts: "line", "row"
+	number int    // where the event was read, or 0
+}
+
+// place says where the event was read.
+func (e *Event) place(nth int) string {
+	if e.number > 0 {
+		return fmt.Sprintf("%s %d", e.unit, e.number)
+	}
+	return fmt.Sprintf("event %d", nth)
+}
+
+// Run decides the events, in their order, by each of the candidates by itself. At first all limits are full. The candidates
+// may have the same name. Shards are decided as one row: a sharded limit may grant a little less.
+//
+// Events must be in order of time. For a log that is not, see [Reorder]. Run stops at the first error that the events have,
+// and at the first event that no call could be, such as one with an invalid key. These errors say where, and match
+// [ratelimit.ErrInvalid]. To leave bad lines out instead, drop them from the sequence.
+//
+// The memory is bounded by the number of keys, not of events.
+func Run(events iter.Seq2[Event, error], candidates ...ratelimit.Limit) (*Report, error) {
+	if len(candidates) == 0 {
+		return nil, fmt.Errorf("%w: a replay needs at least one limit", ratelimit.ErrInvalid)
+	}
+	r := &run{keys: map[string]int{}, spans: spans{candidates: len(candidates)}}
+	for _, limit := range candidates {
+		if err := limit.Validate(); err != nil {
+			return nil, err
+		}
+		r.tracks = append(r.tracks, newTrack(limit))
+	}
+	for event, err := range events {
+		if err == nil {
+			err = r.add(event)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return r.report(), nil
+}
+
+// run is a replay under way.
+type run struct {
+	keys     map[string]int // numbers the keys
+	names    []string       // by a key's number
+	events   []int          // by a key's number
+	count    int            // of events
+	from, to time.Time
+	tracks   []*track
+	spans    spans
+}
+
+// track is one candidate's part of a run.
+type track struct {
+	limit   ratelimit.Limit // the candidate
+	single  ratelimit.Limit // the candidate without shards
+	suggest bool            // some capacity would be enough
+	limiter ratelimit.Limiter
+	now     time.Time
+	table   inmemory.Table
+	granted int
+	denied  int
+	keys    []fate // by a key's number
+}
+
+// fate is what one key met.
+type fate struct {
+	denied   int
+	wait     time.Duration // the longest
+	waitedAt time.Time
+
+	owed algebra.Row // what a limit with a capacity of 0 would owe if it had granted everything: see Candidate.Suggest
+	need float64     // the most that it would have owed
+}
+
+var consume = inmemory.Consume.(func(*ratelimit.Limiter, inmemory.Table, ratelimit.Limit, string, float64) (ratelimit.Result, algebra.Limit, error))
+
+func newTrack(limit ratelimit.Limit) *track {
+	t := &track{limit: limit, single: limit, table: inmemory.Table{}}
+	t.limiter.Clock = func() time.Time { return t.now }
+	c := limit.Config()
+	if c.Kind == ratelimit.KindUnlimited || *c.Rate == 0 {
+		return t
+	}
+	t.suggest = true
+	c.Shards = 1
+	if c.Kind == ratelimit.KindCalendarWindow { // so many windows are looked back
+		owed := min(100**c.Rate, algebra.MaxTokens)
+		c.MaxReserved = &owed
+	}
+	t.single, _ = ratelimit.New(c) // what is changed is no mistake
+	return t
+}
+
+// add decides one event by all candidates.
+func (r *run) add(e Event) error {
+	place := func(err error) error { return fmt.Errorf("replay: %s: %w", e.place(r.count+1), err) }
+	if r.count > 0 && e.Time.Before(r.to) {
+		return place(fmt.Errorf("%w: its time, %s, is before %s, the time of the event before it: sort the events by time, or see Reorder",
+			ratelimit.ErrInvalid, e.Time.UTC().Format(time.RFC3339Nano), r.to.UTC().Format(time.RFC3339Nano)))
+	}
+	e.Time = e.Time.UTC().Round(0) // without a monotonic reading
+	key, found := r.keys[e.Key]
+	if !found {
+		e.Key = strings.Clone(e.Key) // which may be part of a whole line
+		key = len(r.names)
+	} else {
+		e.Key = r.names[key]
+	}
+	denied := make([]bool, len(r.tracks))
+	for i, t := range r.tracks {
+		if !found {
+			t.keys = append(t.keys, fate{})
+		}
+		var err error
+		if denied[i], err = t.add(e, &t.keys[key]); err != nil {
+			return place(err)
+		}
+	}
+	if !found {
+		r.keys[e.Key] = key
+		r.names, r.events = append(r.names, e.Key), append(r.events, 0)
+	}
+	if r.count == 0 {
+		r.from = e.Time
+	}
+	r.to = e.Time
+	r.events[key]++
+	r.count++
+	r.spans.add(e.Time, denied)
+	return nil
+}
+
+// add decides one event by the candidate.
+func (t *track) add(e Event, key *fate) (denied bool, err error) {
+	t.now = e.Time
+	result, numbers, err := consume(&t.limiter, t.table, t.single, e.Key, e.Count)
+	wait := result.RetryAfter
+	switch {
+	case err == nil:
+		t.granted++
+	case errors.Is(err, ratelimit.ErrExceedsCapacity):
+		wait = math.MaxInt64
+		fallthrough
+	case errors.Is(err, ratelimit.ErrDenied):
+		denied = true
+		t.denied++
+		key.denied++
+		if wait > key.wait {
+			key.wait, key.waitedAt = wait, e.Time
+		}
+	default:
+		return false, err
+	}
+	if t.suggest {
+		now := algebra.At(e.Time)
+		numbers.Capacity = 0
+		key.owed = algebra.Row{Value: numbers.Available(key.owed, 1, now) - e.Count, TS: now}
+		key.need = max(key.need, -key.owed.Value)
+	}
+	return denied, nil
+}
