@@ -191,7 +191,7 @@ func TestThePictureEscapesNamesAndKeys(t *testing.T) {
 	known := map[string]bool{"svg": true, "title": true, "style": true, "rect": true, "text": true, "g": true, "path": true}
 	for {
 		token, err := decoder.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
