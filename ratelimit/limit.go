@@ -74,9 +74,9 @@ func FixedWindow(name string, rate float64, period time.Duration, options ...Opt
 }
 
 // Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is consumed or charged is not
-// recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is the time of
-// [Limiter.Clock] or of this process.
+// it: in a call for several limits, only the others are asked. Remaining is +Inf, which encoding/json refuses. What is
+// consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
+// the time of [Limiter.Clock] or of this process.
 //
 // It may share a name with limits of any kind: the plans of one limit.
 //
