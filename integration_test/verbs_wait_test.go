@@ -440,7 +440,7 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 	}
 }
 
-// If the call itself has taken so long that the deadline comes before the tokens, Wait does not sleep in vain.
+// If the call itself has taken so long that the deadline comes before the tokens, Wait does not sleep.
 func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)

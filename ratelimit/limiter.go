@@ -9,7 +9,7 @@ import (
 // for concurrent use. After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset].
-// Each takes one request or several. It is one statement, and one round trip unless the driver needs more.
+// Each takes one request or several, but Wait takes one. It is one statement, and one round trip unless the driver needs more.
 //
 // A denial, by Consume, Wait or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or

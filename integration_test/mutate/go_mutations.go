@@ -490,7 +490,7 @@ var goMutations = []mutation{
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
-		name: "wait-refund-for-ever", file: "ratelimit/wait.go", what: "giving back may take for ever",
+		name: "wait-refund-unbounded", file: "ratelimit/wait.go", what: "giving back has no time-out",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithCancel(context.WithoutCancel(ctx))",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
