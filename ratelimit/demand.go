@@ -191,3 +191,24 @@ func onCalendar(ds []demand) bool {
 func sharded(ds []demand) bool {
 	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
 }
+
+// leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.
+func leastUpTo(ds []demand) float64 {
+	least := math.Inf(1)
+	for _, d := range ds {
+		if d.most > 0 {
+			least = min(least, d.most)
+		}
+	}
+	return least
+}
+
+// boundUpTo makes the demands with UpTo take no more than those without rows do, since all take the same number.
+func boundUpTo(ds, rowless []demand) {
+	if rowless == nil {
+		return
+	}
+	for i := range ds {
+		ds[i].most = min(ds[i].most, leastUpTo(rowless))
+	}
+}

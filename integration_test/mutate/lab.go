@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/migrationgen"
+	"github.com/txlimit/txlimit/internal/postgres"
 )
 
 // packages are those whose tests are to notice.
@@ -35,17 +36,17 @@ const (
 
 // lab is where mutations are tried: a copy of the repository, and a server.
 type lab struct {
-	dir  string
-	url  string
-	home map[string]string // of each test, its package
+	dir    string
+	server *postgres.Server
+	home   map[string]string // of each test, its package
 
 	compiled map[string]bool          // the packages whose tests are, as the Go files are now
 	took     map[string]time.Duration // what tests took that have passed
 }
 
 // newLab copies what git knows, or would add, as it is in the working tree.
-func newLab(ctx context.Context, url string) (l *lab, err error) {
-	l = &lab{url: url, home: map[string]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
+func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
+	l = &lab{server: server, home: map[string]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -247,7 +248,7 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	}
 	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+patience.String(), which)
 	cmd.Dir = filepath.Join(l.dir, pkg)
-	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.url, "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
+	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.server.URL(), "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
 	cmd.WaitDelay = 10 * time.Second
 	read, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write

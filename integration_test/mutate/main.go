@@ -5,8 +5,8 @@
 //	go run ./integration_test/mutate -only NAME  # those whose name matches the regular expression
 //	go run ./integration_test/mutate -named      # quickly: only the tests that they name, which are not first run without
 //
-// The edits are in sql_mutations.go and go_mutations.go. Each names the tests that ought to notice it, which are run first. If they do not, every
-// test of the library is run. An edit that nothing notices is printed as a survivor, and the exit status is 1. That it does
+// The edits are in the files *_mutations.go. Each names the tests that ought to notice it, which are run first. If they do
+// not, every test of the library is run. One is tried per processor at a time. An edit that nothing notices is printed as a survivor, and the exit status is 1. That it does
 // not compile, or that its SQL cannot run, is no notice: it is an error of the edit.
 package main
 
@@ -15,15 +15,22 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/postgres"
 )
+
+var allMutations = slices.Concat(sqlMutations, algebraMutations, valueMutations, callMutations, coalescerMutations,
+	inMemoryMutations, httpMutations, rpcMutations, replayMutations)
 
 // mutation is one edit.
 type mutation struct {
@@ -59,25 +66,27 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 	if err != nil {
 		return 0, err
 	}
-	chosen := slices.DeleteFunc(slices.Concat(sqlMutations, goMutations), func(m mutation) bool { return !pattern.MatchString(m.name) })
+	chosen := slices.DeleteFunc(slices.Clone(allMutations), func(m mutation) bool { return !pattern.MatchString(m.name) })
 	if len(chosen) == 0 {
 		return 0, fmt.Errorf("no mutation's name matches %q", only)
 	}
-	server, err := postgres.Start(ctx)
-	if err != nil {
-		return 0, err
+	labs := make([]*lab, min(runtime.NumCPU(), len(chosen)))
+	for i := range labs {
+		server, startErr := postgres.Start(ctx)
+		if startErr != nil {
+			return 0, startErr
+		}
+		defer func() { err = errors.Join(err, server.Close()) }()
+		if labs[i], err = newLab(ctx, server); err != nil {
+			return 0, err
+		}
+		defer labs[i].remove()
+		fmt.Fprintln(os.Stderr, "on", server)
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	l, err := newLab(ctx, server.URL())
-	if err != nil {
-		return 0, err
-	}
-	defer l.remove()
-	fmt.Fprintln(os.Stderr, "on", server)
 
 	var problems []string
 	for _, m := range chosen {
-		if err := l.applies(m); err != nil {
+		if err := labs[0].applies(m); err != nil {
 			problems = append(problems, err.Error())
 		}
 	}
@@ -85,39 +94,32 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
 	}
 	if !named {
-		if failed, err := l.testNamed(ctx, chosen, allPatience); err != nil {
+		if failed, err := labs[0].testNamed(ctx, chosen, allPatience); err != nil {
 			return 0, err
 		} else if failed != nil {
 			return 0, fmt.Errorf("without a mutation, too, %v fails:\n%s", failed, failed.out)
 		}
 	}
 
+	begin := time.Now()
+	results := tryAll(ctx, labs, chosen, named)
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
 	if only == "" {
 		fmt.Printf("# Mutations\n\nWhat `make mutate` prints: the engine, broken by one edit at a time, and the test that notices first. `make mutate ONLY=name` tries one.\n"+
-			"The edits are in [integration_test/mutate](../integration_test/mutate). This was on %s.\n\n", server)
+			"The edits are in [integration_test/mutate](../integration_test/mutate). This was on %s, %d at a time.\n\n", labs[0].server, len(labs))
 	}
 	fmt.Printf("| mutation | what is broken | noticed by | after |\n|---|---|---|---|\n")
-	broken, begin := 0, time.Now()
-	for _, m := range chosen {
-		begin := time.Now()
-		failed, err := l.try(ctx, m, named)
-		after := time.Since(begin).Round(time.Second)
-		if ctx.Err() != nil {
-			return survivors, ctx.Err()
-		}
-		noticed := "**nothing**"
+	broken := 0
+	for i, m := range chosen {
 		switch {
-		case err != nil:
-			fmt.Fprintf(os.Stderr, "%s: %v\n", m.name, err)
-			noticed = "**the edit is wrong**"
+		case results[i].err != nil:
 			broken++
-		case failed == nil:
+		case results[i].failed == nil:
 			survivors++
-		default:
-			noticed = failed.String()
 		}
-		fmt.Fprintf(os.Stderr, "%-30s %-70s %v\n", m.name, noticed, after)
-		fmt.Printf("| %s | `%s`: %s | %s | %v |\n", m.name, m.file, m.what, noticed, after)
+		fmt.Printf("| %s | `%s`: %s | %s | %v |\n", m.name, m.file, m.what, results[i], results[i].after)
 	}
 	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), survivors, time.Since(begin).Round(time.Second))
 	if only == "" {
@@ -130,4 +132,51 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		return survivors, fmt.Errorf("%d edits are wrong in themselves", broken)
 	}
 	return survivors, nil
+}
+
+// result is what came of a mutation.
+type result struct {
+	failed *failure
+	err    error // the edit is wrong
+	after  time.Duration
+}
+
+func (r result) String() string {
+	switch {
+	case r.err != nil:
+		return "**the edit is wrong**"
+	case r.failed == nil:
+		return "**nothing**"
+	}
+	return r.failed.String()
+}
+
+// tryAll tries the mutations, one at a time in each lab, and returns what came of each.
+func tryAll(ctx context.Context, labs []*lab, mutations []mutation, named bool) []result {
+	results := make([]result, len(mutations))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for _, l := range labs {
+		l.took = maps.Clone(labs[0].took)
+	}
+	for _, l := range labs {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(mutations) {
+					return
+				}
+				begin := time.Now()
+				failed, err := l.try(ctx, mutations[i], named)
+				r := result{failed, err, time.Since(begin).Round(time.Second)}
+				if err != nil && ctx.Err() == nil {
+					fmt.Fprintf(os.Stderr, "%s: %v\n", mutations[i].name, err)
+				}
+				fmt.Fprintf(os.Stderr, "%-30s %-70s %v\n", mutations[i].name, r, r.after)
+				results[i] = r
+			}
+		})
+	}
+	wg.Wait()
+	return results
 }

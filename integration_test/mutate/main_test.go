@@ -1,19 +1,16 @@
 package main
 
-import (
-	"slices"
-	"testing"
-)
+import "testing"
 
 // The table of mutations follows the code: what each replaces is there, and so are the tests that it names.
 func TestEveryMutationCanBeMade(t *testing.T) {
-	l, err := newLab(t.Context(), "")
+	l, err := newLab(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.remove()
 	names := map[string]bool{}
-	for _, m := range slices.Concat(sqlMutations, goMutations) {
+	for _, m := range allMutations {
 		if err := l.applies(m); err != nil {
 			t.Error(err)
 		}

@@ -49,27 +49,6 @@ func (c *call) byPolicy() *answer {
 	return &answer{granted: !denied, at: algebra.At(at)}
 }
 
-// leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.
-func leastUpTo(ds []demand) float64 {
-	least := math.Inf(1)
-	for _, d := range ds {
-		if d.most > 0 {
-			least = min(least, d.most)
-		}
-	}
-	return least
-}
-
-// boundUpTo makes the demands with UpTo take no more than those without rows do, since all take the same number.
-func boundUpTo(ds, rowless []demand) {
-	if rowless == nil {
-		return
-	}
-	for i := range ds {
-		ds[i].most = min(ds[i].most, leastUpTo(rowless))
-	}
-}
-
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
 func (r *Result) fillRowless(c *call, a *answer) {
 	denied, upTo := c.deniedByPolicy(), leastUpTo(c.rowless)

@@ -1,0 +1,102 @@
+package main
+
+// inMemoryMutations are edits of the database in memory.
+var inMemoryMutations = []mutation{
+	{
+		name: "inmemory-merge", file: "internal/inmemory/inmemory.go", what: "in memory, the rows of shards are merged only if the call is granted",
+		old: "!reserve && len(t[d.ID]) > 1", new: "!reserve && false",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-shard-floor", file: "internal/inmemory/inmemory.go", what: "in memory, a shard takes tokens that it does not have",
+		old: "if d.Shards > 1 || reserve {", new: "if reserve {",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-reserve-floor", file: "internal/inmemory/inmemory.go", what: "in memory, a reservation owes tokens without forfeiting any",
+		old: "if d.Shards > 1 || reserve {", new: "if d.Shards > 1 {",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-emptier-shard", file: "internal/inmemory/inmemory.go", what: "in memory, the emptier shard is taken from",
+		old: "d.available(rows[b], now) > d.available(rows[a], now)", new: "d.available(rows[b], now) < d.available(rows[a], now)",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-equal-shards", file: "internal/inmemory/inmemory.go", what: "in memory, the later one of two equal shards is taken from",
+		old: "d.available(rows[b], now) > d.available(rows[a], now)", new: "d.available(rows[b], now) >= d.available(rows[a], now)",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-fuller-shard", file: "internal/inmemory/inmemory.go", what: "in memory, the fuller shard is taken from at every level",
+		old: "	case level == Higher:\n", new: "	case false:\n",
+		tests: "TestInMemoryAnswersAsPostgresDoes",
+	}, {
+		name: "inmemory-all-or-nothing", file: "internal/inmemory/inmemory.go", what: "in memory, several limits are granted if the last one is",
+		old: "a.Granted = a.Granted && d.Enough(", new: "a.Granted = d.Enough(",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-time-backwards", file: "internal/inmemory/inmemory.go", what: "in memory, a row forgets that the clock has stepped back",
+		old: "row.TS = max(row.TS, now)", new: "row.TS = now",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-refund-shards", file: "internal/inmemory/inmemory.go", what: "in memory, a refund changes the number of shards",
+		old: "		d.Shards = len(rows)\n", new: "",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-refund-all", file: "internal/inmemory/inmemory.go", what: "in memory, a refund gives back all that is asked for",
+		old: "d.Limit.Take(rows, len(rows), -back, now)", new: "d.Limit.Take(rows, len(rows), -d.Count, now)",
+		tests: "TestModel",
+	}, {
+		name: "memory-conflict", file: "ratelimit/ratelimittest/tx.go", what: "in memory, transactions overwrite what others have committed meanwhile",
+		old: "if !slices.Equal(s.db.table[id], rows) {", new: "if false && !slices.Equal(s.db.table[id], rows) {",
+		tests: "TestConflictsAreRetried",
+	}, {
+		name: "memory-aborted", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction goes on after an error",
+		old: "	s.aborted = answer.err != nil\n", new: "",
+		tests: "TestOtherSQLIsAnError",
+	}, {
+		name: "memory-aborted-commit", file: "ratelimit/ratelimittest/tx.go", what: "in memory, an aborted transaction commits",
+		old: "	if s.aborted {\n		return pgx.ErrTxCommitRollback\n	}\n", new: "",
+		tests: "TestOtherSQLIsAnError",
+	}, {
+		name: "memory-savepoint", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a rollback to a savepoint forgets nothing",
+		old: "t.session.table, t.aborted = t.table, false", new: "t.aborted = false",
+		tests: "TestNestedTransactions",
+	}, {
+		name: "memory-savepoint-base", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a key first used after a savepoint has no rows after its rollback",
+		old: "			if _, used := t.before[id]; !used {\n				t.table[id] = rows\n			}\n", new: "			_, _ = id, rows\n",
+		tests: "TestNestedTransactions",
+	}, {
+		name: "memory-savepoint-aborted", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction stays aborted after a rollback to a savepoint",
+		old: "t.session.table, t.aborted = t.table, false", new: "t.session.table = t.table",
+		tests: "TestNestedTransactions",
+	}, {
+		name: "memory-delete", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a reset is not committed",
+		old: "			delete(s.db.table, id)\n", new: "			_ = id\n",
+		tests: "TestEveryVerb",
+	}, {
+		name: "memory-batch-commit", file: "ratelimit/ratelimittest/batch.go", what: "in memory, a batch without BEGIN is not committed",
+		old: "		r.commit = s.commit()\n", new: "		s.end()\n",
+		tests: "TestBatches",
+	}, {
+		name: "memory-raise", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a denial in a batch is no error",
+		old: "case s.orRaise && !a.Granted:", new: "case false:",
+		tests: "TestBatches",
+	}, {
+		name: "memory-calendar-clock", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a calendar is decided by windows of another time",
+		old: "l.Unknown(now) || now < (*l.Windows)[0]", new: "false",
+		tests: "TestBatches",
+	}, {
+		name: "memory-open", file: "ratelimit/ratelimittest/tx.go", what: "a transaction that is left open is not found",
+		old: "		db.open++\n", new: "",
+		tests: "TestTheEndOfATest",
+	}, {
+		name: "memory-sleep", file: "ratelimit/ratelimittest/clock.go", what: "the clock wakes nobody",
+		old: "		close(s.done)\n		return true\n", new: "		return true\n",
+		tests: "TestSleepEndsByTheClock",
+	}, {
+		name: "replay-exceeds", file: "ratelimit/inmemory.go", what: "what is more than the capacity is forgotten by the suggestion",
+		old: "return result, charge.demands[0].numbers, err", new: "return result, algebra.Limit{Period: 1 + charge.demands[0].numbers.Period}, err",
+		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
+	}, {
+		name: "replay-stored-key", file: "ratelimit/inmemory.go", what: "a replay escapes a stored key again, and so has another grid",
+		old: "if r.key = key; checkText", new: "if r.key = joinKey([]string{key}); checkText",
+		tests: "TestReplayPredictsARun",
+	},
+}

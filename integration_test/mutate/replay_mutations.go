@@ -1,0 +1,66 @@
+package main
+
+// replayMutations are edits of the replay.
+var replayMutations = []mutation{
+	{
+		name: "replay-unsorted", file: "ratelimit/replay/replay.go", what: "events may be out of order",
+		old: "if r.count > 0 && e.Time.Before(r.to) {", new: "if false {",
+		tests: "TestRunNamesTheEventThatIsWrong",
+	}, {
+		name: "replay-wait", file: "ratelimit/replay/replay.go", what: "the longest wait is the last one",
+		old: "if wait > key.wait {", new: "if true {",
+		tests: "TestTheLongestWait",
+	}, {
+		name: "replay-lack-forgiven", file: "ratelimit/replay/replay.go", what: "the suggestion counts as if the candidate's capacity could be saved up on top",
+		old: "		numbers.Capacity = 0\n", new: "",
+		tests: "TestTheSuggestionIsTheSmallestCapacity",
+	}, {
+		name: "replay-lookback", file: "ratelimit/replay/replay.go", what: "the suggestion takes months of long ago for the longest",
+		old: "min(100**c.Rate, algebra.MaxTokens)", new: "min(1**c.Rate, algebra.MaxTokens)",
+		tests: "TestTheSuggestionCountsAllMonths",
+	}, {
+		name: "replay-share", file: "ratelimit/replay/report.go", what: "more keys are denied than the share",
+		old: "math.Floor(share*n)", new: "math.Ceil(share*n)",
+		tests: "TestNoCapacityIsSuggestedWhereNoneHelps",
+	}, {
+		name: "replay-whole", file: "ratelimit/replay/report.go", what: "the suggestion is rounded down to whole tokens",
+		old: "math.Ceil(c.needs[", new: "math.Floor(c.needs[",
+		tests: "TestTheSuggestionIsTheSmallestCapacity",
+	}, {
+		name: "replay-list", file: "ratelimit/replay/report.go", what: "the lists are in the order in which the keys came",
+		old: "compare(item, list[at-1]) < 0", new: "false",
+		tests: "TestListsAreBoundedAndSorted",
+	}, {
+		name: "replay-terminal", file: "ratelimit/replay/report.go", what: "a key can move the cursor of a terminal",
+		old: "len(quoted) > len(s)+2 || s ==", new: "s ==",
+		tests: "TestThePictureEscapesNamesAndKeys",
+	}, {
+		name: "replay-markup", file: "ratelimit/replay/picture.go", what: "a name or a key can be markup of the picture",
+		old: "_ = xml.EscapeText(&b, []byte(printable(s, most)))", new: "_ = xml.EscapeText(&b, nil)\n	b.WriteString(printable(s, most))",
+		tests: "TestThePictureEscapesNamesAndKeys",
+	}, {
+		name: "replay-spans", file: "ratelimit/replay/spans.go", what: "events are lost when spans are joined",
+		old: "joined[n-1].Events += span.Events", new: "joined[n-1].Events = span.Events",
+		tests: "TestSpansGrowWithTheTime",
+	}, {
+		name: "replay-ties", file: "ratelimit/replay/reorder.go", what: "events of one time change places",
+		old: "a.nth < b.nth", new: "a.nth > b.nth",
+		tests: "TestReorder",
+	}, {
+		name: "replay-huge-line", file: "ratelimit/replay/log.go", what: "the rest of a huge line is taken for lines",
+		old: "			for errors.Is(err, bufio.ErrBufferFull) {\n", new: "			if errors.Is(err, bufio.ErrBufferFull) {\n",
+		tests: "TestHugeLinesAreErrors",
+	}, {
+		name: "replay-empty-key", file: "ratelimit/replay/log.go", what: "lines without a key count together",
+		old: `err == nil && e.Key == "" {`, new: `err == nil && e.Key == "\x00" {`,
+		tests: "TestCSV|TestJSONLines",
+	}, {
+		name: "replay-null-key", file: "ratelimit/replay/query.go", what: "rows without a key count together",
+		old: `columns > 1 && key.String == ""`, new: `columns > 3 && key.String == ""`,
+		tests: "TestReplayReadsAQuery",
+	}, {
+		name: "replay-binary", file: "ratelimit/replay/query.go", what: "keys are read in binary form, of which pgx does not always have a text",
+		old: "pgx.TextFormatCode}", new: "pgx.BinaryFormatCode}",
+		tests: "TestReplayReadsAQuery",
+	},
+}

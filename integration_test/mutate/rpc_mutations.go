@@ -1,0 +1,126 @@
+package main
+
+// rpcMutations are edits of the interceptors for gRPC and Connect.
+var rpcMutations = []mutation{
+	{
+		name: "rpc-fails-open", file: "ratelimit/rpclimit/rpclimit.go", what: "calls pass while the database is down",
+		old: "open = i.FailOpen && refusal", new: "open = refusal",
+		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
+	}, {
+		name: "rpc-stays-closed", file: "ratelimit/rpclimit/rpclimit.go", what: "FailOpen does nothing",
+		old: "open = i.FailOpen && refusal", new: "open = false && refusal",
+		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
+	}, {
+		name: "rpc-observe-only", file: "ratelimit/rpclimit/rpclimit.go", what: "ObserveOnly refuses",
+		old: "|| open || i.ObserveOnly", new: "|| open",
+		tests: "TestRPCObserveOnlyLetsDeniedCallsPass",
+	}, {
+		name: "rpc-client-gone", file: "ratelimit/rpclimit/rpclimit.go", what: "a client that goes is a fault of the database",
+		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); false &&",
+		tests: "TestRPCAClientThatGoesIsNoFaultOfTheDatabase|TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-client-late", file: "ratelimit/rpclimit/rpclimit.go", what: "a deadline of the client's is a fault of the database",
+		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); errors.Is(ctx.Err(), context.Canceled) &&",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that goes passes",
+		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), open",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-timeout", file: "ratelimit/rpclimit/rpclimit.go", what: "a decision takes as long as the client waits",
+		old: "context.WithTimeout(ctx, i.timeout())", new: "context.WithCancel(ctx)",
+		tests: "TestADecisionHasADeadline",
+	}, {
+		name: "rpc-conflict", file: "ratelimit/rpclimit/rpclimit.go", what: "a conflict is a fault of the database",
+		old: "ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database\n			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)\n			return err\n		})", new: "func() (err error) {\n			d.Result, err = i.Limiter.Consume(within, i.DB, requests...)\n			return err\n		}()",
+		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
+	}, {
+		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call for which nothing is asked is not limited",
+		old: "err = errors.New(\"rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited\")", new: "err = ErrNotLimited",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-not-limited-wrapped", file: "ratelimit/rpclimit/rpclimit.go", what: "ErrNotLimited is an error if it is wrapped",
+		old: "errors.Is(err, ErrNotLimited)", new: "err == ErrNotLimited",
+		tests: "TestRPCCallsThatAreNotLimitedPass",
+	}, {
+		name: "rpc-incomplete", file: "ratelimit/rpclimit/rpclimit.go", what: "an interceptor without a limiter panics",
+		old: "i.Limiter == nil || ", new: "",
+		tests: "TestRPCAnIncompleteInterceptorRefuses",
+	}, {
+		name: "rpc-log-late", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told that clients do not wait for the database",
+		old: "case d.Code == codes.DeadlineExceeded:", new: "case d.Code == codes.Unknown:",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-log-key", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told of keys that are not found",
+		old: "case d.Code == codes.InvalidArgument &&", new: "case d.Code == codes.Unknown &&",
+		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "rpc-never-retry", file: "ratelimit/rpclimit/refusal.go", what: "what can never be granted is the client's mistake alone",
+		old: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.ResourceExhausted", new: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.InvalidArgument",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-violations-granted", file: "ratelimit/rpclimit/refusal.go", what: "limits that would have granted are violated, too",
+		old: "if s.OK || slices.", new: "if slices.",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-violations-twice", file: "ratelimit/rpclimit/refusal.go", what: "a limit is violated twice",
+		old: "return v.QuotaId == name", new: "return false",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-leak", file: "ratelimit/rpclimit/refusal.go", what: "a violation tells the key",
+		old: "QuotaId: name, QuotaValue", new: "Subject: s.Key, QuotaId: name, QuotaValue",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-leak-error", file: "ratelimit/rpclimit/refusal.go", what: "an error of the program's own goes to clients",
+		old: "	default:\n		return internal\n	}\n}\n", new: "	default:\n		return status.New(codes.Internal, err.Error())\n	}\n}\n",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-connect-details", file: "ratelimit/rpclimit/refusal.go", what: "details of a Connect error are lost",
+		old: "for _, d := range byConnect.Details() {", new: "for _, d := range byConnect.Details()[:0] {",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-401", file: "ratelimit/rpclimit/refusal.go", what: "a missing credential is an invalid argument",
+		old: "byHTTP.Status == http.StatusUnauthorized", new: "false",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-403", file: "ratelimit/rpclimit/refusal.go", what: "forbidden is an invalid argument",
+		old: "byHTTP.Status == http.StatusForbidden", new: "false",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
+	}, {
+		name: "rpc-canonical", file: "ratelimit/rpclimit/grpc.go", what: "the metadata of gRPC is not found by its canonical names",
+		old: "call.Header[http.CanonicalHeaderKey(name)]", new: "call.Header[name]",
+		tests: "TestRPCRequestsKnowTheMethodThePeerAndTheMetadata",
+	}, {
+		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a stream of gRPC opens unlimited",
+		old: "	if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n		return refusal.Err()\n	}\n", new: "",
+		tests: "TestRPCAStreamIsLimitedWhenItOpens",
+	}, {
+		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused message of gRPC the next is received",
+		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.ServerStream", new: "if err := s.ServerStream",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-message-ignored", file: "ratelimit/rpclimit/grpc.go", what: "a refused message of gRPC is handed over",
+		old: "		s.refused = refusal.Err()\n", new: "		_ = refusal\n",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a stream of Connect opens unlimited",
+		old: "		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {\n			return connectError(refusal)\n		}\n", new: "",
+		tests: "TestRPCAStreamIsLimitedWhenItOpens",
+	}, {
+		name: "rpc-connect-message-again", file: "ratelimit/rpclimit/connect.go", what: "after a refused message of Connect the next is received",
+		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.Streaming", new: "if err := s.Streaming",
+		tests: "TestRPCEachMessageOfAStreamIsLimited",
+	}, {
+		name: "rpc-connect-client", file: "ratelimit/rpclimit/connect.go", what: "calls that a client of Connect makes are limited",
+		old: "request.Spec().IsClient", new: "false",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-connect-denial", file: "ratelimit/rpclimit/connect.go", what: "a denial by Connect has no details",
+		old: "range refusal.Proto().GetDetails()", new: "range refusal.Proto().GetDetails()[:0]",
+		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
+		old: "if denied.RetryAt.IsZero() {", new: "if false {",
+		tests: "TestADenialByPolicyIsPermissionDenied",
+	},
+}
