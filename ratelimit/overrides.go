@@ -284,9 +284,9 @@ func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []cha
 		if page.Untils[i] == math.MaxInt64 {
 			c.until = algebra.Forever
 		}
-		valid := known && !(c.rate < algebra.MinTokens)
-		for _, n := range []float64{c.rate, c.capacity, c.maxReserved} {
-			valid = valid && (math.IsNaN(n) || countable(n))
+		valid := known && page.Rates[i] != 0
+		for _, n := range []float64{page.Rates[i], page.Capacities[i], page.MaxReserveds[i]} {
+			valid = valid && (n == asDefined || countable(n))
 		}
 		if !valid && !c.removed {
 			o.tell(ctx, fmt.Errorf("ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid", id, name))
@@ -297,8 +297,11 @@ func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []cha
 	return changes
 }
 
+// asDefined stands for NULL in a page.
+const asDefined = -1
+
 func orNaN(n float64) float64 {
-	if n == -1 {
+	if n == asDefined {
 		return math.NaN()
 	}
 	return n
