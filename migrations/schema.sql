@@ -1980,7 +1980,8 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most 
 --   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
 --
 -- Arrays may be NULL, which is no row. No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
--- denials), and it waits for no row that it deletes. A row that is locked is left to the next call.
+-- denials), and it waits for no row that it deletes. A row that is locked is left to the next call. A call that waits for 2 seconds
+-- fails (55P03), so that its caller knows that nothing was written.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
     tokens double precision[], refunded double precision[], waited double precision[],
@@ -1988,6 +1989,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
+SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
 DECLARE

@@ -220,6 +220,23 @@ func TestNoCountIsLostOrCountedTwice(t *testing.T) {
 	}
 }
 
+// A call of Decision counts the request first and the key then. A collection may come in between.
+func TestADeniedKeyMayBeCountedAfterItsMinute(t *testing.T) {
+	r := &Recorder{}
+	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
+	r.Decision(t.Context(), deny(limit, "ann", noon))
+	l := (*r.limits.Load())["limit"]
+	hours := l.hours
+	l.hours = nil
+	if parts := r.collect(); len(parts) != 1 || len(parts[0].minutes) != 1 || len(parts[0].hours) != 0 {
+		t.Fatalf("%+v", parts)
+	}
+	l.hours = hours
+	if parts := r.collect(); len(parts) != 1 || len(parts[0].minutes) != 0 || len(parts[0].hours) != 1 {
+		t.Errorf("%+v", parts)
+	}
+}
+
 func TestLimitsBeyondTheBoundAreCountedTogether(t *testing.T) {
 	r := &Recorder{}
 	for i := range 2 * maxLimits {
