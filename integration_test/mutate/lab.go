@@ -23,7 +23,7 @@ import (
 // packages are those whose tests are to notice.
 var packages = []string{
 	"internal/algebra", "internal/calendar", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
-	"ratelimit/replay", "integration_test",
+	"ratelimit/replay", "ratelimit/usage", "integration_test",
 }
 
 // Some mutations make a test wait for ever. It has hung when it takes patience and some times as long as without a mutation, or,

@@ -30,7 +30,7 @@ import (
 )
 
 var allMutations = slices.Concat(sqlMutations, algebraMutations, valueMutations, callMutations, coalescerMutations,
-	inMemoryMutations, httpMutations, rpcMutations, replayMutations)
+	inMemoryMutations, httpMutations, rpcMutations, replayMutations, usageMutations)
 
 // mutation is one edit.
 type mutation struct {
