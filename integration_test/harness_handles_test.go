@@ -158,7 +158,7 @@ func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Errorf("timed out waiting: %s", what)
+			t.Errorf("timed out waiting until %s", what)
 			return
 		}
 	}

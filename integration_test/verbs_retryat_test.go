@@ -92,7 +92,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				}
 			}
 			if denials < unlessShort(500, 100) || debts < unlessShort(200, 40) {
-				t.Errorf("%d denials and %d debts : this tested too little", denials, debts)
+				t.Errorf("%d denials and %d debts: this tested too little", denials, debts)
 			}
 		})
 	}

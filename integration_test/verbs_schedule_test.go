@@ -416,7 +416,7 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 			})
 		}
 	}
-	t.Run("settled every time", func(t *testing.T) {
+	t.Run("even if it is settled", func(t *testing.T) {
 		t.Parallel()
 		tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(1e6))
 		q := newJobQueue(t, tokens.Key("team"))
