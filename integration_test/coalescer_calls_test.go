@@ -48,7 +48,7 @@ func playBatches(t *testing.T, rounds int) {
 	limits := make([]ratelimit.Limit, 3)
 	for round := 0; round < rounds || granted < rounds || denials < rounds; round++ { // until there were enough grants and denials
 		if round == 5*rounds {
-			t.Fatalf("%d grants and %d denials in %d rounds : this tested too little", granted, denials, round)
+			t.Fatalf("%d grants and %d denials in %d rounds: this tested too little", granted, denials, round)
 		}
 		for i := range limits {
 			if round == 0 || r.IntN(8) == 0 {

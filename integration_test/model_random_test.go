@@ -423,7 +423,7 @@ func playModel(t *testing.T, calls int) {
 		}
 	}
 	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
-		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls : this tested too little", granted, denied, ups, calls)
+		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls: this tested too little", granted, denied, ups, calls)
 	}
 }
 

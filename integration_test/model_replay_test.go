@@ -81,7 +81,7 @@ func TestReplayPredictsARun(t *testing.T) {
 			t.Errorf("%v: the longest waits are %v, want %v", limit, got, waits)
 		}
 		if i < 5 && (granted < 20 || c.Denied < 20) {
-			t.Errorf("%v: %d of %d granted : this tested too little", limit, granted, len(events))
+			t.Errorf("%v: %d of %d granted: this tested too little", limit, granted, len(events))
 		}
 	}
 }
