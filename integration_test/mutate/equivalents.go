@@ -12,7 +12,7 @@ var equivalents = []equivalent{
 	{coalesce, "without the `SET enable_...` other than seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "only the plans change: bench measures that"},
 	{"ratelimit/coalescer.go", "`maxBatch`, and `flush` without `told.Wait`", "the number of calls in a statement changes no decision: bench measures it"},
 	{"ratelimit/coalescer_batch.go", "`consumeSum` remembers no denial", "it only makes the next call faster: bench measures it"},
-	{"ratelimit/coalescer.go", "`tooMany` returns another number, for several keys", "it changes only which statement decides: bench measures it (for one key, TestCoalescerAsksForTheSum counts)"},
+	{"ratelimit/coalescer.go", "`tooMany` uses another share, for several keys", "it changes only which statement decides: bench measures it (for one key, TestCoalescerAsksForTheSum counts)"},
 	{"ratelimit/coalescer_batch.go", "`settle` returns no `errDisagree`", "a check of the engine itself: only a second defect would show it"},
 	{"ratelimit/hot.go", "`places` lets one or three pass", "the others wait for the lock in the database: bench measures it"},
 	{"ratelimit/sendtx.go", "the result of COMMIT is not read", "`Close` reads it, and returns its error"},
