@@ -1,9 +1,9 @@
-// Quickstart runs five short acts about rate limits in a Postgres, and checks the result of each.
+// Quickstart runs five short stories about rate limits in a Postgres, and checks the result of each.
 //
 //	go run ./examples/quickstart
 //
-// Each act is a function below, to copy from. The program takes about ten seconds, mostly waiting for tokens. It exits
-// with 0 only if every act ended as expected.
+// Each story is a function below, to copy from. The program takes about ten seconds, mostly waiting for tokens. It exits
+// with 0 only if every story ended as expected.
 package main
 
 import (
@@ -92,7 +92,7 @@ func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	if err := demo.PrintTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "\nEvery act ended as expected.")
+	fmt.Fprintln(out, "\nEvery story ended as expected.")
 	return nil
 }
 
