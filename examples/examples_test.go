@@ -19,7 +19,7 @@ import (
 	"github.com/txlimit/txlimit/internal/postgres"
 )
 
-var update = flag.Bool("update", false, "write what the examples print to their output.txt")
+var update = flag.Bool("update", false, "write the examples' output to output.txt")
 
 // These have their own tests: quickstart prints the time of day (quickstart/main_test.go); getting-started has
 // TestGettingStarted.
@@ -97,7 +97,7 @@ func play(t *testing.T, program string, env []string, golden string) {
 	wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(stdout.String(), "\n")
 	for i := range max(len(wantLines), len(gotLines)) {
 		if w, g := at(wantLines, i), at(gotLines, i); w != g {
-			t.Fatalf("%s and what it prints part in line %d:\n- %s\n+ %s", golden, i+1, w, g)
+			t.Fatalf("%s and the output differ in line %d:\n- %s\n+ %s", golden, i+1, w, g)
 		}
 	}
 }

@@ -136,7 +136,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 				}
 				after := tableOf(t, pool)
 				if (after == before) != (name == "check") {
-					t.Errorf("%s: what is valid made of\n%s\nthis\n%s", kind, before, after)
+					t.Errorf("%s: valid arguments changed\n%s\nto\n%s", kind, before, after)
 				}
 				before = after
 			}

@@ -195,7 +195,7 @@ func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(i))); err != nil {
-					t.Errorf("a key that nobody has locked: %v", err)
+					t.Errorf("a key that is not locked: %v", err)
 					return
 				}
 				decided.Add(1)
@@ -241,7 +241,7 @@ func TestALockedKeyTakesOnePlace(t *testing.T) {
 	}
 	errs := together(ctx, coalescer, calls)
 	if err := errors.Join(errs...); err != nil {
-		t.Errorf("keys that nobody has locked: %v", err)
+		t.Errorf("keys that are not locked: %v", err)
 	}
 	unlock(t, tx)
 	first.wg.Wait()

@@ -121,7 +121,7 @@ func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if _, err := limiter.Consume(ctx, coalescer, limit.Key("free")); err != nil {
-		t.Errorf("a key that nobody has locked: %v", err)
+		t.Errorf("a key that is not locked: %v", err)
 	}
 	if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)

@@ -93,7 +93,7 @@ func (o *office) observed() []rpclimit.Decision {
 	return decisions
 }
 
-// said is what a handler does with the words of a message.
+// said handles the words of a message.
 func (o *office) said(ctx context.Context, words string) error {
 	o.called.Add(1)
 	if o.handle != nil {

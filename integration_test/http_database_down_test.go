@@ -17,8 +17,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// In a database whose default is SERIALIZABLE, of the transactions that want one row all but one fail. That is no failure
-// of the database: such a request is neither refused nor, with FailOpen, let through, and no refund is lost.
+// The database's default is SERIALIZABLE, so of several transactions on one row, all but one fail. That is no failure of
+// the database: such a request is neither refused nor, with FailOpen, let through, and no refund is lost.
 func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)

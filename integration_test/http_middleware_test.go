@@ -315,7 +315,7 @@ func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 				want := map[bool]int{true: 200, false: 429}[i < 5]
 				lie := []string{"198.51.100.1", "192.0.2.9", "127.0.0.1", "garbage", "::1", "fe80::1%x", "", "::ffff:192.0.2.9"}[i]
 				if got := s.get("/", row.proxied(lie, address)...); got.Status != want {
-					t.Errorf("%s: request %d of %s, who says %s: %d, want %d", name, i, address, lie, got.Status, want)
+					t.Errorf("%s: request %d of %s, which claims %s: %d, want %d", name, i, address, lie, got.Status, want)
 				}
 			}
 		}

@@ -179,7 +179,7 @@ func TestHTTPManyCostsAtOnceAddUp(t *testing.T) {
 		sending.Wait()
 		want := [2]float64{1e6 - total, 1e6 - 2*total}
 		var left [2]float64
-		eventually(t, fmt.Sprint("what is left is ", want), func() bool { // an aborted client may get its error before the settlement
+		eventually(t, fmt.Sprint("the balance is ", want), func() bool { // an aborted client may get its error before the settlement
 			left = [2]float64{s.world().balance(bucket.Key("ann")), s.world().balance(window.Global())}
 			return left == want
 		})

@@ -395,7 +395,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		w.check(ann)
 		w.do(w.limiter.Reset(w.Context(), w.db, limit.Key("bob")))
 		if got := out.records(w.T); len(got) != 0 {
-			w.Errorf("what was granted is logged: %v", got)
+			w.Errorf("a grant is logged: %v", got)
 		}
 		w.deny(ann, site.Global())
 		got := out.records(w.T)

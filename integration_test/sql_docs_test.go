@@ -185,7 +185,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				blocked = func() bool {
 					return n.is(`SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`, blocker)
 				}
-				eventually(n.T, "the query shows who waits for whom", blocked)
+				eventually(n.T, "the query shows which session waits for which", blocked)
 			})
 			if blocked() {
 				n.Error("the query shows a waiting session, but none waits any more")

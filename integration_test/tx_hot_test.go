@@ -372,7 +372,7 @@ func TestHotEndsWithItsContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, want the context's error", err)
 		}
-		eventually(t, "nobody waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
+		eventually(t, "no transaction waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
 	}
 	t.Run("in the queue", func(t *testing.T) {
 		begin(t)

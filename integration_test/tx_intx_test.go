@@ -356,7 +356,7 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 		then  func(ctx context.Context, tx pgx.Tx) error
 		check func(err error) bool
 	}{
-		"an error of its own": {
+		"its own error": {
 			func(context.Context, pgx.Tx) error { return mine },
 			func(err error) bool { return err == mine }, //nolint:errorlint // it must not be wrapped
 		},

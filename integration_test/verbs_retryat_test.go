@@ -65,7 +65,7 @@ func TestRetryAtIsExact(t *testing.T) {
 					if result.RetryAt.Year() == 9999 {
 						c := limit.Config()
 						if seconds := (a.count + 11*limit.Capacity()) / *c.Rate * period(c).Seconds(); seconds < 1e11 {
-							t.Fatalf("case %d: %+v denied at %v for ever, though %v s refill all that could be missing", n, a, now, seconds)
+							t.Fatalf("case %d: %+v denied at %v forever, although %v s refill everything", n, a, now, seconds)
 						}
 						continue // the instant would be out of range
 					}

@@ -77,7 +77,7 @@ func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		play  func(context.Context, *pgxpool.Pool, io.Writer) error
 	}{
 		{"32 people sign up at once, 10 per hour are let in", manySignUps},
-		{"Ann sends messages until she is told to wait, and waits", burstThenWait},
+		{"Ann sends messages until she is denied, and waits", burstThenWait},
 		{"A rollback returns the tokens", rollbackReturnsTokens},
 		{"Two limits in one call, all or nothing", twoLimits},
 		{"Language model tokens are reserved, the work is scheduled in the same commit", reserveAndSchedule},

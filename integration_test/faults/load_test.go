@@ -362,7 +362,7 @@ func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	}
 	left := capacity - float64(h.gone(ctx, l, admin))
 	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global().Count(left)); err != nil {
-		l.Errorf("%s: what is left is not granted: %v", h.limit.Name(), err)
+		l.Errorf("%s: the remaining tokens are not granted: %v", h.limit.Name(), err)
 	}
 	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global()); !errors.As(err, new(*ratelimit.DeniedError)) {
 		l.Errorf("%s: more than the capacity was granted: %v", h.limit.Name(), err)

@@ -315,7 +315,7 @@ func (c *checker) replay(s *soak) {
 	})
 	noError(c, err)
 	for xid, changes := range c.pending {
-		c.fail("transaction %s changed what none of its calls did: %v", xid, changes)
+		c.fail("transaction %s made a change that none of its calls explains: %v", xid, changes)
 	}
 	for p := range c.refunds {
 		if s, back := c.due(p, algebra.Max); back > 0 {
@@ -591,7 +591,7 @@ func (c *checker) deleted(did map[place]history, app string) bool {
 		case subjects[p.subject].reset && strings.HasPrefix(app, appName(c.seed, "")):
 			c.wasReset(p)
 		case numbersOf(p).Total(before, at) < numbersOf(p).Capacity:
-			c.fail("deleted at %v, though it is not full and nobody resets it: %s", at.Time(), show(map[place]history{p: h}))
+			c.fail("deleted at %v, but it is not full and was not reset: %s", at.Time(), show(map[place]history{p: h}))
 		}
 	}
 	return deleted
