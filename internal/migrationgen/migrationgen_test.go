@@ -322,15 +322,15 @@ func TestTheSourceIsRefusedWhereItIsNotUnderstood(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, sql, want string
 	}{
-		"an unknown statement":           {"reset.sql", "INSERT INTO x VALUES (1);", "knows no such statement: INSERT INTO x"},
-		"no mark":                        {"reset.sql", "CREATE VIEW v AS SELECT 1;", "knows no such statement: CREATE VIEW v"},
-		"no end":                         {"reset.sql", "CREATE VIEW " + schemaMark + "v AS SELECT 1", "has no end"},
-		"no end of a quotation":          {"reset.sql", "CREATE FUNCTION " + schemaMark + "f() AS $x$; ;", "$x$ has no end"},
-		"a comment on nothing":           {"reset.sql", "-- The end.\n", "after the last statement there is a comment"},
-		"the same twice":                 {"reset.sql", "CREATE TABLE " + schemaMark + "rate_limits ();", "table rate_limits is in engine/table.sql, too"},
-		"an overloaded function":         {"reset.sql", "CREATE FUNCTION " + schemaMark + "ratelimit_keys() RETURNS void AS '';", "function ratelimit_keys is in engine/"},
-		"a file that has no place":       {"other.sql", "", "engine/other.sql is not in the order of the files"},
-		"the first words of a migration": {"reset.sql", "COMMENT ON TABLE " + schemaMark + "x IS $engine$\n$engine$;", "knows no such statement: COMMENT ON"},
+		"an unknown statement":       {"reset.sql", "INSERT INTO x VALUES (1);", "knows no such statement: INSERT INTO x"},
+		"no mark":                    {"reset.sql", "CREATE VIEW v AS SELECT 1;", "knows no such statement: CREATE VIEW v"},
+		"no end":                     {"reset.sql", "CREATE VIEW " + schemaMark + "v AS SELECT 1", "has no end"},
+		"no end of a quotation":      {"reset.sql", "CREATE FUNCTION " + schemaMark + "f() AS $x$; ;", "$x$ has no end"},
+		"a comment on nothing":       {"reset.sql", "-- The end.\n", "after the last statement there is a comment"},
+		"the same twice":             {"reset.sql", "CREATE TABLE " + schemaMark + "rate_limits ();", "table rate_limits is in engine/table.sql, too"},
+		"an overloaded function":     {"reset.sql", "CREATE FUNCTION " + schemaMark + "ratelimit_keys() RETURNS void AS '';", "function ratelimit_keys is in engine/"},
+		"a file that has no place":   {"other.sql", "", "engine/other.sql is not in the order of the files"},
+		"what a migration begins by": {"reset.sql", "COMMENT ON TABLE " + schemaMark + "x IS $engine$\n$engine$;", "knows no such statement: COMMENT ON"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRepo(t)
