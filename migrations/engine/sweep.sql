@@ -1,4 +1,5 @@
--- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
+-- missing one.
 -- Sweep of the Go library calls it batch after batch; psql can, too.
 --
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
