@@ -138,7 +138,7 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":              "max_reserved Infinity is neither 0 nor",
 		"ratelimit_override(NULL, 'ann', rate => 1)":                                   "the name is empty",
 		"ratelimit_block('bucket', 'ann', until => now())":                             "has passed",
-		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":              "has passed",
+		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":           "has passed",
 		"ratelimit_restore('bucket', 'ann', 'nonsense')":                               "effect 'nonsense' is not numbers, block or unlimited",
 		"ratelimit_add(NULL)":                                                          "NULL is not the id of an override in force",
 		"ratelimit_publish('', '[]')":                                                  "the name of the program is empty",
