@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if url := os.Getenv(usageWorker); url != "" {
+		return workOnUsage(url)
+	}
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped

@@ -370,7 +370,8 @@ func TestByHandReservations(t *testing.T) {
 func TestByHandRefusesWhatIsWrong(t *testing.T) {
 	behaviour(t, func(w world) {
 		for arguments, text := range map[string]string{
-			`'l', 'ann'`:                                                               `rate limit 'l': rate NULL is not between`,
+			`'l', 'ann'`:                                                               `rate limit 'l': no program has published it`,
+			`'l', 'ann', shards => 2`:                                                  `rate limit 'l': rate NULL is not between`,
 			`'l', 'ann', 10`:                                                           `period NULL is not between`,
 			`NULL, 'ann', 10, '1 minute'`:                                              `rate limit NULL: the name is empty`,
 			`'', 'ann', 10, '1 minute'`:                                                `the name is empty`,

@@ -31,7 +31,7 @@ import (
 )
 
 var allMutations = slices.Concat(sqlMutations, algebraMutations, valueMutations, callMutations, coalescerMutations,
-	inMemoryMutations, httpMutations, rpcMutations, replayMutations)
+	inMemoryMutations, httpMutations, rpcMutations, replayMutations, overrideMutations, usageMutations)
 
 // mutation is one edit.
 type mutation struct {

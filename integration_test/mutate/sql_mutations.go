@@ -817,7 +817,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	}, {
 		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",
-		old: "IF wrong IS NULL AND rate = '0' THEN", new: "IF false THEN",
+		old: "(rate = '0' OR effect = 'block')", new: "effect = 'block'",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	}, {
 		name: "byhand-policy-nothing", file: ratelimit, what: "0 tokens of a rate of 0 are denied",

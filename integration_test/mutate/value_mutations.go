@@ -240,7 +240,7 @@ var valueMutations = []mutation{
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-clock", file: "ratelimit/policy.go", what: "without a statement, the instant is not the Clock's",
-		old: "\tif c.local.Valid {\n", new: "\tif false {\n",
+		old: "at: c.overrides.now(c.local)", new: "at: algebra.At(time.Now())",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-blames-others", file: "ratelimit/policy.go", what: "a denial by policy is reported for the other limits, too",

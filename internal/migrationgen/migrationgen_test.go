@@ -274,7 +274,7 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "start timestamptz DEFAULT NULL, now", "start timestamptz DEFAULT now(), now")
 		},
 		"an argument has come": func(r repo) {
-			X
+			r.edit("keys.sql", "keys text[] DEFAULT NULL\n", "keys text[] DEFAULT NULL, more text DEFAULT ''\n")
 		},
 		"a column has gone": func(r repo) {
 			r.edit("keys.sql", "remaining double precision, retry_at timestamptz)", "remaining double precision)")
