@@ -246,7 +246,7 @@ func TestKeysWhoseWindowsCollideGainNothing(t *testing.T) {
 	keys := colliding(n, func(key string) bool { return offset(key) < 2*time.Second })
 	limiter, clock := newLimiter()
 	pool := newPool(t, 4)
-	// The hours since year 1 have a start at noon, and all windows of these keys begin within two seconds of it.
+	// Counted from year 1, an hour begins at noon. All windows of these keys begin within two seconds after an hour's start.
 	for hour := range 3 {
 		clock.now = noon.Add(time.Duration(hour)*time.Hour + 2*time.Second)
 		granted := 0

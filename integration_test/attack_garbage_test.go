@@ -10,8 +10,8 @@ import (
 // deciders are the functions of the engine that decide. They trust their callers, but must not grant on values that are not
 // numbers. In Postgres, NaN is above all numbers, LEAST and GREATEST ignore NULL, and zero times infinity is NaN.
 //
-// Each decider is a statement with its arguments as {name}. Where it takes arrays, another limit's arguments come before
-// them. Its answer says whether anything was granted or changed.
+// Each decider is a statement with its arguments as {name}. Where it takes arrays, some also have the arguments of another
+// limit. Its answer says whether anything was granted or changed.
 var deciders = map[string]string{
 	"consume":                     `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now})`,
 	"consume, expecting a denial": `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now}, true)`,

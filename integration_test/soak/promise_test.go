@@ -74,7 +74,7 @@ func (c *checker) refunded(id grantID, a ask, back float64, inDoubt bool) {
 	of := a.place()
 	g := c.grant[part{id, of}]
 	if g == nil {
-		c.fail("a refund of more than %x was granted: %+v", id, a)
+		c.fail("a refund of tokens that %x was not granted: %+v", id, a)
 		return
 	}
 	e := event{granted: g, refunded: true, count: a.Count, back: back}
