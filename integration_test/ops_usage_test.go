@@ -544,12 +544,14 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 					now := noon
 					limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
 					for f := range flushes {
-						now = noon.Add(time.Duration(f*7%3) * 45 * time.Minute) // two hours
+						// Two hours, and minutes of its own: or else the first row of usage would let one process in at a time.
+						now = noon.Add(time.Duration(f*7%3)*45*time.Minute + time.Duration(p)*time.Minute)
 						for i := range limits {
-							// Keys that all have, and more than 100 that come and go.
-							deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), "all", 3)
+							// One key that all have, and more than 100 that come and go. Each process has others that are its worst,
+							// which come first in what it writes.
+							deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), "all", 1)
 							for k := range 40 {
-								deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), fmt.Sprint("key ", (k+f*30+p*20)%200), 1)
+								deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), fmt.Sprint("key ", (k+f*30+p*20)%200), 1+(k+p)%2)
 							}
 						}
 						for tries := 0; ; tries++ {
@@ -568,12 +570,12 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			}
 			running.Wait()
 			for name, u := range usageOf(t, pool) {
-				if want := int64(processes * flushes * 43); u.Denied != want {
+				if want := int64(processes * flushes * (1 + 60)); u.Denied != want {
 					t.Errorf("%s: %d denied, want %d", name, u.Denied, want)
 				}
 			}
 			for key, n := range denialsOf(t, pool) {
-				if want := int64(processes * flushes * 3); strings.HasSuffix(key, " all") && n != want || n > want {
+				if want := int64(processes * flushes); strings.HasSuffix(key, " all") && n != want {
 					t.Errorf("%s: %d, want %d", key, n, want)
 				}
 			}
@@ -800,7 +802,9 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	deny(t, limiter, "limit", "ann", 1)
-	if err := recorder.Flush(t.Context()); sqlState(err) != "55P03" {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := recorder.Flush(ctx); sqlState(err) != "55P03" {
 		t.Errorf("%v, want 55P03", err)
 	}
 	if err := holder.Commit(t.Context()); err != nil {
