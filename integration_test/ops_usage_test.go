@@ -532,7 +532,6 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			r := newRand(t)
 			seeds := r.Perm(processes)
 			var running sync.WaitGroup
-			var failures sync.Map
 			dbs := make([]*counting, processes)
 			for p := range processes {
 				dbs[p] = &counting{states: map[string]int{}, Pool: reconfigured(t, pool, func(c *pgxpool.Config) {
@@ -559,8 +558,8 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 							if err == nil {
 								break
 							}
-							failures.Store(err.Error(), true)
-							if tries > 20 || !errors.Is(err, ratelimit.ErrAttemptsExhausted) {
+							// On a busy machine, somebody may have to wait for two seconds.
+							if tries > 20 || !errors.Is(err, ratelimit.ErrAttemptsExhausted) && sqlState(err) != "55P03" {
 								t.Error(err)
 								return
 							}
@@ -580,6 +579,7 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 				}
 			}
 			for _, db := range dbs {
+				delete(db.states, "55P03")
 				if n := db.states["40P01"]; n > 0 || level == pgx.ReadCommitted && len(db.states) > 0 {
 					t.Errorf("errors by SQLSTATE: %v", db.states)
 				}

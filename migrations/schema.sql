@@ -1989,6 +1989,8 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
+-- Read along the indexes, whatever the statistics say.
+SET enable_seqscan = off SET enable_bitmapscan = off
 SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
@@ -2013,20 +2015,29 @@ BEGIN
        SET denied = r.denied + EXCLUDED.denied, asked = r.asked + EXCLUDED.asked,
            last_denied = greatest(r.last_denied, EXCLUDED.last_denied);
 
-    -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest.
+    -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest. OFFSET 0 and LATERAL make the planner
+    -- find the keys once, and look their rows up one by one.
     DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
      WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
-          FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
+        SELECT l.tid
+          FROM (
+            SELECT h.name, h.hour, rest.key
+              FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
+             CROSS JOIN LATERAL (
+                SELECT k.key
+                  FROM /* TEMPLATE: schema */rate_limit_denials AS k
+                 WHERE k.name = h.name AND k.hour = h.hour
+                 ORDER BY k.denied DESC, k.last_denied DESC, k.key
+                OFFSET 100
+              ) AS rest
+            OFFSET 0
+          ) AS v
          CROSS JOIN LATERAL (
-            SELECT k.key
-              FROM /* TEMPLATE: schema */rate_limit_denials AS k
-             WHERE k.name = h.name AND k.hour = h.hour
-             ORDER BY k.denied DESC, k.last_denied DESC, k.key
-            OFFSET 100
-          ) AS rest
-          JOIN /* TEMPLATE: schema */rate_limit_denials AS d ON d.name = h.name AND d.hour = h.hour AND d.key = rest.key
-           FOR UPDATE OF d SKIP LOCKED
+            SELECT d.ctid AS tid
+              FROM /* TEMPLATE: schema */rate_limit_denials AS d
+             WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
+               FOR UPDATE SKIP LOCKED
+          ) AS l
      ));
     GET DIAGNOSTICS n = ROW_COUNT;
     deleted := deleted + n;
