@@ -962,7 +962,9 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
 	}
 	for sql, index := range map[string]string{
-		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z' ORDER BY minute`:                 "rate_limit_usage_pkey",
+		`SELECT * FROM ratelimit_usage('limit 7', '2026-07-01 20:00Z')`:                                                                      "rate_limit_usage_pkey",
+		`SELECT name, sum(denied) FROM ratelimit_usage(since => '2026-07-01 21:50Z') GROUP BY name`:                                          "rate_limit_usage_minute_name_key",
+		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_usage_pkey",
 		`SELECT * FROM rate_limit_usage WHERE minute > timestamptz '2026-07-01 21:50Z' ORDER BY minute, name`:                                "rate_limit_usage_minute_name_key",
 		`SELECT * FROM rate_limit_denials WHERE name = 'limit 7' AND hour > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_denials_pkey",
 		`SELECT name, key, denied FROM rate_limit_denials WHERE hour > timestamptz '2026-07-01 20:00Z'`:                                      "rate_limit_denials_hour_name_key_key",
