@@ -794,8 +794,8 @@ $body$;
 -- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
 -- no transaction of their own.
 
--- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others have.
--- It is faster than _ratelimit_coalesce where it can decide.
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
+-- have. Where it can decide, it is faster than _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()
@@ -1288,8 +1288,8 @@ COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
 -- (ratelimit/calendar.go).
 
--- Returns the longest that a calendar window can be, changes of the zone's offset included, or NULL if period is no unit of the
--- calendar.
+-- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
+-- unit of the calendar.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
@@ -1301,10 +1301,10 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
         WHEN '1200' THEN interval '8808 hours'
     END END;
 
--- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
--- after it. A window begins at midnight, in the zone, of a date that is whole periods from the anchor; where a month has too
--- few days, of its last. Of a midnight that comes twice or not at all, AT TIME ZONE takes the later reading. A day that a zone
--- skipped has no window.
+-- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
+-- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
+-- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- reading. A day that a zone skipped has no window.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
     period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
@@ -1324,8 +1324,8 @@ BEGIN
 END
 $body$;
 
--- Returns how many windows the list has to reach back so that no refill of a row is missed, unless a charge has put it deeper
--- into debt. 100 are enough for everybody, and more would cost each call time.
+-- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
+-- deeper into debt. More than 100 are not needed, and would cost each call time.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
@@ -1535,6 +1535,416 @@ BEGIN
 END
 $body$;
 
+-- The limits that programs define, as each program publishes them. Whoever passes no numbers gets them here: ratelimit,
+-- ratelimit_keys and ratelimit_sweep by hand, the tool and the page. No decision of a program depends on this table.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
+    program      text COLLATE "C" NOT NULL,
+    name         text COLLATE "C" NOT NULL,
+    plan         text COLLATE "C" NOT NULL, -- all the numbers as text; plans of one name differ in them
+    kind         text             NOT NULL,
+    rate         double precision,          -- NULL, as all that follow: an unlimited limit
+    period       interval,
+    capacity     double precision,
+    max_reserved double precision,          -- NULL: no bound
+    start        timestamptz,               -- NULL: by a hash of name and key
+    shards       integer,
+    zone         text,
+    anchor       date,
+    current      boolean          NOT NULL, -- the program published it last
+    published_at timestamptz      NOT NULL,
+    PRIMARY KEY (name, program, plan)
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
+LANGUAGE plpgsql
+SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- plans are texts
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d record;
+    other record;
+    plan text;
+    plans text[] := '{}'; -- names and plans
+BEGIN
+    IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
+    END IF;
+    -- One at a time: processes of one program start together.
+    LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
+    FOR d IN
+        SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+    LOOP
+        IF d.kind = 'unlimited' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+        ELSE
+            d.shards := coalesce(d.shards, 1);
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
+                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
+            d.capacity := coalesce(d.capacity, d.rate);
+            IF d.kind = 'calendar window' THEN
+                d.zone := coalesce(d.zone, 'UTC');
+                d.anchor := coalesce(d.anchor, '2001-01-01');
+            END IF;
+            IF d.rate > '0' THEN
+                SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+                 WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
+                   AND (o.kind <> d.kind OR o.period <> d.period OR coalesce(o.start, '-infinity') <> coalesce(d.start, '-infinity'))
+                 LIMIT 1;
+                IF FOUND THEN
+                    RAISE invalid_parameter_value USING
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
+                            d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
+                        HINT = pg_catalog.format('Give one of them another name. If %L no longer runs: DELETE FROM rate_limit_definitions WHERE program = %L',
+                            other.program, other.program);
+                END IF;
+            END IF;
+        END IF;
+        plan := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+            'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from ' || d.anchor::text);
+        INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
+        VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
+        ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
+        plans := array_append(plans, d.name || E'\n' || plan);
+    END LOOP;
+    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false
+     WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
+    DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
+     WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+Writes down all limits that a program defines, in place of those that it published before. Limiter.Publish of the Go library calls it.
+
+    SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
+
+Arguments:
+  program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
+  definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
+               for ratelimit; or with name and the kind 'unlimited'. Plans of one name are several objects
+
+What the program has published before and is not among them counts for sweeps for another day.
+
+Errors:
+  22023        an argument is invalid, or another program defines a limit of that name with another kind, period or start
+$text$;
+
+-- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
+-- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
+--
+-- Rows are only added and marked as removed, so that the history stays. The newest row in force wins. A row for the key goes before one
+-- for all keys.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
+    id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text COLLATE "C" NOT NULL,
+    key          text COLLATE "C",          -- NULL: every key of the limit
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
+    rate         double precision,          -- NULL, as for the next two: as defined
+    capacity     double precision,
+    max_reserved double precision,
+    until        timestamptz,               -- NULL: for good
+    reason       text             NOT NULL DEFAULT '',
+    made_by      text             NOT NULL DEFAULT SESSION_USER,
+    made_at      timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    added        double precision,          -- the tokens that ratelimit_add has added; NULL: it was not called
+    removed_by   text,
+    removed_at   timestamptz,               -- NULL: it was not removed
+    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(), -- the transaction that changed the row last
+    UNIQUE (name, key, id),
+    UNIQUE (changed_in, id)
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+
+-- Returns the newest override in force for a key. before: only older ones count.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
+RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
+     ORDER BY o.id DESC LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
+         ORDER BY o.id DESC LIMIT 1;
+    END IF;
+END
+$body$;
+
+-- The capacity of a definition under an override: a capacity that is the rate follows the rate.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
+    rate double precision, capacity double precision, new_rate double precision, new_capacity double precision
+) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
+
+-- Returns the numbers in force for a key: those of the definition, under the newest override. effect is 'numbers', 'block' or
+-- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
+    name text, key text, at timestamptz, before bigint DEFAULT NULL,
+    OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+)
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
+    plans bigint;
+    list text;
+BEGIN
+    SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+    override := o.id;
+    until := o.until;
+    effect := coalesce(o.effect, 'numbers');
+    SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
+      INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
+      FROM (
+        SELECT DISTINCT d.kind, coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.rate END, d.rate) AS rate, d.period,
+               CASE WHEN d.kind <> 'unlimited' THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) END AS capacity,
+               coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.max_reserved END, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         WHERE d.name = name AND d.current
+      ) AS d;
+    IF effect <> 'numbers' THEN
+        RETURN;
+    END IF;
+    IF plans <> '1' THEN
+        SELECT pg_catalog.string_agg(DISTINCT d.plan, '; ') INTO list
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current;
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), CASE
+                WHEN plans = '0' THEN 'no program has published it'
+                ELSE 'it has several plans: ' || list END),
+            HINT = CASE WHEN plans = '0' THEN 'Pass rate and period, or have a program publish its limits (ratelimit_publish).'
+                ELSE 'Pass the numbers of the plan that you mean.' END;
+    END IF;
+    IF kind = 'unlimited' THEN
+        effect := 'unlimited';
+    END IF;
+END
+$body$;
+
+-- Adds a row. It refuses what a program could not use, and the name of no limit.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_decide(
+    name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
+    until timestamptz, reason text, who text
+) RETURNS bigint
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    id bigint;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    wrong := CASE
+        WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
+        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
+        WHEN until <= clock_timestamp() THEN pg_catalog.format('until, %s, has passed', until)
+        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'an override changes the rate, the capacity or max_reserved'
+        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
+             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN
+            'no program has published a limit of this name; those that are: '
+                || (SELECT pg_catalog.string_agg(DISTINCT d.name, ', ') FROM /* TEMPLATE: schema */rate_limit_definitions AS d)
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
+    VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
+    RETURNING o.id INTO id;
+    PERFORM pg_notify('rate_limit_overrides', '');
+    RETURN id;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_override(
+    name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'numbers', rate, capacity, max_reserved, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
+Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
+seconds of the commit.
+
+    SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
+
+Arguments:
+  name          the name of the limit
+  key           the key; NULL: every key that has no override of its own, and the limit without keys
+  rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
+  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
+  max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
+  until         when it ends; default NULL: never
+  reason        why, for those who look later
+  who           who decides; default NULL: SESSION_USER
+
+It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
+override wins. ratelimit_restore ends it.
+
+Errors:
+  22023         an argument is invalid, or programs publish their limits and none has this name
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_block(
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'block', NULL, NULL, NULL, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
+Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
+were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit_override.
+
+    SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
+
+A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'unlimited', NULL, NULL, NULL, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
+Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
+and result are the same as for ratelimit_override.
+
+    SELECT ratelimit_unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    removed integer;
+BEGIN
+    IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect %L is not numbers, block or unlimited', effect);
+    END IF;
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
+       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), changed_in = pg_current_xact_id()
+     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
+       AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    PERFORM pg_notify('rate_limit_overrides', '');
+    RETURN removed;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_restore(text, text, text, text) IS $text$
+Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
+
+    SELECT ratelimit_restore('signUps', 'acme')
+
+Arguments:
+  effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
+  who     who decides; default NULL: SESSION_USER
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */ratelimit_restore(name, key, 'block', who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
+Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
+
+    SELECT ratelimit_unblock('logins', 'user-17')
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
+    was record;
+    added double precision;
+BEGIN
+    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
+    IF o.added IS NOT NULL THEN
+        RETURN o.added;
+    END IF;
+    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
+    END IF;
+    IF capacity IS NULL THEN
+        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
+        capacity := was.capacity;
+        IF was.effect = 'unlimited' OR capacity IS NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: nobody has published its capacity; pass it', o.name);
+        END IF;
+        added := greatest(/* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - capacity, 0);
+    ELSE
+        added := greatest(coalesce(o.capacity, o.rate, capacity) - capacity, 0);
+    END IF;
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + added / r.shards::double precision
+     WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = added WHERE f.id = id;
+    RETURN added;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
+Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
+
+    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Then, two seconds later:
+    SELECT ratelimit_add(17);
+
+A program that does not yet know of the override cuts what it finds to the old capacity. That is why the two seconds. A key without a row
+is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
+
+Arguments:
+  id        the id of the override
+  capacity  the capacity before; default NULL: as defined, under older overrides
+$text$;
+
+-- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
+-- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
+-- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
+    since pg_snapshot, after bigint,
+    OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    at := clock_timestamp();
+    -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
+    SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
+           pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
+               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
+           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+      FROM (
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+          ORDER BY o.id LIMIT 10000)
+        UNION ALL
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
+          ORDER BY o.id LIMIT 10000)
+      ) AS p;
+END
+$body$;
+
 -- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
 -- ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the same numbers is the same
 -- limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
@@ -1557,14 +1967,33 @@ DECLARE
     most  double precision := count; -- with up_to; then at least 1 is taken
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
-    every interval := period; -- the calendar's unit
+    every interval;           -- the calendar's unit
     ahead integer := 2;       -- how many windows the list reaches ahead
     reach integer;            -- how many it needs
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
     b     integer := 0;
+    effect text := 'numbers'; -- of the override in force
+    until timestamptz;        -- its end
 BEGIN
+    IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
+       AND kind = 'token bucket' AND shards = 1 THEN
+        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
+          INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
+        IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
+            kind := 'token bucket';
+            rate := 1;
+            period := '1 second';
+            capacity := '1e15';
+            max_reserved := NULL;
+            start := NULL;
+            shards := 1;
+            zone := NULL;
+            anchor := NULL;
+        END IF;
+    END IF;
     -- A rate of 0 is a denial by policy. It is valid here only: for a sweep and for ratelimit_keys, such a limit has no rows.
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' THEN '1' ELSE rate END, period, kind, capacity, start, max_reserved, shards, zone, anchor);
     capacity := coalesce(capacity, rate);
@@ -1588,11 +2017,21 @@ BEGIN
     IF up_to THEN
         count := 1;
     END IF;
-    IF wrong IS NULL AND rate = '0' THEN
+    IF wrong IS NULL AND effect = 'unlimited' THEN
+        ok := true;
+        remaining := 'Infinity';
+        at := coalesce(now, clock_timestamp());
+        retry_at := at;
+        retry_after := '0';
+        reset_at := at;
+        taken := most;
+        RETURN;
+    END IF;
+    IF wrong IS NULL AND (rate = '0' OR effect = 'block') THEN
         ok := count = '0';
         remaining := 0;
         at := coalesce(now, clock_timestamp());
-        retry_at := CASE WHEN ok THEN at END;
+        retry_at := CASE WHEN ok THEN at ELSE until END;
         retry_after := retry_at - at;
         taken := 0;
         RETURN;
@@ -1620,6 +2059,7 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         at := coalesce(now, clock_timestamp());
+        every := period;
         windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
         grid := windows[1];
         period := /* TEMPLATE: schema */_ratelimit_longest(every);
@@ -1674,6 +2114,12 @@ Takes tokens from a rate limit, if it has enough, in the caller's transaction. A
 
 Call it in FROM: (ratelimit(...)).* calls it once for each column.
 
+Without any numbers, they are those that a program has published (ratelimit_publish), under the override in force:
+
+    SELECT * FROM ratelimit('sendMessage', 'user-17')
+
+With numbers, nobody looks for overrides and blocks.
+
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
@@ -1707,13 +2153,14 @@ Result:
   remaining     the balance in tokens; below zero if tokens are owed
   retry_after   the wait until retry_at, an interval
   retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
-                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy, waiting does not help
+                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy or by a block without an end
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
   taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
 Errors:
-  22023         an argument is invalid, or the count can never be granted
+  22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
+                the limit, or with several plans
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -1738,7 +2185,7 @@ BEGIN
             MESSAGE = 'rate limit exceeded: ' || name,
             DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
                 'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = CASE WHEN retry_at IS NULL THEN 'The rate is 0: waiting does not help.'
+            HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
                 ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after))) END;
     END IF;
 END
@@ -1753,13 +2200,13 @@ Arguments, result and other errors are the same as for ratelimit. The error of a
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
   MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
-  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The rate is 0: waiting does not help.'
+  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
-    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -1767,7 +2214,45 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
     windows timestamptz[]; -- of a calendar window
+    d record;              -- a limit's definition
+    o record;              -- an override, and the keys that have it
 BEGIN
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
+        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
+        FOR o IN
+            SELECT x.effect, x.until, coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
+                   pg_catalog.array_agg(x.key) AS own
+              FROM (
+                SELECT DISTINCT ON (x.key) x.* FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                 WHERE x.name = name AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at) AND (keys IS NULL OR x.key IS NULL OR x.key = ANY (keys))
+                 ORDER BY x.key, x.id DESC
+              ) AS x
+             GROUP BY 1, 2, 3, 4, x.key IS NULL
+            UNION ALL
+            SELECT 'numbers', NULL, d.rate, d.capacity, '{NULL}'
+             WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                     WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+        LOOP
+            IF o.own[1] IS NULL THEN -- the keys that have none of their own
+                RETURN QUERY
+                    SELECT k.key, CASE o.effect WHEN 'block' THEN '0' WHEN 'unlimited' THEN 'Infinity' ELSE k.remaining END,
+                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') WHEN 'numbers' THEN k.retry_at END
+                      FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
+                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
+                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
+            ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
+                RETURN QUERY
+                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
+            ELSE
+                RETURN QUERY
+                    SELECT u.key, CASE o.effect WHEN 'block' THEN '0' ELSE 'Infinity'::double precision END,
+                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') END
+                      FROM pg_catalog.unnest(o.own) AS u (key);
+            END IF;
+        END LOOP;
+        RETURN;
+    END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
@@ -1793,7 +2278,14 @@ BEGIN
                        WHEN 'calendar window' THEN windows[1] END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
-                 WHERE r.name = name
+                 WHERE r.name = name AND keys IS NULL
+                 GROUP BY r.key
+                UNION ALL
+                SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
+                       WHEN 'calendar window' THEN windows[1] END AS grid,
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = ANY (keys)
                  GROUP BY r.key
                 OFFSET 0
               ) AS s
@@ -1802,7 +2294,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -1813,11 +2305,19 @@ Result, one row for each key:
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now
 
-The arguments and their defaults are the same as for ratelimit. Pass the numbers that the program uses: they are not in the database, and
-other numbers give another answer. An invalid argument is an error, SQLSTATE 22023.
+The arguments and their defaults are the same as for ratelimit, and
+  keys       only these keys; default NULL: all that have a row
+
+Without any numbers, they are those that a program has published, each key's under the override in force for it:
+
+    SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
+
+A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+give another answer. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
--- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
+-- missing one.
 -- Sweep of the Go library calls it batch after batch; psql can, too.
 --
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
@@ -1842,7 +2342,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     first text DEFAULT '', now timestamptz DEFAULT NULL,
     OUT deleted integer, OUT next text
@@ -1857,9 +2357,26 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
+    plans bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
+        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override.
+        SELECT count(*), coalesce(min(d.kind), kind), min(d.period), min(d.start),
+               least(min(d.rate), min(o.rate) FILTER (WHERE o.effect = 'numbers')),
+               greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))
+          INTO plans, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+          LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
+            ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
+         WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF plans = '0' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
+            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
+            RETURN;
+        END IF;
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL);
     IF first IS NULL OR NOT isfinite(at) THEN
@@ -1927,6 +2444,10 @@ Deletes rows of a rate limit that have been full for an hour. A missing row mean
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
     SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+Without any numbers, they are the largest capacity and the slowest rate that programs have published or that an override gives:
+
+    SELECT * FROM ratelimit_sweep('sendMessage')
 
 Arguments: as for ratelimit, with the numbers that the program uses, without zone and anchor, and
   first    the key to begin with; default '', the first of all

@@ -1,7 +1,7 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
-    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -9,7 +9,45 @@ AS $body$
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
     windows timestamptz[]; -- of a calendar window
+    d record;              -- a limit's definition
+    o record;              -- an override, and the keys that have it
 BEGIN
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
+        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
+        FOR o IN
+            SELECT x.effect, x.until, coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
+                   pg_catalog.array_agg(x.key) AS own
+              FROM (
+                SELECT DISTINCT ON (x.key) x.* FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                 WHERE x.name = name AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at) AND (keys IS NULL OR x.key IS NULL OR x.key = ANY (keys))
+                 ORDER BY x.key, x.id DESC
+              ) AS x
+             GROUP BY 1, 2, 3, 4, x.key IS NULL
+            UNION ALL
+            SELECT 'numbers', NULL, d.rate, d.capacity, '{NULL}'
+             WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                     WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+        LOOP
+            IF o.own[1] IS NULL THEN -- the keys that have none of their own
+                RETURN QUERY
+                    SELECT k.key, CASE o.effect WHEN 'block' THEN '0' WHEN 'unlimited' THEN 'Infinity' ELSE k.remaining END,
+                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') WHEN 'numbers' THEN k.retry_at END
+                      FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
+                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
+                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
+            ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
+                RETURN QUERY
+                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
+            ELSE
+                RETURN QUERY
+                    SELECT u.key, CASE o.effect WHEN 'block' THEN '0' ELSE 'Infinity'::double precision END,
+                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') END
+                      FROM pg_catalog.unnest(o.own) AS u (key);
+            END IF;
+        END LOOP;
+        RETURN;
+    END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
@@ -35,7 +73,14 @@ BEGIN
                        WHEN 'calendar window' THEN windows[1] END AS grid,
                        pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
                   FROM /* TEMPLATE: schema */rate_limits AS r
-                 WHERE r.name = name
+                 WHERE r.name = name AND keys IS NULL
+                 GROUP BY r.key
+                UNION ALL
+                SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
+                       WHEN 'calendar window' THEN windows[1] END AS grid,
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = ANY (keys)
                  GROUP BY r.key
                 OFFSET 0
               ) AS s
@@ -44,7 +89,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -55,6 +100,13 @@ Result, one row for each key:
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now
 
-The arguments and their defaults are the same as for ratelimit. Pass the numbers that the program uses: they are not in the database, and
-other numbers give another answer. An invalid argument is an error, SQLSTATE 22023.
+The arguments and their defaults are the same as for ratelimit, and
+  keys       only these keys; default NULL: all that have a row
+
+Without any numbers, they are those that a program has published, each key's under the override in force for it:
+
+    SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
+
+A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+give another answer. An invalid argument is an error, SQLSTATE 22023.
 $text$;

@@ -20,14 +20,33 @@ DECLARE
     most  double precision := count; -- with up_to; then at least 1 is taken
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
-    every interval := period; -- the calendar's unit
+    every interval;           -- the calendar's unit
     ahead integer := 2;       -- how many windows the list reaches ahead
     reach integer;            -- how many it needs
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
     b     integer := 0;
+    effect text := 'numbers'; -- of the override in force
+    until timestamptz;        -- its end
 BEGIN
+    IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
+       AND kind = 'token bucket' AND shards = 1 THEN
+        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
+          INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
+        IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
+            kind := 'token bucket';
+            rate := 1;
+            period := '1 second';
+            capacity := '1e15';
+            max_reserved := NULL;
+            start := NULL;
+            shards := 1;
+            zone := NULL;
+            anchor := NULL;
+        END IF;
+    END IF;
     -- A rate of 0 is a denial by policy. It is valid here only: for a sweep and for ratelimit_keys, such a limit has no rows.
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' THEN '1' ELSE rate END, period, kind, capacity, start, max_reserved, shards, zone, anchor);
     capacity := coalesce(capacity, rate);
@@ -51,11 +70,21 @@ BEGIN
     IF up_to THEN
         count := 1;
     END IF;
-    IF wrong IS NULL AND rate = '0' THEN
+    IF wrong IS NULL AND effect = 'unlimited' THEN
+        ok := true;
+        remaining := 'Infinity';
+        at := coalesce(now, clock_timestamp());
+        retry_at := at;
+        retry_after := '0';
+        reset_at := at;
+        taken := most;
+        RETURN;
+    END IF;
+    IF wrong IS NULL AND (rate = '0' OR effect = 'block') THEN
         ok := count = '0';
         remaining := 0;
         at := coalesce(now, clock_timestamp());
-        retry_at := CASE WHEN ok THEN at END;
+        retry_at := CASE WHEN ok THEN at ELSE until END;
         retry_after := retry_at - at;
         taken := 0;
         RETURN;
@@ -83,6 +112,7 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         at := coalesce(now, clock_timestamp());
+        every := period;
         windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
         grid := windows[1];
         period := /* TEMPLATE: schema */_ratelimit_longest(every);
@@ -137,6 +167,12 @@ Takes tokens from a rate limit, if it has enough, in the caller's transaction. A
 
 Call it in FROM: (ratelimit(...)).* calls it once for each column.
 
+Without any numbers, they are those that a program has published (ratelimit_publish), under the override in force:
+
+    SELECT * FROM ratelimit('sendMessage', 'user-17')
+
+With numbers, nobody looks for overrides and blocks.
+
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
@@ -170,13 +206,14 @@ Result:
   remaining     the balance in tokens; below zero if tokens are owed
   retry_after   the wait until retry_at, an interval
   retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
-                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy, waiting does not help
+                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy or by a block without an end
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
   taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
 Errors:
-  22023         an argument is invalid, or the count can never be granted
+  22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
+                the limit, or with several plans
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -201,7 +238,7 @@ BEGIN
             MESSAGE = 'rate limit exceeded: ' || name,
             DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
                 'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = CASE WHEN retry_at IS NULL THEN 'The rate is 0: waiting does not help.'
+            HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
                 ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after))) END;
     END IF;
 END
@@ -216,5 +253,5 @@ Arguments, result and other errors are the same as for ratelimit. The error of a
   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
   MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
-  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The rate is 0: waiting does not help.'
+  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;

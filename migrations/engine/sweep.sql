@@ -1,4 +1,5 @@
--- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
+-- missing one.
 -- Sweep of the Go library calls it batch after batch; psql can, too.
 --
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
@@ -23,7 +24,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision, period interval, kind text DEFAULT 'token bucket',
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     first text DEFAULT '', now timestamptz DEFAULT NULL,
     OUT deleted integer, OUT next text
@@ -38,9 +39,26 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
+    plans bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
+        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override.
+        SELECT count(*), coalesce(min(d.kind), kind), min(d.period), min(d.start),
+               least(min(d.rate), min(o.rate) FILTER (WHERE o.effect = 'numbers')),
+               greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))
+          INTO plans, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+          LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
+            ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
+         WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF plans = '0' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
+            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
+            RETURN;
+        END IF;
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL);
     IF first IS NULL OR NOT isfinite(at) THEN
@@ -108,6 +126,10 @@ Deletes rows of a rate limit that have been full for an hour. A missing row mean
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
     SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+Without any numbers, they are the largest capacity and the slowest rate that programs have published or that an override gives:
+
+    SELECT * FROM ratelimit_sweep('sendMessage')
 
 Arguments: as for ratelimit, with the numbers that the program uses, without zone and anchor, and
   first    the key to begin with; default '', the first of all

@@ -1,0 +1,97 @@
+-- The limits that programs define, as each program publishes them. Whoever passes no numbers gets them here: ratelimit,
+-- ratelimit_keys and ratelimit_sweep by hand, the tool and the page. No decision of a program depends on this table.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
+    program      text COLLATE "C" NOT NULL,
+    name         text COLLATE "C" NOT NULL,
+    plan         text COLLATE "C" NOT NULL, -- all the numbers as text; plans of one name differ in them
+    kind         text             NOT NULL,
+    rate         double precision,          -- NULL, as all that follow: an unlimited limit
+    period       interval,
+    capacity     double precision,
+    max_reserved double precision,          -- NULL: no bound
+    start        timestamptz,               -- NULL: by a hash of name and key
+    shards       integer,
+    zone         text,
+    anchor       date,
+    current      boolean          NOT NULL, -- the program published it last
+    published_at timestamptz      NOT NULL,
+    PRIMARY KEY (name, program, plan)
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
+LANGUAGE plpgsql
+SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- plans are texts
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d record;
+    other record;
+    plan text;
+    plans text[] := '{}'; -- names and plans
+BEGIN
+    IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
+    END IF;
+    -- One at a time: processes of one program start together.
+    LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
+    FOR d IN
+        SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+    LOOP
+        IF d.kind = 'unlimited' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+        ELSE
+            d.shards := coalesce(d.shards, 1);
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
+                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
+            d.capacity := coalesce(d.capacity, d.rate);
+            IF d.kind = 'calendar window' THEN
+                d.zone := coalesce(d.zone, 'UTC');
+                d.anchor := coalesce(d.anchor, '2001-01-01');
+            END IF;
+            IF d.rate > '0' THEN
+                SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+                 WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
+                   AND (o.kind <> d.kind OR o.period <> d.period OR coalesce(o.start, '-infinity') <> coalesce(d.start, '-infinity'))
+                 LIMIT 1;
+                IF FOUND THEN
+                    RAISE invalid_parameter_value USING
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
+                            d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
+                        HINT = pg_catalog.format('Give one of them another name. If %L no longer runs: DELETE FROM rate_limit_definitions WHERE program = %L',
+                            other.program, other.program);
+                END IF;
+            END IF;
+        END IF;
+        plan := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+            'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from ' || d.anchor::text);
+        INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
+        VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
+        ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
+        plans := array_append(plans, d.name || E'\n' || plan);
+    END LOOP;
+    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false
+     WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
+    DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
+     WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+Writes down all limits that a program defines, in place of those that it published before. Limiter.Publish of the Go library calls it.
+
+    SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
+
+Arguments:
+  program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
+  definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
+               for ratelimit; or with name and the kind 'unlimited'. Plans of one name are several objects
+
+What the program has published before and is not among them counts for sweeps for another day.
+
+Errors:
+  22023        an argument is invalid, or another program defines a limit of that name with another kind, period or start
+$text$;

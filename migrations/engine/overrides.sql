@@ -1,0 +1,311 @@
+-- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
+-- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
+--
+-- Rows are only added and marked as removed, so that the history stays. The newest row in force wins. A row for the key goes before one
+-- for all keys.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
+    id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text COLLATE "C" NOT NULL,
+    key          text COLLATE "C",          -- NULL: every key of the limit
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
+    rate         double precision,          -- NULL, as for the next two: as defined
+    capacity     double precision,
+    max_reserved double precision,
+    until        timestamptz,               -- NULL: for good
+    reason       text             NOT NULL DEFAULT '',
+    made_by      text             NOT NULL DEFAULT SESSION_USER,
+    made_at      timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    added        double precision,          -- the tokens that ratelimit_add has added; NULL: it was not called
+    removed_by   text,
+    removed_at   timestamptz,               -- NULL: it was not removed
+    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(), -- the transaction that changed the row last
+    UNIQUE (name, key, id),
+    UNIQUE (changed_in, id)
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+
+-- Returns the newest override in force for a key. before: only older ones count.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
+RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
+     ORDER BY o.id DESC LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
+         ORDER BY o.id DESC LIMIT 1;
+    END IF;
+END
+$body$;
+
+-- The capacity of a definition under an override: a capacity that is the rate follows the rate.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
+    rate double precision, capacity double precision, new_rate double precision, new_capacity double precision
+) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
+
+-- Returns the numbers in force for a key: those of the definition, under the newest override. effect is 'numbers', 'block' or
+-- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
+    name text, key text, at timestamptz, before bigint DEFAULT NULL,
+    OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+)
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
+    plans bigint;
+    list text;
+BEGIN
+    SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+    override := o.id;
+    until := o.until;
+    effect := coalesce(o.effect, 'numbers');
+    SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
+      INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
+      FROM (
+        SELECT DISTINCT d.kind, coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.rate END, d.rate) AS rate, d.period,
+               CASE WHEN d.kind <> 'unlimited' THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) END AS capacity,
+               coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.max_reserved END, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         WHERE d.name = name AND d.current
+      ) AS d;
+    IF effect <> 'numbers' THEN
+        RETURN;
+    END IF;
+    IF plans <> '1' THEN
+        SELECT pg_catalog.string_agg(DISTINCT d.plan, '; ') INTO list
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current;
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), CASE
+                WHEN plans = '0' THEN 'no program has published it'
+                ELSE 'it has several plans: ' || list END),
+            HINT = CASE WHEN plans = '0' THEN 'Pass rate and period, or have a program publish its limits (ratelimit_publish).'
+                ELSE 'Pass the numbers of the plan that you mean.' END;
+    END IF;
+    IF kind = 'unlimited' THEN
+        effect := 'unlimited';
+    END IF;
+END
+$body$;
+
+-- Adds a row. It refuses what a program could not use, and the name of no limit.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_decide(
+    name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
+    until timestamptz, reason text, who text
+) RETURNS bigint
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    id bigint;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    wrong := CASE
+        WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
+        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
+        WHEN until <= clock_timestamp() THEN pg_catalog.format('until, %s, has passed', until)
+        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'an override changes the rate, the capacity or max_reserved'
+        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
+             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN
+            'no program has published a limit of this name; those that are: '
+                || (SELECT pg_catalog.string_agg(DISTINCT d.name, ', ') FROM /* TEMPLATE: schema */rate_limit_definitions AS d)
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
+    VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
+    RETURNING o.id INTO id;
+    PERFORM pg_notify('rate_limit_overrides', '');
+    RETURN id;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_override(
+    name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'numbers', rate, capacity, max_reserved, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
+Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
+seconds of the commit.
+
+    SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
+
+Arguments:
+  name          the name of the limit
+  key           the key; NULL: every key that has no override of its own, and the limit without keys
+  rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
+  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
+  max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
+  until         when it ends; default NULL: never
+  reason        why, for those who look later
+  who           who decides; default NULL: SESSION_USER
+
+It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
+override wins. ratelimit_restore ends it.
+
+Errors:
+  22023         an argument is invalid, or programs publish their limits and none has this name
+$text$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_block(
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'block', NULL, NULL, NULL, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
+Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
+were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit_override.
+
+    SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
+
+A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+$text$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'unlimited', NULL, NULL, NULL, until, reason, who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
+Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
+and result are the same as for ratelimit_override.
+
+    SELECT ratelimit_unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
+$text$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    removed integer;
+BEGIN
+    IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect %L is not numbers, block or unlimited', effect);
+    END IF;
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
+       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), changed_in = pg_current_xact_id()
+     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
+       AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    PERFORM pg_notify('rate_limit_overrides', '');
+    RETURN removed;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_restore(text, text, text, text) IS $text$
+Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
+
+    SELECT ratelimit_restore('signUps', 'acme')
+
+Arguments:
+  effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
+  who     who decides; default NULL: SESSION_USER
+$text$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */ratelimit_restore(name, key, 'block', who);
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
+Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
+
+    SELECT ratelimit_unblock('logins', 'user-17')
+$text$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
+    was record;
+    added double precision;
+BEGIN
+    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
+    IF o.added IS NOT NULL THEN
+        RETURN o.added;
+    END IF;
+    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
+    END IF;
+    IF capacity IS NULL THEN
+        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
+        capacity := was.capacity;
+        IF was.effect = 'unlimited' OR capacity IS NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: nobody has published its capacity; pass it', o.name);
+        END IF;
+        added := greatest(/* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - capacity, 0);
+    ELSE
+        added := greatest(coalesce(o.capacity, o.rate, capacity) - capacity, 0);
+    END IF;
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + added / r.shards::double precision
+     WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = added WHERE f.id = id;
+    RETURN added;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
+Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
+
+    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Then, two seconds later:
+    SELECT ratelimit_add(17);
+
+A program that does not yet know of the override cuts what it finds to the old capacity. That is why the two seconds. A key without a row
+is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
+
+Arguments:
+  id        the id of the override
+  capacity  the capacity before; default NULL: as defined, under older overrides
+$text$;
+
+-- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
+-- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
+-- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
+    since pg_snapshot, after bigint,
+    OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    at := clock_timestamp();
+    -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
+    SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
+           pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
+               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
+           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+      FROM (
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+          ORDER BY o.id LIMIT 10000)
+        UNION ALL
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
+          ORDER BY o.id LIMIT 10000)
+      ) AS p;
+END
+$body$;
