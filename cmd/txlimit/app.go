@@ -142,7 +142,10 @@ func (a *app) root() *cobra.Command {
 		if len(args) == 0 {
 			return nil
 		}
-		return fmt.Errorf("there is no command %q: there are %s", args[0], names(cmd))
+		if near := nearest(args[0], strings.Split(names(cmd), ", ")); near != "" {
+			return fmt.Errorf("there is no command %q. Did you mean %s?", args[0], near)
+		}
+		return fmt.Errorf("there is no command %q. There are: %s", args[0], names(cmd))
 	}
 	flags := root.PersistentFlags()
 	flags.StringVarP(&a.database, "database", "d", "", "where the database is, a `URL` or words (default $DATABASE_URL, then PGHOST and so on)")

@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 )
 
-// complete runs fn on the database, for a moment and in silence.
-func (a *app) complete(cmd *cobra.Command, fn func(ctx context.Context, tx pgx.Tx) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+// complete returns those words of fn that begin so. It asks the database in silence, and not for long.
+func (a *app) complete(cmd *cobra.Command, begin string, fn func(ctx context.Context, tx pgx.Tx) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
 	defer cancel()
 	var words []string
@@ -22,7 +23,7 @@ func (a *app) complete(cmd *cobra.Command, fn func(ctx context.Context, tx pgx.T
 	}
 	var plain []cobra.Completion
 	for _, word := range words {
-		if printable(word) == word { // others would be typed on the terminal
+		if strings.HasPrefix(word, begin) && printable(word) == word { // others would be typed on the terminal
 			plain = append(plain, word)
 		}
 	}
@@ -30,11 +31,11 @@ func (a *app) complete(cmd *cobra.Command, fn func(ctx context.Context, tx pgx.T
 }
 
 // completeLimits completes LIMIT.
-func (a *app) completeLimits(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *app) completeLimits(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return a.complete(cmd, func(ctx context.Context, tx pgx.Tx) ([]string, error) { return knownLimits(ctx, tx) })
+	return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) { return knownLimits(ctx, tx) })
 }
 
 // completeLimitAndKey completes LIMIT KEY. It looks up at most 50 keys.
@@ -43,7 +44,7 @@ func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin strin
 	case 0:
 		return a.completeLimits(cmd, args, begin)
 	case 1:
-		return a.complete(cmd, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
+		return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
 			return collect(ctx, tx, pgx.RowTo[string], `
 				SELECT key FROM (SELECT key FROM rate_limits WHERE name = $1 AND key >= $2 AND key <> '' AND shard = 0 ORDER BY key LIMIT 50) AS k
 				 WHERE starts_with(key, $2)`, args[0], begin)

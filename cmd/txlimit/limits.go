@@ -38,7 +38,7 @@ func (a *app) limitsCommand() *cobra.Command {
 
 PROGRAM and NUMBERS are what programs have published, one line for each plan. OLD before the numbers: the program has published
 others since, and these count for sweeps for another day. KEYS are the keys with rows. From 1000 on it is the planner's
-estimate, with a ~ before it. GRANTED and DENIED are the requests of the last hour, if programs have a usage.Recorder.`,
+estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder.`,
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: cobra.NoArgs,
@@ -179,7 +179,7 @@ func addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummar
 }
 
 func printLimits(w io.Writer, list []limitSummary) {
-	t := newTable("LIMIT", "PROGRAM", "NUMBERS", ">KEYS", ">OVERRIDES", ">GRANTED", ">DENIED")
+	t := newTable("LIMIT", "PROGRAM", "NUMBERS", ">KEYS", ">OVERRIDES", ">GRANTED 1H", ">DENIED 1H")
 	for _, l := range list {
 		keys, granted, denied := count(l.Keys), "-", "-"
 		if !l.KeysExact {

@@ -170,6 +170,7 @@ func (a *app) sayMigrated(ctx context.Context, provider *goose.Provider, schema 
 	for _, r := range results {
 		m.Migrations = append(m.Migrations, migration{Version: r.Source.Version, File: r.Source.Path, Direction: r.Direction, Applied: r.Direction == "up"})
 	}
+	a.newer(provider, version)
 	return a.emit(m, func(w io.Writer) {
 		for _, r := range m.Migrations {
 			fmt.Fprintf(w, "%s %s\n", r.Direction, r.File)
@@ -180,6 +181,13 @@ func (a *app) sayMigrated(ctx context.Context, provider *goose.Provider, schema 
 		}
 		fmt.Fprintf(w, "the schema %s has version %d now\n", printable(schema), version)
 	})
+}
+
+// newer says so if the schema is of a newer version than this program.
+func (a *app) newer(provider *goose.Provider, version int64) {
+	if sources := provider.ListSources(); version > sources[len(sources)-1].Version {
+		fmt.Fprintf(a.stderr, "The schema has version %d, which is newer than this program: it works, and a newer txlimit can do more.\n", version)
+	}
 }
 
 func (a *app) migrateStatus(ctx context.Context, _ []string) error {
@@ -199,6 +207,11 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 			if err != nil {
 				return err
 			}
+			version, err := provider.GetDBVersion(ctx)
+			if err != nil {
+				return err
+			}
+			a.newer(provider, version)
 			for _, s := range states {
 				m := migration{Version: s.Source.Version, File: s.Source.Path, Applied: s.State == goose.StateApplied}
 				if m.Applied {

@@ -239,7 +239,11 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", o.ID, a.explain(ctx, err), o.ID)
 			}
 			result.Added = result.AddedNow
-			a.say("added %s tokens to what it has", number(*result.AddedNow))
+			if *result.AddedNow == 0 {
+				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
+			} else {
+				a.say("added %s to what it has", number(*result.AddedNow)+" tokens")
+			}
 		}
 		if a.json {
 			return a.emit(result, nil)
@@ -256,7 +260,17 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added *float6
 	case <-time.After(a.settle):
 	}
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&added)
+		var row bool
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM rate_limits AS r JOIN rate_limit_overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
+			WHERE o.id = $1)`, id).Scan(&row)
+		if err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&added)
+		if !row {
+			added = new(float64)
+		}
+		return err
 	})
 	return added, err
 }

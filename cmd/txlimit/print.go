@@ -149,15 +149,19 @@ func until(t *time.Time, at time.Time) string {
 // span is a duration in its two largest units.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
-	switch d = max(d, 0); {
+	d = max(d, 0)
+	switch {
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
+	}
+	if d = d.Round(time.Second); d < time.Hour {
 		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
-	case d < day:
+	}
+	if d = d.Round(time.Minute); d < day {
 		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
+	d = d.Round(time.Hour)
 	return fmt.Sprintf("%dd%02dh", d/day, d%day/time.Hour)
 }

@@ -214,7 +214,7 @@ func (k *keyDetails) print(w io.Writer) {
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
 	}
 	if k.OwedUntil != nil {
-		line("owes", "%s tokens, until %s", tokens(-*k.Remaining), until(k.OwedUntil, k.At))
+		line("owes", "%s tokens, until %s", strings.TrimPrefix(tokens(*k.Remaining), "-"), until(k.OwedUntil, k.At))
 	}
 	switch k.Denied {
 	case "":
