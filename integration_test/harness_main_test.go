@@ -24,6 +24,10 @@ import (
 var server *postgres.Server
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(workerURL); url != "" { // a process of TestOverridesInFourProcesses
+		fmt.Fprintln(os.Stderr, overridesWorker(context.Background(), url))
+		os.Exit(1)
+	}
 	os.Exit(run(m))
 }
 

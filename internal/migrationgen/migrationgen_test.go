@@ -274,7 +274,7 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "start timestamptz DEFAULT NULL, now", "start timestamptz DEFAULT now(), now")
 		},
 		"an argument has come": func(r repo) {
-			r.edit("keys.sql", "anchor date DEFAULT NULL\n", "now timestamptz DEFAULT NULL, more text DEFAULT ''\n")
+			X
 		},
 		"a column has gone": func(r repo) {
 			r.edit("keys.sql", "remaining double precision, retry_at timestamptz)", "remaining double precision)")
