@@ -30,6 +30,7 @@ type app struct {
 	getenv         func(string) string
 	who            string        // the default of --who; empty: the role
 	settle         time.Duration // how long programs may take to learn of an override
+	patience       time.Duration // how long to wait for a lock
 
 	// Flags.
 	database, schema string
@@ -101,9 +102,8 @@ const exitStatus = `Exit status:
   3  nothing found: nothing to list, or nothing there to change`
 
 // usageTemplate is cobra's, with the exit status.
-const usageTemplate = `Usage:{{if .Runnable}}
-  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
+const usageTemplate = `Usage:
+  {{.UseLine}}{{if .HasExample}}
 
 Examples:
 {{.Example}}{{end}}{{if .HasAvailableSubCommands}}{{$cmds := .Commands}}{{if eq (len .Groups) 0}}
@@ -115,23 +115,56 @@ Commands:{{range $cmds}}{{if .IsAvailableCommand}}
   {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
 
 Flags:
-{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
+{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
 
 Flags of every command:
-{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}
+{{.InheritedFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}
 
 ` + exitStatus + `
 `
 
+// wrap breaks the lines of a text's paragraphs at 88 characters. Lines that begin with a blank stay.
+func wrap(text string) string {
+	var b strings.Builder
+	width := 0
+	for i, line := range strings.Split(text, "\n") {
+		if line == "" || line[0] == ' ' {
+			if width > 0 || i > 0 {
+				b.WriteByte('\n')
+			}
+			b.WriteString(line)
+			width = 0
+			if line != "" {
+				width = 1000 // the next line begins anew
+			}
+			continue
+		}
+		for word := range strings.FieldsSeq(line) {
+			switch {
+			case width == 0 && b.Len() > 0, width > 0 && width+1+len(word) > 88:
+				b.WriteByte('\n')
+				width = 0
+			case width > 0:
+				b.WriteByte(' ')
+				width++
+			}
+			b.WriteString(word)
+			width += len(word)
+		}
+	}
+	return b.String()
+}
+
+func init() { cobra.EnableCommandSorting = false }
+
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "txlimit",
+		Use:           "txlimit COMMAND",
 		Short:         "Look after the rate limits in a Postgres",
 		Long:          rootLong,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usagef("a command is missing: %s", names(cmd))
 		},
@@ -173,6 +206,13 @@ func (a *app) root() *cobra.Command {
 	}
 	for _, command := range append(root.Commands(), root) {
 		command.Flags().SortFlags = false
+		command.Long = wrap(command.Long)
+		command.DisableFlagsInUseLine = true
+		for _, sub := range command.Commands() {
+			if command != root {
+				sub.Long = wrap(sub.Long)
+			}
+		}
 	}
 	return root
 }

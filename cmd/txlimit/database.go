@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
 )
 
 // config is how to connect.
@@ -48,9 +49,9 @@ func (a *app) connect(ctx context.Context) error {
 	return err
 }
 
-// inTx runs fn in a transaction and commits it. It gives up waiting for a lock after 10 seconds.
+// inTx runs fn in a transaction and commits it. It gives up waiting for a lock when a.patience has passed.
 func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, "SET LOCAL lock_timeout = '10s'", fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
 }
 
 // reading runs fn in a transaction that reads, along indexes where it can.
@@ -105,6 +106,14 @@ func keyOf(args []string) *string {
 		return nil
 	}
 	return &args[1]
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments, and there is %q", cmd.CommandPath(), args[0])
+	}
+	return nil
 }
 
 // limitAndKey checks the arguments LIMIT [KEY].

@@ -118,7 +118,7 @@ func (a *app) notGranted(ctx context.Context, text string) string {
 // noSuchLimit is the error for a name that no limit has.
 func noSuchLimit(name string, known []string) error {
 	if len(known) == 0 {
-		return fmt.Errorf("there is no limit %s: no program has published its limits (Limiter.Publish, `txlimit publish`), and there are no rows of that name", printable(name))
+		return fmt.Errorf("there is no limit %s: no program has published its limits (ratelimit.Publish, `txlimit publish`), and there are no rows of that name", printable(name))
 	}
 	text := fmt.Sprintf("there is no limit %s.", printable(name))
 	if near := nearest(name, known); near != "" {
@@ -179,7 +179,7 @@ func oneLine(s string) string {
 			b.WriteRune(r)
 		}
 	}
-	return strings.TrimPrefix(b.String(), ratelimit.ErrInvalid.Error()+": ")
+	return strings.ReplaceAll(b.String(), ratelimit.ErrInvalid.Error()+": ", "")
 }
 
 // identifier is a name in SQL, in quotes only where it must be.

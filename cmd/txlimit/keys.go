@@ -114,8 +114,11 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		return err
 	}
 	if everyKey != nil && everyKey.Effect != effectNumbers {
-		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, until: %s\n",
-			everyKey.ID, everyKey.Effect, printable(name), until(everyKey.Until, at))
+		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n",
+			everyKey.ID, everyKey.Effect, printable(name), ending(everyKey, at))
+	}
+	if c := under(d.Config, everyKey); len(found) == 0 && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
+		return a.nothing([]keyState{}, "%s has no rows: %s.", printable(name), describe(c))
 	}
 	if len(found) == 0 {
 		what := "No key of %s is limited now."
@@ -231,10 +234,10 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
+	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
-		c.Name, *c.Rate, interval(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
+		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
 }
 
 func (a *app) deniedKeys(ctx context.Context, name, since string, most int) error {
@@ -249,7 +252,7 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 			limit = &most
 		}
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
-			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::text::interval) AS d LIMIT $3", name, back, limit)
+			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::interval) AS d LIMIT $3", name, back, limit)
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ others since, and these count for sweeps for another day. KEYS are the keys with
 estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder.`,
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}, []string{"SELECT rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"}, func(ctx context.Context, _ []string) error {
 		return a.reading(ctx, func(tx pgx.Tx) error { return a.limits(ctx, tx, exact) })
 	})
@@ -55,7 +55,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 		return err
 	}
 	if len(names) == 0 {
-		return a.nothing([]limitSummary{}, "There are no limits: no program has published any (Limiter.Publish, `txlimit publish`), and none has rows.")
+		return a.nothing([]limitSummary{}, "There are no limits: no program has published any (ratelimit.Publish, `txlimit publish`), and none has rows.")
 	}
 	list := make([]limitSummary, len(names))
 	for i, name := range names {

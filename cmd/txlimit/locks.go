@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 )
 
@@ -48,7 +49,7 @@ refuse every SERIALIZABLE transaction.
 To see the sessions of other roles takes membership in pg_monitor, and to end them in pg_signal_backend.`,
 		Example: `  txlimit locks
   txlimit locks --json | jq '.sessions[] | select(.inTheWay) | .pid'`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}, nil, func(ctx context.Context, _ []string) error {
 		length, err := duration("--old", old)
 		if err != nil {
@@ -66,7 +67,7 @@ To see the sessions of other roles takes membership in pg_monitor, and to end th
 const sessionColumns = `a.pid, coalesce(a.datname, ''), coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'local'),
 	coalesce(a.state, ''), extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, coalesce(a.query, ''), pg_blocking_pids(a.pid), '', false`
 
-func (a *app) locks(ctx context.Context, old string) error {
+func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 	var here bool
 	if err := a.conn.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL").Scan(&here); err != nil {
 		return err
@@ -139,7 +140,7 @@ func (a *app) locks(ctx context.Context, old string) error {
 		return int(x.PID - y.PID)
 	})
 	report.Old, err = collect(ctx, a.conn, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+`
-		  FROM pg_stat_activity AS a WHERE a.backend_xid IS NOT NULL AND a.xact_start < clock_timestamp() - $1::text::interval ORDER BY a.xact_start LIMIT 10`, old)
+		  FROM pg_stat_activity AS a WHERE a.backend_xid IS NOT NULL AND a.xact_start < clock_timestamp() - $1::interval ORDER BY a.xact_start LIMIT 10`, old)
 	if err != nil {
 		return err
 	}

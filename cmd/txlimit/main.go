@@ -27,6 +27,7 @@ func main() {
 		getenv:   os.Getenv,
 		who:      osUser(),
 		settle:   2 * time.Second,
+		patience: 10 * time.Second,
 	}
 	code := a.run(ctx, os.Args[1:])
 	stop()

@@ -36,7 +36,7 @@ type migration struct {
 func (a *app) migrateCommand() *cobra.Command {
 	var create bool
 	c := a.do(&cobra.Command{
-		Use:   "migrate [--create-schema]",
+		Use:   "migrate [up | status | down] [--create-schema]",
 		Short: "Make or upgrade the tables and functions",
 		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did; if nothing is left to do
 it does nothing. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
@@ -59,21 +59,21 @@ Rows of limits are not locked, so traffic can go on.`,
 	up := a.do(&cobra.Command{
 		Use:   "up",
 		Short: "The same as migrate",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}, nil, func(ctx context.Context, _ []string) error { return a.migrateUp(ctx, create) })
 	up.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if it does not exist")
 	status := a.do(&cobra.Command{
 		Use:   "status",
 		Short: "List the migrations, and which have been run",
 		Long:  "List the migrations of this program, and which of them have been run in the schema. Exit status 3 if one has not.",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}, []string{"SELECT " + migrations.VersionTable}, a.migrateStatus)
 	down := a.do(&cobra.Command{
 		Use:   "down",
 		Short: "Go one version back",
 		Long: `Undo the newest migration. Deploy the older program before. Undoing the first migration drops the tables with all limits, overrides
 and usage. It asks before, unless --yes is given.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}, nil, a.migrateDown)
 	a.yesFlag(down)
 	c.AddCommand(up, status, down)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -53,11 +52,17 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, program, NOT current, plan`, name)
 }
 
+// unitIntervals are the units of the calendar as intervals.
+var unitIntervals = map[string]pgtype.Interval{
+	"day": {Days: 1, Valid: true}, "week": {Days: 7, Valid: true},
+	"month": {Months: 1, Valid: true}, "quarter": {Months: 3, Valid: true}, "year": {Months: 12, Valid: true},
+}
+
 // periodOf is an interval as Config.Period has it.
 func periodOf(p pgtype.Interval, kind ratelimit.Kind) string {
 	if kind == ratelimit.KindCalendarWindow {
-		for _, unit := range calendar.Units {
-			if intervalText(unit) == fmt.Sprintf("%d %d", p.Months, p.Days) {
+		for unit, interval := range unitIntervals {
+			if p == interval {
 				return "1 " + unit
 			}
 		}
@@ -65,21 +70,13 @@ func periodOf(p pgtype.Interval, kind ratelimit.Kind) string {
 	return calendar.PeriodText(time.Duration(p.Microseconds)*time.Microsecond + time.Duration(p.Days)*24*time.Hour)
 }
 
-// intervalText is a unit as months and days.
-func intervalText(unit string) string {
-	return map[string]string{"day": "0 1", "week": "0 7", "month": "1 0", "quarter": "3 0", "year": "12 0"}[unit]
-}
-
-// interval is a period of a Config as Postgres reads it.
-func interval(period string) string {
-	fixed, unit, err := calendar.ParsePeriod(period)
-	switch {
-	case err != nil:
-		return period
-	case unit != "":
-		return calendar.Calendar{Unit: unit}.Interval()
+// intervalOf is a valid Config.Period as an interval.
+func intervalOf(period string) pgtype.Interval {
+	fixed, unit, _ := calendar.ParsePeriod(period)
+	if unit != "" {
+		return unitIntervals[unit]
 	}
-	return fmt.Sprintf("%d microseconds", fixed.Microseconds())
+	return pgtype.Interval{Microseconds: fixed.Microseconds(), Valid: true}
 }
 
 // describe is a Config as text, without its name.
@@ -263,7 +260,7 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string, o *overr
 		text := describe(under(d.Config, o))
 		if i := slices.Index(texts, text); i >= 0 {
 			plans[i].programs = append(plans[i].programs, d.Program)
-		} else if n.plan == "" || strings.Contains(text, n.plan) || strings.Contains(describe(d.Config), n.plan) {
+		} else if n.plan == "" || hasPart(text, n.plan) || hasPart(describe(d.Config), n.plan) {
 			plans, texts = append(plans, defined{d.Config, []string{d.Program}}), append(texts, text)
 		}
 	}
@@ -286,6 +283,23 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string, o *overr
 		return defined{}, noSuchLimit(name, known)
 	}
 	return defined{}, usagef("no program has published the numbers of the limit %s. Give them: --rate and --period, and --kind, --capacity and --start where they differ from the defaults", printable(name))
+}
+
+// hasPart reports whether a text has a part that does not begin or end within a number or a word.
+func hasPart(text, part string) bool {
+	inWord := func(s string, i int) bool {
+		return i >= 0 && i < len(s) && (s[i] == '.' || s[i] >= '0' && s[i] <= '9' || s[i] >= 'a' && s[i] <= 'z')
+	}
+	for from := 0; ; {
+		i := strings.Index(text[from:], part)
+		if i < 0 || part == "" {
+			return false
+		}
+		if i += from; !inWord(text, i-1) && !inWord(text, i+len(part)) {
+			return true
+		}
+		from = i + 1
+	}
 }
 
 // knownLimits are the names that are published or have rows.
@@ -319,31 +333,4 @@ func checkKnown(ctx context.Context, db querier, name string) error {
 		return err
 	}
 	return noSuchLimit(name, list)
-}
-
-// publishable is limits as ratelimit_publish takes them.
-func publishable(limits []ratelimit.Limit) (string, error) {
-	type row struct {
-		Name        string         `json:"name"`
-		Kind        ratelimit.Kind `json:"kind"`
-		Rate        *float64       `json:"rate,omitempty"`
-		Period      string         `json:"period,omitempty"`
-		Capacity    *float64       `json:"capacity,omitempty"`
-		MaxReserved *float64       `json:"max_reserved,omitempty"`
-		Start       *time.Time     `json:"start,omitempty"`
-		Shards      int            `json:"shards,omitempty"`
-		Zone        string         `json:"zone,omitempty"`
-		Anchor      string         `json:"anchor,omitempty"`
-	}
-	rows := make([]row, 0, len(limits))
-	for _, limit := range limits {
-		c := limit.Config()
-		r := row{c.Name, c.Kind, c.Rate, "", c.Capacity, c.MaxReserved, c.Start, c.Shards, c.Zone, c.Anchor}
-		if c.Period != "" {
-			r.Period = interval(c.Period)
-		}
-		rows = append(rows, r)
-	}
-	text, err := json.Marshal(rows)
-	return string(text), err
 }

@@ -144,21 +144,22 @@ type decided struct {
 }
 
 // decide adds an override by a function of the schema. call has the arguments between the key and the end.
-func (a *app) decide(ctx context.Context, d *decision, name string, key *string, function, call string, args ...any) (o *override, at time.Time, err error) {
+// It says what it did, unless JSON is asked for.
+func (a *app) decide(ctx context.Context, d *decision, name string, key *string, function, call string, args ...any) (*override, error) {
 	length, end, err := d.get()
 	if err != nil {
-		return nil, at, err
-	}
-	if err := a.connect(ctx); err != nil {
-		return nil, at, err
+		return nil, err
 	}
 	if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, name) }); err != nil {
-		return nil, at, err
+		return nil, err
 	}
+	var o *override
+	var before []override // in force for the same keys, which now waits until the new one ends
+	var at time.Time
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
 		var id int64
-		err := tx.QueryRow(ctx, "SELECT "+function+`($1, $2, `+call+`until => coalesce(clock_timestamp() + $5::text::interval, $6), reason => $3, who => $4)`, all...).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT "+function+`($1, $2, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6), reason => $3, who => $4)`, all...).Scan(&id)
 		if err != nil {
 			return err
 		}
@@ -167,19 +168,25 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			return err
 		}
 		o = &list[0]
+		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id < $3 AND "+inForce+" ORDER BY id DESC LIMIT 1", name, key, id)
+		if err != nil {
+			return err
+		}
 		at, err = now(ctx, tx)
 		return err
 	})
-	return o, at, err
-}
-
-// sayDecided prints an override that was made.
-func (a *app) sayDecided(o *override, at time.Time) {
+	if err != nil {
+		return nil, err
+	}
 	whom := "every key of " + printable(o.Limit)
 	if o.Key != nil {
 		whom = about(o.Limit, o.Key)
 	}
 	a.say("#%d: %s for %s, %s", o.ID, o.text(), whom, ending(o, at))
+	for i := range before {
+		a.say("in place of #%d: %s, %s", before[i].ID, before[i].text(), ending(&before[i], at))
+	}
+	return o, nil
 }
 
 func (a *app) overrideCommand() *cobra.Command {
@@ -227,12 +234,11 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 				return err
 			}
 		}
-		o, at, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
+		o, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
 			given("rate", &rate), given("capacity", &capacity), given("max-reserved", &maxReserved))
 		if err != nil {
 			return err
 		}
-		a.sayDecided(o, at)
 		result := decided{override: *o}
 		if add {
 			if result.AddedNow, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
@@ -307,11 +313,10 @@ func (a *app) decisionCommand(name, function, question string, c *cobra.Command)
 				return err
 			}
 		}
-		o, at, err := a.decide(ctx, &d, args[0], key, function, "")
+		o, err := a.decide(ctx, &d, args[0], key, function, "")
 		if err != nil {
 			return err
 		}
-		a.sayDecided(o, at)
 		if a.json {
 			return a.emit(o, nil)
 		}

@@ -30,7 +30,7 @@ func (a *app) publishCommand() *cobra.Command {
 		Use:   "publish FILE --program NAME [--check]",
 		Short: "Write down the limits that a program defines",
 		Long: `Write down all limits that a program defines, in place of those that it published before: for those who look, sweeps and SQL without
-numbers. It decides nothing for the program. A program can do the same at its start (Limiter.Publish).
+numbers. It decides nothing for the program. A program can do the same at its start (ratelimit.Publish).
 
 FILE is JSON, or - for the standard input: an array of limits as ratelimit.New takes them, or an object with "program" and "limits".
 Plans of one limit are several elements with one name. --check says what is wrong in the file and writes nothing; it needs no
@@ -66,14 +66,7 @@ database.`,
 			if check {
 				did = "checked"
 			} else {
-				text, err := publishable(limits)
-				if err != nil {
-					return err
-				}
-				err = a.inTx(ctx, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, "SELECT ratelimit_publish($1, $2::text::jsonb)", program, text)
-					return err
-				})
+				err := a.inTx(ctx, func(tx pgx.Tx) error { return ratelimit.Publish(ctx, tx, program, limits...) })
 				if err != nil {
 					return err
 				}

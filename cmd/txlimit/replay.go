@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -83,7 +84,7 @@ The log must have all calls, the denied ones too. A replay knows nothing of refu
 		Example: `  txlimit replay --log messages.csv --time created_at --key user_id --candidate 10/1h,capacity=3 --candidate 10/1h
   txlimit replay --log access.log --format combined --key host --reorder 1m --skip-mistakes --candidate 100/1m --svg report.svg
   txlimit replay --query "SELECT created_at, user_id FROM messages WHERE created_at > now() - interval '7 days' ORDER BY 1" --published sendMessage`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	f := c.Flags()
 	f.StringVar(&r.log, "log", "", "the log `file`, or - for the standard input")
@@ -128,13 +129,17 @@ func (a *app) replay(ctx context.Context, r *replayFlags) error {
 	}
 	if r.query != "" {
 		err = a.within(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly}, "SET LOCAL timezone = 'UTC'", func(tx pgx.Tx) error {
-			return run(replay.Query(ctx, tx, r.query))
+			err := run(replay.Query(ctx, tx, r.query))
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok { // which is about the user's tables, not about ours
+				return fmt.Errorf("--query: %s", strings.TrimSpace(pgErr.Message+". "+pgErr.Hint))
+			}
+			return err
 		})
 	} else {
 		err = a.replayLog(r, run)
 	}
 	if err != nil {
-		return err
+		return namedError{err}
 	}
 	if r.svg != "" {
 		if err := os.WriteFile(r.svg, []byte(report.SVG()), 0o644); err != nil {
@@ -150,6 +155,15 @@ func (a *app) replay(ctx context.Context, r *replayFlags) error {
 		return a.nothing(result, "There are no events.")
 	}
 	return a.emit(result, func(w io.Writer) { fmt.Fprint(w, report) })
+}
+
+// namedError is an error whose text names flags instead of fields of package replay.
+type namedError struct{ error }
+
+func (e namedError) Unwrap() error { return e.error }
+
+func (e namedError) Error() string {
+	return strings.NewReplacer("set Fields.Layout", "see --layout", "or see Reorder", "or see --reorder").Replace(e.error.Error())
 }
 
 // replayLog runs fn on the events of the log.

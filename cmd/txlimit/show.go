@@ -69,7 +69,7 @@ recorder that hashes keys has denials under the hash.`,
 	return c
 }
 
-func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key *string, since string) error {
+func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key *string, since pgtype.Interval) error {
 	at, err := now(ctx, tx)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if has {
 		k.Denials, err = collect(ctx, tx, pgx.RowToStructByPos[deniedHour], `
 			SELECT hour, denied, asked, last_denied FROM rate_limit_denials
-			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::text::interval - interval '1 hour' ORDER BY hour DESC`, name, key, since)
+			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::interval - interval '1 hour' ORDER BY hour DESC`, name, key, since)
 		if err != nil {
 			return err
 		}
@@ -117,10 +117,10 @@ const balanceSQL = `
 		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
 		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
 	), w AS (
-		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4::text::interval, $9, $10::text::date, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
+		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::date, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
 	), g AS (
-		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4::text::interval, $5, $7) END AS grid,
-		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4::text::interval) ELSE $4::text::interval END AS period
+		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
+		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
 		  FROM w
 	)
 	SELECT r.n, (SELECT max(t) FROM unnest(r.ts) AS t),
@@ -146,7 +146,7 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 	var last pgtype.Timestamptz
 	var balance float64
 	var owed, enough, full time.Time
-	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, interval(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
+	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
 		Scan(&k.Rows, &last, &balance, &owed, &enough, &full)
 	if err != nil {
 		return err

@@ -44,16 +44,13 @@ overrides. For a limit that no program has published, give them; those of a limi
 			names, directive := a.completeLimits(cmd, nil, begin)
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
 		},
-	}, []string{"SELECT rate_limits", "UPDATE rate_limits", "DELETE rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"}, nil)
+	}, []string{"SELECT rate_limits", "UPDATE rate_limits", "DELETE rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"},
+		func(ctx context.Context, args []string) error { return a.sweep(ctx, &n, args) })
 	n.flags(c)
 	_ = c.Flags().MarkHidden("plan") // a sweep takes all plans together
 	_ = c.Flags().MarkHidden("zone")
 	_ = c.Flags().MarkHidden("anchor")
-	return a.do(c, a.sweepNeeds(), func(ctx context.Context, args []string) error { return a.sweep(ctx, &n, args) })
-}
-
-func (a *app) sweepNeeds() []string {
-	return []string{"SELECT rate_limits", "UPDATE rate_limits", "DELETE rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"}
+	return c
 }
 
 func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
@@ -116,14 +113,14 @@ func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s
 	call := "ratelimit_sweep($1, first => $2)"
 	args := []any{name, ""}
 	if c != nil {
-		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4::text::interval, kind => $5, capacity => $6, start => $7)"
-		args = append(args, *c.Rate, interval(c.Period), string(c.Kind), *c.Capacity, c.Start)
+		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7)"
+		args = append(args, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start)
 	}
 	for {
 		began := time.Now()
 		var deleted int64
 		var next *string
-		err := a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, "SET LOCAL lock_timeout = '10s'", func(tx pgx.Tx) error {
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, "SELECT deleted, next FROM "+call, args...).Scan(&deleted, &next)
 		})
 		if err != nil {

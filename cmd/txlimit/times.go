@@ -1,21 +1,21 @@
 package main
 
 import (
-	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// duration reads a duration, such as 90s, 2h30m or 7d, and returns it as Postgres reads it.
-func duration(flag, text string) (interval string, err error) {
+// duration reads a duration, such as 90s, 2h30m or 7d, and returns it as an interval.
+func duration(flag, text string) (interval pgtype.Interval, err error) {
 	d, unit, err := calendar.ParsePeriod(text)
 	if err != nil || unit != "" || d <= 0 {
-		return "", usagef("%s %q is not a duration, such as 90s, 2h30m or 7d", flag, text)
+		return interval, usagef("%s %q is not a duration, such as 90s, 2h30m or 7d", flag, text)
 	}
-	return fmt.Sprintf("%d microseconds", d.Microseconds()), nil
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}, nil
 }
 
 // end is when an override ends, by --for or --until.
@@ -28,7 +28,7 @@ func (e *end) flags(command *cobra.Command) {
 }
 
 // get returns the two as Postgres takes them. At most one is not nil.
-func (e *end) get() (length *string, until *time.Time, err error) {
+func (e *end) get() (length *pgtype.Interval, until *time.Time, err error) {
 	if e.length != "" {
 		text, err := duration("--for", e.length)
 		return &text, nil, err
