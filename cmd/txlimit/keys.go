@@ -54,7 +54,7 @@ REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the n
   txlimit keys oldLimit --rate 10 --period 1m    # which no program has published`,
 		Args:              func(_ *cobra.Command, args []string) error { return onlyLimit(args) },
 		ValidArgsFunction: a.completeLimits,
-	}, []string{"SELECT rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"}, func(ctx context.Context, args []string) error {
+	}, lookNeeds, func(ctx context.Context, args []string) error {
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
@@ -245,7 +245,7 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	if err != nil {
 		return err
 	}
-	a.needs = []string{"SELECT rate_limit_denials"}
+	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
 	return a.reading(ctx, func(tx pgx.Tx) error {
 		var limit *int
 		if most > 0 {

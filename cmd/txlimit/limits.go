@@ -42,7 +42,7 @@ estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the l
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,
-	}, []string{"SELECT rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"}, func(ctx context.Context, _ []string) error {
+	}, lookNeeds, func(ctx context.Context, _ []string) error {
 		return a.reading(ctx, func(tx pgx.Tx) error { return a.limits(ctx, tx, exact) })
 	})
 	c.Flags().BoolVar(&exact, "count", false, "count all keys, which reads the whole table")

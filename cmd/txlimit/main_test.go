@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// inner marks the process that runs the tests on a Postgres.
+// inner marks the process that runs the tests on a Postgres. Its value is a directory that is removed afterwards.
 const inner = "TXLIMIT_TOOL_TESTS"
 
 // TestMain runs the tests below withpostgres, which finds or starts a Postgres. This module cannot require internal/postgres, since
@@ -49,7 +49,7 @@ func runBelow() (code int, err error) {
 		return 0, err
 	}
 	tests := exec.Command(filepath.Join(dir, "withpostgres"), append([]string{"--", self}, os.Args[1:]...)...)
-	tests.Env = append(os.Environ(), inner+"=1")
+	tests.Env = append(os.Environ(), inner+"="+dir)
 	tests.Stdout, tests.Stderr = os.Stdout, os.Stderr
 	if err := tests.Run(); tests.ProcessState == nil {
 		return 0, err
@@ -87,9 +87,11 @@ func newWorld(t *testing.T) *world {
 func newMigrated(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
-	if r := w.run("migrate"); r.code != exitOK {
-		t.Fatal(r)
+	schema, err := os.ReadFile("../../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
 	}
+	w.sql(string(schema))
 	return w
 }
 

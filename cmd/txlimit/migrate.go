@@ -90,7 +90,15 @@ func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schem
 		return err
 	}
 	if schema == nil && a.schema != "" {
-		return fmt.Errorf("there is no schema %s, or the role has no USAGE on it: pass --create-schema, or run CREATE SCHEMA %s", printable(a.schema), identifier(a.schema))
+		var there bool
+		if err := a.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", a.schema).Scan(&there); err != nil {
+			return err
+		}
+		if there {
+			return fmt.Errorf("the role %s may not use the schema %s: GRANT USAGE, CREATE ON SCHEMA %s TO %s",
+				printable(a.conn.Config().User), printable(a.schema), identifier(a.schema), identifier(a.conn.Config().User))
+		}
+		return fmt.Errorf("there is no schema %s: pass --create-schema, or run CREATE SCHEMA %s", printable(a.schema), identifier(a.schema))
 	}
 	if schema == nil {
 		return errors.New("no schema of the role's search_path exists: pass --schema NAME --create-schema")
@@ -101,7 +109,7 @@ func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schem
 	}
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
-	locker, err := lock.NewPostgresSessionLocker()
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // tries each second, for five minutes
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,7 +31,7 @@ Of several in force for a key, the newest wins. One for the key goes before one 
 			return onlyLimit(args)
 		},
 		ValidArgsFunction: a.completeLimits,
-	}, []string{"SELECT rate_limit_overrides"}, func(ctx context.Context, args []string) error {
+	}, lookNeeds, func(ctx context.Context, args []string) error {
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
@@ -135,7 +136,7 @@ func whoFlag(a *app, command *cobra.Command, who *string) {
 	command.Flags().Lookup("who").Usage += " (default: you, by your name on this machine)"
 }
 
-var steerNeeds = []string{"SELECT rate_limit_overrides", "INSERT rate_limit_overrides", "SELECT rate_limit_definitions"}
+var steerNeeds = slices.Clip(append(lookNeeds, "INSERT rate_limit_overrides")) // appended to, it is copied
 
 // decided is what the commands that add an override print.
 type decided struct {
@@ -193,7 +194,7 @@ func (a *app) overrideCommand() *cobra.Command {
 	var d decision
 	var rate, capacity, maxReserved, before float64
 	var add bool
-	c := a.do(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
 		Short: "Give a key, or every key, other numbers",
 		Long: `Give a key of a limit other numbers, for a while or for good. What no flag changes stays as defined; a capacity that is the rate
@@ -206,7 +207,7 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
 		ValidArgsFunction: a.completeLimitAndKey,
-	}, append(steerNeeds, "UPDATE rate_limit_overrides", "SELECT rate_limits", "UPDATE rate_limits"), nil)
+	}
 	f := c.Flags()
 	f.Float64Var(&rate, "rate", 0, "tokens per period")
 	f.Float64Var(&capacity, "capacity", 0, "the most tokens that can be saved up (default: as defined or, if that is the rate, the new rate)")
@@ -221,7 +222,7 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 		}
 		return nil
 	}
-	return a.do(c, append(steerNeeds, "UPDATE rate_limit_overrides", "SELECT rate_limits", "UPDATE rate_limits"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "UPDATE rate_limit_overrides", "UPDATE rate_limits"), func(ctx context.Context, args []string) error {
 		name, key := args[0], keyOf(args)
 		if f.Changed("capacity-before") && !add {
 			return usagef("--capacity-before is for --add")
@@ -241,10 +242,9 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 		}
 		result := decided{override: *o}
 		if add {
-			if result.AddedNow, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
+			if result.AddedNow, result.Added, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
 				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", o.ID, a.explain(ctx, err), o.ID)
 			}
-			result.Added = result.AddedNow
 			if *result.AddedNow == 0 {
 				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
 			} else {
@@ -258,11 +258,12 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 	})
 }
 
-// add adds the difference of the capacities, when all programs know of the override.
-func (a *app) add(ctx context.Context, id int64, before *float64) (added *float64, err error) {
+// add adds the difference of the capacities, when all programs know of the override. recorded is what its row says, although there
+// may be no key to give it to.
+func (a *app) add(ctx context.Context, id int64, before *float64) (added, recorded *float64, err error) {
 	select {
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, nil, ctx.Err()
 	case <-time.After(a.settle):
 	}
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
@@ -272,13 +273,13 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added *float6
 		if err != nil {
 			return err
 		}
-		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&added)
-		if !row {
+		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&recorded)
+		if added = recorded; !row {
 			added = new(float64)
 		}
 		return err
 	})
-	return added, err
+	return added, recorded, err
 }
 
 func (a *app) blockCommand() *cobra.Command {
@@ -361,7 +362,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 	whoFlag(a, c, &who)
 	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args) }
 	c.ValidArgsFunction = a.completeLimitAndKey
-	return a.do(c, []string{"SELECT rate_limit_overrides", "UPDATE rate_limit_overrides"}, func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "UPDATE rate_limit_overrides"), func(ctx context.Context, args []string) error {
 		switch *effect {
 		case "", effectNumbers, effectBlock, effectUnlimited:
 		default:
@@ -414,7 +415,7 @@ without keys.`,
 		ValidArgsFunction: a.completeLimitAndKey,
 	}
 	a.yesFlag(c)
-	return a.do(c, []string{"SELECT rate_limits", "UPDATE rate_limits", "DELETE rate_limits"}, func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
 		result := resetDone{Limit: args[0], Key: keyOf(args)}
 		var key string
 		if result.Key != nil {

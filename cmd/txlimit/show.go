@@ -57,7 +57,7 @@ recorder that hashes keys has denials under the hash.`,
   txlimit show signUps                   # a limit without keys`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
 		ValidArgsFunction: a.completeLimitAndKey,
-	}, []string{"SELECT rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides", "SELECT rate_limit_denials"}, func(ctx context.Context, args []string) error {
+	}, append(lookNeeds, "SELECT rate_limit_denials"), func(ctx context.Context, args []string) error {
 		back, err := duration("--since", since)
 		if err != nil {
 			return err

@@ -22,7 +22,7 @@ type swept struct {
 
 func (a *app) sweepCommand() *cobra.Command {
 	var n numbers
-	c := a.do(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "sweep [LIMIT...]",
 		Short: "Delete the rows of keys that have been full for an hour",
 		Long: `Delete the rows of keys that have been full for an hour. A missing row means the same, so no decision changes. Without LIMIT it
@@ -44,13 +44,14 @@ overrides. For a limit that no program has published, give them; those of a limi
 			names, directive := a.completeLimits(cmd, nil, begin)
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
 		},
-	}, []string{"SELECT rate_limits", "UPDATE rate_limits", "DELETE rate_limits", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"},
-		func(ctx context.Context, args []string) error { return a.sweep(ctx, &n, args) })
+	}
 	n.flags(c)
 	_ = c.Flags().MarkHidden("plan") // a sweep takes all plans together
 	_ = c.Flags().MarkHidden("zone")
 	_ = c.Flags().MarkHidden("anchor")
-	return c
+	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+		return a.sweep(ctx, &n, args)
+	})
 }
 
 func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
