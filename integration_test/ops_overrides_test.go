@@ -33,7 +33,7 @@ func scan[T any](t testing.TB, db ratelimit.DB, sql string, args ...any) (v T) {
 	return v
 }
 
-// following loads the overrides and follows them until the test ends.
+// following loads the overrides and follows them until the end of the test.
 func following(t testing.TB, o *ratelimit.Overrides) *ratelimit.Overrides {
 	t.Helper()
 	if err := o.Load(t.Context()); err != nil {
@@ -50,10 +50,10 @@ func following(t testing.TB, o *ratelimit.Overrides) *ratelimit.Overrides {
 	return o
 }
 
-// soon is how often the tests poll.
+// soon is the tests' interval between polls.
 const soon = 20 * time.Millisecond
 
-// limitInForce is the limit that a check answers by.
+// limitInForce returns the limit that a check uses.
 func limitInForce(t testing.TB, l *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request) string {
 	t.Helper()
 	result, err := l.Check(t.Context(), db, request.Count(0))
@@ -94,7 +94,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	becomes("ann", defined)
 	becomes("bob", defined)
 
-	// It ends by itself, at its time by the database's clock.
+	// The override ends by itself, at its end by the database's clock.
 	until := scan[time.Time](t, pool, "SELECT now() + interval '700 milliseconds'")
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl', until => $1)", until)
 	becomes("carl", "api: blocked until "+until.UTC().Format(time.RFC3339))
@@ -102,7 +102,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	if now := scan[time.Time](t, pool, "SELECT clock_timestamp()"); now.Before(until.Add(-50 * time.Millisecond)) {
 		t.Errorf("it ended %v early", until.Sub(now))
 	}
-	// A row that is deleted by hand is gone at the next whole reading.
+	// A row that is deleted by hand disappears when all rows are read again.
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl')")
 	becomes("carl", "api: blocked")
 	mustExec(t, pool, "DELETE FROM rate_limit_overrides")
@@ -112,7 +112,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	becomes("carl", defined)
 }
 
-// TestABlockHolds: whatever else is done with a blocked key, on every handle, nothing is granted before the block ends.
+// TestABlockHolds: nothing is granted before the block ends, on every handle, whatever else is done with the blocked key.
 func TestABlockHolds(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
@@ -144,7 +144,7 @@ func TestABlockHolds(t *testing.T) {
 			w.do(w.limiter.Reset(w.Context(), w.db, api.Key("ann")))
 			w.clock.Advance(10 * time.Minute)
 		}
-		// A charge counts all the same.
+		// A charge still counts.
 		if charged, err := w.limiter.Charge(w.Context(), w.db, api.Key("ann").Count(15)); err != nil || charged.Remaining != -5 {
 			w.Fatalf("charged %+v, %v", charged, err)
 		}
@@ -154,7 +154,7 @@ func TestABlockHolds(t *testing.T) {
 	})
 }
 
-// TestABlockHoldsForEveryWayIn: those that do not go through Consume on a handle.
+// TestABlockHoldsForEveryWayIn covers the ways that do not use Consume on a handle.
 func TestABlockHoldsForEveryWayIn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 8)
@@ -191,7 +191,7 @@ func TestABlockHoldsForEveryWayIn(t *testing.T) {
 	}
 }
 
-// TestAnOverrideThatCommitsLateIsNotMissed: its transaction has taken its id before others that commit at once, and their polls.
+// TestAnOverrideThatCommitsLateIsNotMissed: a transaction takes its id before others that commit and are polled first.
 func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
@@ -234,7 +234,7 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	eventually(t, "what was removed late", is("removed late", false))
 }
 
-// TestTheTableOfOverridesInTrouble: rows that no function would write, a table that is away, and a role that may not read it.
+// TestTheTableOfOverridesInTrouble: invalid rows, a missing table, and a role that may not read the table.
 func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -286,14 +286,14 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
 }
 
-// TestManyOverrides loads as many as -overrides says, and says what they cost.
+// TestManyOverrides loads as many overrides as -overrides says, and measures their memory.
 func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 	pool := newPool(t, 4)
 	n := *manyOverrides
 	mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limit_overrides (name, key, effect, rate) SELECT 'api', 'user-' || i, 'numbers', 1 + i %% 100 FROM generate_series(1, %d) AS i", n))
 	heap := func() float64 {
 		runtime.GC()
-		runtime.GC() // what was in a sync.Pool
+		runtime.GC() // empties each sync.Pool
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return float64(m.HeapAlloc)
@@ -322,8 +322,8 @@ func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 	runtime.KeepAlive(o)
 }
 
-// A worker is a process of its own: this test binary, started with the environment variable. It follows the overrides of
-// the schema at that URL, and prints each grant, and each change of the limit that its calls are answered by.
+// A worker is another process: this test binary, started with the environment variable. It follows the overrides in the
+// schema at that URL. It prints each grant, and each change of the limit that its calls use.
 const (
 	workerURL    = "TXLIMIT_TEST_OVERRIDES_WORKER"
 	workerListen = "TXLIMIT_TEST_OVERRIDES_LISTEN"
@@ -368,8 +368,9 @@ func overridesWorker(ctx context.Context, url string) error {
 	}
 }
 
-// TestOverridesInFourProcesses overrides a limit and restores it, again and again, under the traffic of four processes, of which two
-// listen. All follow, and in any span of time they grant no more than the larger capacity and the larger rate would.
+// TestOverridesInFourProcesses overrides a limit and restores it, again and again, under the traffic of four processes. Two
+// of them listen. All must follow the change. In any span of time, they grant no more than the larger capacity and the
+// larger rate allow.
 func TestOverridesInFourProcesses(t *testing.T) {
 	needsSession(t, "LISTEN")
 	t.Parallel()
@@ -411,8 +412,8 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		})
 		t.Cleanup(func() { _ = cmd.Process.Kill(); reading.Wait(); _ = cmd.Wait() })
 	}
-	// everywhere waits until all four have answered by a capacity, and says how long after an instant the last one did: of those that
-	// poll, and of those that listen.
+	// everywhere waits until all four processes use a capacity. It returns how long that took since an instant: for the
+	// processes that poll, and for those that listen.
 	everywhere := func(capacity float64, since algebra.Micros) (last [2]time.Duration) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("capacity %v in all processes", capacity), func() bool {
@@ -454,11 +455,11 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		t.Errorf("%v tokens too many from %v to %v", above, from.Time(), to.Time())
 	}
 	if len(grants) < 20 {
-		t.Errorf("%d grants are no test", len(grants))
+		t.Errorf("%d grants: this tested too little", len(grants))
 	}
 }
 
-// TestWhatIsAddedToARaisedLimit: the difference of the capacities, once, shard by shard.
+// TestWhatIsAddedToARaisedLimit: the difference of the capacities is added once, shard by shard.
 func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
@@ -500,7 +501,7 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 		scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')")
 		load()
 		if got := left(); !near(got, 10) {
-			t.Errorf("%s: restored, %v are left, want what fits: 10", name, got)
+			t.Errorf("%s: restored, %v are left, want the capacity, 10", name, got)
 		}
 		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")} {
 			var added float64
@@ -512,7 +513,7 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 	}
 }
 
-// TestASweepMindsOverrides: a row that is full by the limit's own numbers, and not by those of an override, stays.
+// TestASweepMindsOverrides: a row stays if it is full by the limit's own numbers, but not by an override's.
 func TestASweepMindsOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -531,7 +532,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 	}
 	for _, want := range []int64{0, 1} {
 		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
-		if want > 0 { // put it back
+		if want > 0 { // make the row again
 			mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
 		}
 		deleted, err := limits.Sweep(t.Context(), pool, api)

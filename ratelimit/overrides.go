@@ -26,7 +26,7 @@ import (
 //
 //	overrides := &ratelimit.Overrides{DB: pool}
 //	if err := overrides.Load(ctx); err != nil { ... }
-//	go overrides.Run(ctx)
+//	go func() { _ = overrides.Run(ctx) }()
 //	limits := ratelimit.Limiter{Overrides: overrides}
 //
 // The newest override in force wins, and one for the key goes before one for all keys. A block denies [Limiter.Consume],
