@@ -235,7 +235,7 @@ func TestMissingGrants(t *testing.T) {
 			role := w.schema + "_role"
 			w.sql("CREATE ROLE " + role)
 			t.Cleanup(func() {
-				if _, err := w.conn.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+				if _, err := w.conn.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
 					t.Error(err)
 				}
 			})

@@ -44,7 +44,7 @@ func (a *app) keysCommand() *cobra.Command {
 		Short: "List who is limited, worst first",
 		Long: `List the keys of a limit that would be denied one token now, those with the fewest tokens first.
 
-It reads all rows of the limit, without locking any. With millions of keys that takes seconds, and a replica serves as well.
+It reads all rows of the limit, without locking any. With a million keys that may take half a minute; a replica serves as well.
 --denied reads no such rows: it lists the keys with the most denials, as programs with a usage.Recorder have counted them.
 
 REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.`,

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -143,8 +143,11 @@ func estimate(ctx context.Context, tx pgx.Tx, name string) (rows float64, err er
 			Rows float64 `json:"Plan Rows"`
 		}
 	}
-	if err := json.Unmarshal([]byte(text), &plans); err != nil || len(plans) == 0 {
-		return 0, fmt.Errorf("the plan cannot be read: %w", err)
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		return 0, err
+	}
+	if len(plans) == 0 {
+		return 0, errors.New("EXPLAIN returned no plan")
 	}
 	return plans[0].Plan.Rows, nil
 }

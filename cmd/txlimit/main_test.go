@@ -74,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	w.conn = w.connect()
 	w.sql("CREATE SCHEMA " + w.schema)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 		defer cancel()
 		if _, err := w.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+w.schema+" CASCADE"); err != nil {
 			t.Error(err)
@@ -107,7 +107,7 @@ func (w *world) connect() *pgx.Conn {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { conn.Close(context.Background()) })
+	w.t.Cleanup(func() { conn.Close(context.WithoutCancel(w.t.Context())) })
 	return conn
 }
 

@@ -317,15 +317,15 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 
 // checkKnown refuses the name of no limit, if programs publish theirs.
 func checkKnown(ctx context.Context, db querier, name string) error {
-	var known, any bool
+	var known, others bool
 	err := db.QueryRow(ctx, `
 		SELECT EXISTS (SELECT FROM rate_limit_definitions WHERE name = $1) OR EXISTS (SELECT FROM rate_limits WHERE name = $1)
 		       OR EXISTS (SELECT FROM rate_limit_overrides WHERE name = $1),
-		       EXISTS (SELECT FROM rate_limit_definitions) OR EXISTS (SELECT FROM rate_limits)`, name).Scan(&known, &any)
+		       EXISTS (SELECT FROM rate_limit_definitions) OR EXISTS (SELECT FROM rate_limits)`, name).Scan(&known, &others)
 	if err != nil || known {
 		return err
 	}
-	if !any {
+	if !others {
 		return noSuchLimit(name, nil)
 	}
 	list, err := knownLimits(ctx, db)

@@ -214,7 +214,11 @@ func (k *keyDetails) print(w io.Writer) {
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
 	}
 	if k.OwedUntil != nil {
-		line("owes", "%s tokens, until %s", strings.TrimPrefix(tokens(*k.Remaining), "-"), until(k.OwedUntil, k.At))
+		debt := strings.TrimPrefix(tokens(*k.Remaining), "-") + " tokens"
+		if debt == "1 tokens" {
+			debt = "1 token"
+		}
+		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
 	}
 	switch k.Denied {
 	case "":
