@@ -254,7 +254,7 @@ func (a *app) yesFlag(command *cobra.Command) {
 }
 
 // confirm asks on the terminal, unless --yes was given.
-func (a *app) confirm(format string, args ...any) error {
+func (a *app) confirm(ctx context.Context, format string, args ...any) error {
 	question := fmt.Sprintf(format, args...)
 	if a.yes {
 		return nil
@@ -263,9 +263,22 @@ func (a *app) confirm(format string, args ...any) error {
 		return usagef("%s Nobody can be asked, since there is no terminal: pass --yes", question)
 	}
 	fmt.Fprintf(a.stderr, "%s [y/N] ", question)
-	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
-	if answer = strings.ToLower(strings.TrimSpace(answer)); err == nil && (answer == "y" || answer == "yes") {
-		return nil
+	typed := make(chan string, 1)
+	go func() {
+		answer, err := bufio.NewReader(a.stdin).ReadString('\n')
+		if err != nil { // without an end of the line, it is no answer
+			answer = ""
+		}
+		typed <- answer
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(a.stderr)
+		return ctx.Err()
+	case answer := <-typed:
+		if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
+			return nil
+		}
+		return errors.New("nothing was changed")
 	}
-	return errors.New("nothing was changed")
 }

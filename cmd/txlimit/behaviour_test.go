@@ -279,7 +279,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
-		w.run(args...).wants(t, exitError, "there is no table rate_limits in no_such_schema", "--schema "+schema)
+		w.run(args...).wants(t, exitError, "no table rate_limits in no_such_schema: run `txlimit migrate`. Other schemas have it: --schema ")
 	}
 	for _, args := range [][]string{{"migrate"}, {"migrate", "status"}, {"migrate", "down", "--yes"}} {
 		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
@@ -444,6 +444,8 @@ func TestCompletion(t *testing.T) {
 		"limits --da":              {"--database"},
 		"migrate s":                {"status"},
 		"restore sendMessage adm":  {"admin"},
+		"restore --effect ":        {"numbers", "block", "unlimited"},
+		"replay --published si":    {"signUps"},
 		"unlimited sendMessage ad": {"admin"},
 	} {
 		r := w.run(append([]string{"__complete"}, strings.Split(words, " ")...)...)

@@ -132,6 +132,38 @@ func newTerminal(t *testing.T) (master, terminal *os.File) {
 	return master, terminal
 }
 
+func TestCtrlCEndsAQuestion(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour))
+	w.sql("SELECT ratelimit('sendMessage', 'user-17')")
+	_, terminal := newTerminal(t)
+	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17")
+	asked, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin = terminal
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var text []byte
+	for part := make([]byte, 1000); !bytes.Contains(text, []byte("[y/N]")); {
+		n, err := asked.Read(part)
+		if text = append(text, part[:n]...); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	rest, _ := io.ReadAll(asked)
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != exitError || !bytes.Contains(rest, []byte("interrupted")) {
+		t.Errorf("%v: %s", cmd.ProcessState, rest)
+	}
+	if k := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json")); k.Rows != 1 {
+		t.Errorf("%+v", k)
+	}
+}
+
 func TestCtrlCEndsWhatWaits(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour))
 	holder := w.connect()

@@ -52,3 +52,14 @@ func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin strin
 	}
 	return nil, cobra.ShellCompDirectiveNoFileComp
 }
+
+// choices completes the value of a flag.
+func choices(command *cobra.Command, flag string, values ...string) {
+	completeFlag(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func completeFlag(command *cobra.Command, flag string, complete cobra.CompletionFunc) {
+	if err := command.RegisterFlagCompletionFunc(flag, complete); err != nil {
+		panic(err) // never: the command has the flag
+	}
+}

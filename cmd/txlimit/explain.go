@@ -53,6 +53,24 @@ func (a *app) explain(ctx context.Context, err error) string {
 	return text
 }
 
+// place is a schema that has the limits.
+type place struct {
+	Name  string
+	Usage bool // the role may use it
+}
+
+// other names the schemas to choose instead, five at most.
+func other(places []place) string {
+	var options []string
+	for _, p := range places[:min(len(places), 5)] {
+		options = append(options, "--schema "+shellQuote(p.Name))
+	}
+	if options == nil {
+		return ""
+	}
+	return ". Other schemas have it: " + strings.Join(options, ", ")
+}
+
 // notThere explains that a table or a function is not there.
 func (a *app) notThere(ctx context.Context, text string) string {
 	var here bool
@@ -64,10 +82,6 @@ func (a *app) notThere(ctx context.Context, text string) string {
 	if here {
 		return text + ". The schema is older than this program: run `txlimit migrate`"
 	}
-	type place struct {
-		Name  string
-		Usage bool
-	}
 	places, err := collect(ctx, a.conn, pgx.RowToStructByPos[place], `
 		SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 		 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' ORDER BY 1`)
@@ -76,23 +90,15 @@ func (a *app) notThere(ctx context.Context, text string) string {
 	}
 	wanted := cmp.Or(a.schema, path)
 	for _, p := range places {
-		if !p.Usage && (a.schema == "" || p.Name == a.schema) {
+		if !p.Usage && (a.schema == "" && !slices.ContainsFunc(places, func(p place) bool { return p.Usage }) || p.Name == a.schema) {
 			return fmt.Sprintf("the role %s may not use the schema %s, which has the limits: GRANT USAGE ON SCHEMA %s TO %s",
 				printable(role), printable(p.Name), identifier(p.Name), identifier(role))
 		}
 	}
-	const migrate = "Run `txlimit migrate`"
-	switch {
-	case len(places) == 0 && wanted == "":
-		return "the database is not migrated, and no schema of the role's search_path exists. Pass --schema, and run `txlimit migrate`"
-	case len(places) == 0:
-		return fmt.Sprintf("the database is not migrated: there is no table rate_limits in %s. %s", printable(wanted), migrate)
+	if wanted == "" {
+		return "no schema of the role's search_path exists: pass --schema" + other(places)
 	}
-	var options []string
-	for _, p := range places {
-		options = append(options, "--schema "+shellQuote(p.Name))
-	}
-	return fmt.Sprintf("there is no table rate_limits in %s, but elsewhere: pass %s", printable(cmp.Or(wanted, "the search_path")), strings.Join(options, " or "))
+	return fmt.Sprintf("there is no table rate_limits in %s: run `txlimit migrate`%s", printable(wanted), other(places))
 }
 
 // notGranted explains which privileges are missing.

@@ -34,7 +34,7 @@ func (a *app) limitsCommand() *cobra.Command {
 	c := a.do(&cobra.Command{
 		Use:   "limits [--count]",
 		Short: "List all limits: numbers, overrides, keys, last hour",
-		Long: `List all limits that a program has published or that have rows.
+		Long: `List all limits that a program has published, or that have rows or an override in force.
 
 PROGRAM and NUMBERS are what programs have published, one line for each plan. OLD before the numbers: the program has published
 others since, and these count for sweeps for another day. KEYS are the keys with rows. From 1000 on it is the planner's

@@ -38,8 +38,7 @@ func (a *app) migrateCommand() *cobra.Command {
 	c := a.do(&cobra.Command{
 		Use:   "migrate [up | status | down] [--create-schema]",
 		Short: "Make or upgrade the tables and functions",
-		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did; if nothing is left to do
-it does nothing. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
+		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
 
 They are made in the first schema of the role's search_path that exists, or in --schema. The migrations are those of package
 migrations, run by goose; which have been run is noted in ` + migrations.VersionTable + `. Two that run at once wait for each other.
@@ -72,7 +71,7 @@ Rows of limits are not locked, so traffic can go on.`,
 		Use:   "down",
 		Short: "Go one version back",
 		Long: `Undo the newest migration. Deploy the older program before. Undoing the first migration drops the tables with all limits, overrides
-and usage. It asks before, unless --yes is given.`,
+and usage. The command asks first, unless --yes is given.`,
 		Args: noArgs,
 	}, nil, a.migrateDown)
 	a.yesFlag(down)
@@ -158,7 +157,7 @@ func (a *app) migrateDown(ctx context.Context, _ []string) error {
 		if version == 1 {
 			question = fmt.Sprintf("Drop the tables of the schema %s, with all limits, overrides and usage?", printable(schema))
 		}
-		if err := a.confirm("%s", question); err != nil {
+		if err := a.confirm(ctx, "%s", question); err != nil {
 			return err
 		}
 		result, err := provider.Down(ctx)

@@ -198,6 +198,7 @@ func (n *numbers) flags(command *cobra.Command) {
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")
 	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default UTC)")
 	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window (default 2001-01-01)")
+	choices(command, "kind", string(ratelimit.KindTokenBucket), string(ratelimit.KindFixedWindow), string(ratelimit.KindCalendarWindow))
 	command.MarkFlagsMutuallyExclusive("plan", "rate")
 	command.MarkFlagsRequiredTogether("rate", "period")
 }
@@ -302,7 +303,7 @@ func hasPart(text, part string) bool {
 	}
 }
 
-// knownLimits are the names that are published or have rows.
+// knownLimits are the names that are published, have rows or have an override in force.
 func knownLimits(ctx context.Context, db querier) ([]string, error) {
 	return collect(ctx, db, pgx.RowTo[string], `
 		WITH RECURSIVE used AS (
@@ -312,6 +313,7 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 		)
 		SELECT name FROM used WHERE name IS NOT NULL
 		UNION SELECT name FROM rate_limit_definitions
+		UNION SELECT name FROM rate_limit_overrides WHERE `+inForce+`
 		ORDER BY 1`)
 }
 

@@ -112,8 +112,8 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 
 const everyKeyHelp = `
 
-Without KEY it is for every key of the limit that has no override of its own, and for a limit without keys. Then it asks before,
-unless --yes is given.
+Without KEY, it is for a limit without keys, or for every key that has no override of its own. Then the command asks first, unless
+--yes is given.
 
 Programs with Limiter.Overrides follow within two seconds. Programs without, and SQL with numbers of its own, do not.`
 
@@ -197,12 +197,12 @@ func (a *app) overrideCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
 		Short: "Give a key, or every key, other numbers",
-		Long: `Give a key of a limit other numbers, for a while or for good. What no flag changes stays as defined; a capacity that is the rate
-follows the rate. The newest override wins. txlimit restore ends it.
+		Long: `Give a key of a limit other numbers, for a while or for good. A number without a flag stays as defined. A capacity that equals
+the rate follows the new rate. The newest override wins, and replaces older ones as a whole while it is in force. txlimit restore ends it.
 
 New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
-the difference of the capacities as well, once. For that it waits two seconds after the override is committed, until all programs
-know of it. A key without a row is full, and gets nothing. For every key, only a limit without keys gets something.` + everyKeyHelp,
+the difference of the capacities as well, once. It waits two seconds after the override is committed, until all programs know of it.
+A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.` + everyKeyHelp,
 		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
@@ -231,7 +231,7 @@ know of it. A key without a row is full, and gets nothing. For every key, only a
 			return usagef("--rate 0 grants nothing: use `txlimit block`, which also says until when")
 		}
 		if key == nil {
-			if err := a.confirm("Give every key of %s other numbers?", printable(name)); err != nil {
+			if err := a.confirm(ctx, "Give every key of %s other numbers?", printable(name)); err != nil {
 				return err
 			}
 		}
@@ -310,7 +310,7 @@ func (a *app) decisionCommand(name, function, question string, c *cobra.Command)
 	return a.do(c, steerNeeds, func(ctx context.Context, args []string) error {
 		key := keyOf(args)
 		if key == nil {
-			if err := a.confirm("%s every key of %s?", question, printable(args[0])); err != nil {
+			if err := a.confirm(ctx, "%s every key of %s?", question, printable(args[0])); err != nil {
 				return err
 			}
 		}
@@ -338,11 +338,12 @@ func (a *app) restoreCommand() *cobra.Command {
 		Use:   "restore LIMIT [KEY]",
 		Short: "End the overrides of a key, or those of every key",
 		Long: `End the overrides in force for a key of a limit: other numbers, blocks, no limit. Without KEY, end those that are for every
-key; overrides of single keys stay.`,
+key. Overrides of single keys stay.`,
 		Example: `  txlimit restore signUps acme
   txlimit restore logins user-17 --effect block`,
 	})
 	c.Flags().StringVar(&effect, "effect", "", "end only those with this `effect`: numbers, block or unlimited")
+	choices(c, "effect", effectNumbers, effectBlock, effectUnlimited)
 	return c
 }
 
@@ -405,7 +406,7 @@ func (a *app) resetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset LIMIT [KEY]",
 		Short: "Make a key full again: let it go on",
-		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten. It asks before, unless --yes is given.
+		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten. The command asks first, unless --yes is given.
 
 It waits at most 10 seconds for a transaction that holds a row. A block stays: see txlimit unblock. Without KEY it is for a limit
 without keys.`,
@@ -424,7 +425,7 @@ without keys.`,
 		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {
 			return err
 		}
-		if err := a.confirm("Make %s full again, and forget its debts?", about(result.Limit, result.Key)); err != nil {
+		if err := a.confirm(ctx, "Make %s full again, and forget its debts?", about(result.Limit, result.Key)); err != nil {
 			return err
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {

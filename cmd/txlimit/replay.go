@@ -100,6 +100,10 @@ The log must have all calls, the denied ones too. A replay knows nothing of refu
 	f.StringVar(&r.file, "limits", "", "a `file` of limits to consider, as for publish")
 	f.StringArrayVar(&r.published, "published", nil, "a `limit` whose published plans to consider; may be repeated")
 	f.StringVar(&r.svg, "svg", "", "write a picture to this `file`, too")
+	choices(c, "format", "csv", "json", "combined")
+	completeFlag(c, "published", func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+		return a.completeLimits(cmd, nil, begin)
+	})
 	c.MarkFlagsOneRequired("log", "query")
 	c.MarkFlagsMutuallyExclusive("log", "query")
 	c.MarkFlagsOneRequired("candidate", "limits", "published")

@@ -50,8 +50,8 @@ func (a *app) showCommand() *cobra.Command {
 		Long: `Show one key of a limit: its balance, the numbers in force and whose they are, why a call is denied now and until when, its
 overrides, and its denials of the last hours, if programs have a usage.Recorder.
 
-It locks and writes nothing, and reads the rows of this key alone. Of one token: a call for more may be denied for longer. A
-recorder that hashes keys has denials under the hash.`,
+It locks and writes nothing, and reads the rows of this key alone. The answer is for one token: a call for more may be denied for
+longer. If the recorder hashes keys, the denials are under the hash.`,
 		Example: `  txlimit show sendMessage user-17
   txlimit show perRegion 'eu|user-17'    # a key of two parts
   txlimit show signUps                   # a limit without keys`,

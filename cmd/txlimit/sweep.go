@@ -29,8 +29,8 @@ func (a *app) sweepCommand() *cobra.Command {
 sweeps all limits that programs have published.
 
 It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
-Stopped in between, it has deleted what it has deleted. The numbers are the largest capacity and the slowest rate of all plans and
-overrides. For a limit that no program has published, give them; those of a limit that is gone for good may be deleted in SQL.`,
+If it is stopped, deleted rows stay deleted. The numbers are the largest capacity and the slowest rate of all plans and overrides.
+For a limit that no program has published, give the numbers.`,
 		Example: `  txlimit sweep
   txlimit sweep sendMessage uploads
   txlimit sweep oldLimit --rate 10 --period 1m --capacity 20`,
