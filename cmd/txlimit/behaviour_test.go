@@ -239,15 +239,7 @@ func TestMissingGrants(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			asRole := func() result {
-				url := w.url
-				w.url = strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1)
-				if w.url == url {
-					t.Fatalf("no options in %s", url)
-				}
-				defer func() { w.url = url }()
-				return w.run(args...)
-			}
+			asRole := func() result { return w.as(role, args...) }
 			r := asRole()
 			r.wants(t, exitError, "may not use the schema "+w.schema)
 			grant := regexp.MustCompile(`GRANT [^;\n]*`)
@@ -268,6 +260,18 @@ func TestMissingGrants(t *testing.T) {
 			}
 		})
 	}
+}
+
+// as runs a command as another role.
+func (w *world) as(role string, args ...string) result {
+	w.t.Helper()
+	url := w.url
+	w.url = strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1)
+	if w.url == url {
+		w.t.Fatalf("no options in %s", url)
+	}
+	defer func() { w.url = url }()
+	return w.run(args...)
 }
 
 func TestReasonsWhyNothingIsThere(t *testing.T) {
@@ -413,6 +417,20 @@ func TestLocks(t *testing.T) {
 		t.Errorf("the old transaction is not listed: %s", r)
 	}
 	w.run("locks", "--old", "1ms").wants(t, exitOK, "WAITS FOR", "in the way", fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "sendMessage user-17", "stay open")
+
+	// A role that may see less is told so, and still sees who is in the way.
+	role := w.schema + "_watcher"
+	w.sql("CREATE ROLE " + role + "; GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
+	t.Cleanup(func() {
+		if _, err := w.conn.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	w.as(role, "locks").wants(t, exitOK, "GRANT pg_monitor TO "+role, fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "a row")
+	w.sql("GRANT pg_monitor TO " + role)
+	if r := w.as(role, "locks"); strings.Contains(r.errOut, "pg_monitor") || !strings.Contains(r.out, "idle in transaction") {
+		t.Error(r)
+	}
 
 	// What has to wait gives up, and says where to look.
 	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "`txlimit locks` shows which")

@@ -46,7 +46,8 @@ something slow. The last line has the SQL that ends it; its tokens come back.
 Then it lists the transactions that have written and have been open for longer than --old. Under load, one of them can make Postgres
 refuse every SERIALIZABLE transaction.
 
-To see the sessions of other roles takes membership in pg_monitor, and to end them in pg_signal_backend.`,
+To see what sessions of other roles do, the role must be a member of pg_monitor; to end them, of pg_signal_backend. BLOCKED BY
+"prepared" is a prepared transaction (pg_prepared_xacts).`,
 		Example: `  txlimit locks
   txlimit locks --json | jq '.sessions[] | select(.inTheWay) | .pid'`,
 		Args: noArgs,
@@ -68,9 +69,14 @@ const sessionColumns = `a.pid, coalesce(a.datname, ''), coalesce(a.usename, ''),
 	coalesce(a.state, ''), extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, coalesce(a.query, ''), pg_blocking_pids(a.pid), '', false`
 
 func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
-	var here bool
-	if err := a.conn.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL").Scan(&here); err != nil {
+	var here, sees bool
+	var role string
+	err := a.conn.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
+	if err != nil {
 		return err
+	}
+	if !sees {
+		fmt.Fprintf(a.stderr, "What sessions of other roles do is hidden, and old transactions are missing: GRANT pg_monitor TO %s\n", identifier(role))
 	}
 	// The sessions that hold or wait for a lock on one of our relations, and the row that they wait for or are next for.
 	type lock struct {
@@ -216,7 +222,9 @@ func (s *session) age() string {
 func pids(list []int32) string {
 	texts := make([]string, len(list))
 	for i, pid := range list {
-		texts[i] = fmt.Sprint(pid)
+		if texts[i] = fmt.Sprint(pid); pid == 0 { // pg_blocking_pids says so
+			texts[i] = "prepared"
+		}
 	}
 	return strings.Join(texts, ", ")
 }
