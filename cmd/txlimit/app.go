@@ -86,7 +86,7 @@ const rootLong = `txlimit looks after the rate limits that an application keeps 
 
 Where the database is: --database, or else the environment variable DATABASE_URL. Both take a URL, postgres://user@host/db,
 or words as in "host=db user=app". What they leave out comes from the environment as with psql: PGHOST, PGPORT, PGUSER,
-PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Connect to the server itself, not to a pooler.
+PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Through a pooler, all works but migrate and --schema.
 
 Which schema: the first of the role's search_path that has the limits, or --schema.
 
