@@ -1882,7 +1882,7 @@ Ends the blocks of a key of a rate limit, or with a NULL key the block of all ke
     SELECT ratelimit_unblock('logins', 'user-17')
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint) RETURNS double precision
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -1898,11 +1898,21 @@ BEGIN
     IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
     END IF;
-    SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-    IF was.effect <> 'numbers' THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
+    IF capacity IS NULL THEN
+        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
+        IF was.effect <> 'numbers' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
+        END IF;
+        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
+    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
+        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
+        more := coalesce(o.capacity, more) - capacity;
     END IF;
-    more := greatest(/* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity, 0);
+    IF more IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+    END IF;
+    more := greatest(more, '0');
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
@@ -1914,15 +1924,18 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
 Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
 
     SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Then, two seconds later:
     SELECT ratelimit_add(17);
 
 A program that does not yet know of the override cuts what it finds to the old capacity. That is why the two seconds. A key without a row
-is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something. A program must have
-published the limit.
+is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
+
+Arguments:
+  id        the id of the override
+  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
 
 Errors:
   22023  there is no such override in force, or the numbers before it are not known
