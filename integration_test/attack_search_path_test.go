@@ -132,35 +132,48 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 	t.Helper()
 	outcome := map[string]error{}
 	for name, sql := range map[string]string{
-		"consume":          `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
-		"consume, window":  `SELECT granted FROM app._ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
-		"consume sharded":  `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1)`,
-		"consume several":  `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
-		"apply":            `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
-		"coalesce":         `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"consume keys":     `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
-		"by hand":          `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
-		"by hand, raising": `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
-		"by hand, up to":   `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3, count => 2, up_to => true)`,
-		"by hand, sharded": `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
-		"keys":             `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep":            `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
-		"reset":            `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
-		"apply, check":     `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
-		"apply, taking":    `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,0}')`,
-		"apply, reserving": `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
-		"refund":           `SELECT granted FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
-		"refund, window":   `SELECT granted FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
-		"refund, sharded":  `SELECT granted FROM app._ratelimit_refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
-		"apply, sharded":   `SELECT granted FROM app._ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
-		"coalesce, asks":   `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
-		"by hand, window":  `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
-		"keys, window":     `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep, idle":      `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
-		"usage, recording": `SELECT app._ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
-		"usage":            `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage('bucket') AS u ON true LIMIT 1`,
-		"usage, all":       `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage() AS u ON true LIMIT 1`,
-		"denials":          `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_denials('bucket') AS d ON true LIMIT 1`,
+		"consume":                 `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
+		"consume, window":         `SELECT granted FROM app._ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
+		"consume sharded":         `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1)`,
+		"consume several":         `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
+		"apply":                   `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
+		"coalesce":                `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"consume keys":            `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
+		"by hand":                 `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
+		"by hand, raising":        `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
+		"by hand, up to":          `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3, count => 2, up_to => true)`,
+		"by hand, sharded":        `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
+		"keys":                    `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep":                   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
+		"publish":                 `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","zone":"UTC"},{"name":"u","kind":"unlimited"}]') IS NOT NULL`,
+		"publish one":             `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"}]') IS NOT NULL`,
+		"override":                `SELECT app.ratelimit_override('bucket', $1, rate => 30) IS NOT NULL`,
+		"block":                   `SELECT app.ratelimit_block('bucket', $1, until => 'tomorrow') IS NOT NULL`,
+		"restore":                 `SELECT app.ratelimit_restore('bucket', $1) IS NOT NULL`,
+		"add to a capacity":       `SELECT app.ratelimit_add(app.ratelimit_override('bucket', $1, capacity => 40), 3) IS NOT NULL`,
+		"add":                     `SELECT app.ratelimit_add(app.ratelimit_override('bucket', $1, rate => 40)) IS NOT NULL`,
+		"poll all":                `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides(NULL, 0)`,
+		"poll":                    `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides('1:1:', 0)`,
+		"by hand without numbers": `SELECT ok FROM app.ratelimit('bucket', $1)`,
+		"some keys":               `SELECT pg_catalog.count(*) IS NOT NULL FROM app.ratelimit_keys('bucket', keys => ARRAY[$1::pg_catalog.text])`,
+		"all keys":                `SELECT true FROM app.ratelimit_keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep without numbers":   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', first => $1)`,
+		"reset":                   `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
+		"apply, check":            `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"apply, taking":           `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,0}')`,
+		"apply, reserving":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
+		"refund":                  `SELECT granted FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, window":          `SELECT granted FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, sharded":         `SELECT granted FROM app._ratelimit_refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
+		"apply, sharded":          `SELECT granted FROM app._ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
+		"coalesce, asks":          `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
+		"by hand, window":         `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
+		"keys, window":            `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep, idle":             `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+		"usage, recording":        `SELECT app._ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
+		"usage":                   `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage('bucket') AS u ON true LIMIT 1`,
+		"usage, all":              `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage() AS u ON true LIMIT 1`,
+		"denials":                 `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_denials('bucket') AS d ON true LIMIT 1`,
 
 		// These must end with that SQLSTATE.
 		"22023, consume":      `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
@@ -212,7 +225,9 @@ func TestAHostileSearchPath(t *testing.T) {
 	admin, owner, definer := newDefiner(t, 1)
 	invoker := newPool(t, 2)
 	seed(t, owner)
+	mustExec(t, owner, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
 	seed(t, invoker)
+	mustExec(t, invoker, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
 	evil := "evil_" + schemaOf(t, admin)
 	attack := func(sql string) {
 		t.Helper()
@@ -299,6 +314,7 @@ func TestAHostileSearchPath(t *testing.T) {
 	}
 	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+string(text)+"; RESET search_path")
 	seed(t, other)
+	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
 	for name, err := range outcomes(other, "app")["app"] {
 		if err != nil {
 			t.Errorf("migrated with a hostile search_path, %s: %v", name, err)
