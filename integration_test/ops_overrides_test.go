@@ -553,3 +553,84 @@ func TestASweepMindsOverrides(t *testing.T) {
 		}
 	}
 }
+
+// TestOverridesThatEndInTheFarFuture have no end, whoever wrote them.
+func TestOverridesThatEndInTheFarFuture(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
+		t.Fatal(err)
+	}
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	for i, until := range []string{"infinity", "294276-12-31 00:00+00", "10000-01-01 00:00+00"} {
+		byHand, byFunction := fmt.Sprintf("by hand %d", i), fmt.Sprintf("by function %d", i)
+		mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', '%s', 'block', '%s')", byHand, until))
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('api', '%s', until => '%s')", byFunction, until))
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatalf("%s: %v", until, err)
+		}
+		for _, key := range []string{byHand, byFunction} {
+			if got := limitInForce(t, &limits, pool, api.Key(key)); got != "api: blocked" {
+				t.Errorf("%s until %s: %s", key, until, got)
+			}
+			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit('api', $1) WHERE NOT ok", key); end != nil {
+				t.Errorf("%s until %s: by hand, it ends at %v", key, until, end)
+			}
+			if end := scan[string](t, pool, "SELECT retry_at::text FROM ratelimit_keys('api', keys => ARRAY[$1::text])", key); end != "infinity" && !strings.Contains(end, "294276") && !strings.Contains(end, "10000") {
+				t.Errorf("%s until %s: in the list of keys, it ends at %v", key, until, end)
+			}
+		}
+	}
+}
+
+// slowDB answers a poll late, and holds back what is asked of it.
+type slowDB struct {
+	ratelimit.DB
+	before, after time.Duration
+}
+
+func (d slowDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	time.Sleep(d.before)
+	row := d.DB.QueryRow(ctx, sql, args...)
+	time.Sleep(d.after)
+	return row
+}
+
+// TestASlowPollEndsNoBlockEarly: the time that a poll takes is not taken for a difference of the clocks.
+func TestASlowPollEndsNoBlockEarly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	for _, slow := range []slowDB{{pool, time.Second, 0}, {pool, 0, time.Second}} {
+		key := fmt.Sprint(slow.before)
+		scan[int64](t, pool, "SELECT ratelimit_block('api', $1, until => clock_timestamp() + interval '2 seconds')", key)
+		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: slow}}
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the block ends", func() bool { _, err := limits.Consume(t.Context(), pool, api.Key(key)); return !denied(err) })
+		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM rate_limit_overrides WHERE key = $1", key); early > 0 {
+			t.Errorf("%+v: it ended %v early", slow, early)
+		}
+	}
+}
+
+// TestToBeToldMayLoad: OnError may load again, as somebody who wants to know more does.
+func TestToBeToldMayLoad(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
+	told := 0
+	o := &ratelimit.Overrides{DB: pool}
+	o.OnError = func(ctx context.Context, err error) {
+		if told++; told < 3 {
+			if err := o.Load(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := o.Load(t.Context()); err != nil || told != 3 {
+		t.Errorf("told %d times, %v, want 3", told, err)
+	}
+}

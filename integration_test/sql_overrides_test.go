@@ -122,24 +122,29 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	for call, text := range map[string]string{
-		"ratelimit('plans', 'ann')":                                                    "rate limit 'plans': it has several plans: token bucket, 24 per 1 day, capacity 10; token bucket, 3 per 1 day, capacity 3",
-		"ratelimit('typo', 'ann')":                                                     "rate limit 'typo': no program has published it",
-		"ratelimit_keys('typo')":                                                       "no program has published it",
-		"ratelimit_sweep('typo')":                                                      "no program has published it",
-		"ratelimit('bucket', '')":                                                      "the key is NULL or empty",
-		"ratelimit('bucket', 'ann', count => 21)":                                      "21 tokens can never be granted, since at most 20 can be had at once",
-		"ratelimit_override('typo', 'ann', rate => 1)":                                 "no program has published a limit of this name; those that are: bucket, calendar, none, open, plans, sharded, window",
-		"ratelimit_override('bucket', 'ann')":                                          "an override changes the rate, the capacity or max_reserved",
-		"ratelimit_override('bucket', '', rate => 1)":                                  "the key is empty; NULL is for every key",
-		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":                   "the key is longer than 1024 bytes",
-		"ratelimit_override('bucket', 'ann', rate => 0)":                               "rate 0 is not between 1e-15 and 1e15",
-		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                           "rate NaN is not between",
-		"ratelimit_override('bucket', 'ann', capacity => -1)":                          "capacity -1 is neither 0 nor between",
-		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":              "max_reserved Infinity is neither 0 nor",
-		"ratelimit_override(NULL, 'ann', rate => 1)":                                   "the name is empty",
-		"ratelimit_block('bucket', 'ann', until => now())":                             "has passed",
-		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":           "has passed",
-		"ratelimit_restore('bucket', 'ann', 'nonsense')":                               "effect 'nonsense' is not numbers, block or unlimited",
+		"ratelimit('plans', 'ann')":                                          "rate limit 'plans': it has several plans: token bucket, 24 per 1 day, capacity 10; token bucket, 3 per 1 day, capacity 3",
+		"ratelimit('typo', 'ann')":                                           "rate limit 'typo': no program has published it",
+		"ratelimit_keys('typo')":                                             "no program has published it",
+		"ratelimit_sweep('typo')":                                            "no program has published it",
+		"ratelimit('bucket', '')":                                            "the key is NULL or empty",
+		"ratelimit('bucket', 'ann', count => 21)":                            "21 tokens can never be granted, since at most 20 can be had at once",
+		"ratelimit_override('typo', 'ann', rate => 1)":                       "no program has published a limit of this name; those that are: bucket, calendar, none, open, plans, sharded, window",
+		"ratelimit_override('bucket', 'ann')":                                "an override changes the rate, the capacity or max_reserved",
+		"ratelimit_override('bucket', '', rate => 1)":                        "the key is empty; NULL is for every key",
+		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":         "the key is longer than 1024 bytes",
+		"ratelimit_override('bucket', 'ann', rate => 0)":                     "rate 0 is not between 1e-15 and 1e15",
+		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                 "rate NaN is not between",
+		"ratelimit_override('bucket', 'ann', capacity => -1)":                "capacity -1 is neither 0 nor between",
+		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":    "max_reserved Infinity is neither 0 nor",
+		"ratelimit_override(NULL, 'ann', rate => 1)":                         "the name is empty",
+		"ratelimit_block('bucket', 'ann', until => now())":                   "has passed",
+		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')": "has passed",
+		"ratelimit_restore('bucket', 'ann', 'nonsense')":                     "effect 'nonsense' is not numbers, block or unlimited",
+		"ratelimit_publish('p', NULL)":                                       "the definitions are not a JSON array",
+		`ratelimit_publish('p', '{"name": "x"}')`:                            "the definitions are not a JSON array",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit has only a name",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 0, "period": "1 minute", "capacity": 3}]')`:    "with a rate of 0, capacity and max_reserved are 0",
 		"ratelimit_add(NULL)":                                                          "NULL is not the id of an override in force",
 		"ratelimit_publish('', '[]')":                                                  "the name of the program is empty",
 		`ratelimit_publish('p', '[{"kind": "unlimited"}]')`:                            "the name is empty",
@@ -203,6 +208,17 @@ func TestPublish(t *testing.T) {
 		t.Errorf("%d rows deleted, want 1", n)
 	}
 	publish("web", ratelimit.FixedWindow("api", 5, time.Minute)) // a program may change its own
+	// Meanwhile old and new processes refill by different clocks, however long the old ones have been running.
+	mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '9 days' WHERE current")
+	publish("web", ratelimit.TokenBucket("api", 5, 24*time.Hour))
+	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '90 days')")
+	if n := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep('api')"); n != 0 {
+		t.Errorf("%d rows deleted while two kinds are in use", n)
+	}
+	mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '25 hours' WHERE NOT current")
+	if n := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep('api')"); n != 1 {
+		t.Errorf("%d rows deleted a day later, want 1", n)
+	}
 	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", 1, 0)); err == nil || sqlState(err) != "" {
 		t.Errorf("an invalid limit: %v", err)
 	}

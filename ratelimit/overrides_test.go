@@ -243,3 +243,11 @@ func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 		_, _ = o.applied(VerbConsume, requests, pgtype.Timestamptz{})
 	}
 }
+
+func TestTheNewestTransactionOfASnapshot(t *testing.T) {
+	for snapshot, want := range map[string]uint64{"": 0, "7:9:": 9, "7:4294967296123:7,8": 4294967296123} {
+		if got := newest(snapshot); got != want {
+			t.Errorf("%q: %d, want %d", snapshot, got, want)
+		}
+	}
+}

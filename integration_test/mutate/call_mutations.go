@@ -392,19 +392,19 @@ var callMutations = []mutation{
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
 		name: "plans-exceeds", file: "ratelimit/demand.go", what: "a token of a rate of 0 exceeds the capacity instead of being denied",
-		old: "|| d.limit.numbers.Rate == 0 {", new: "|| false {",
+		old: "|| d.limit.grantsNothing() {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by a rate that no row reaches",
 		old: "		if limit.rowless() {\n			continue\n		}\n", new: "",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-capacity", file: "ratelimit/sweep.go", what: "the first plan's capacity decides a sweep",
-		old: "max(numbers.Capacity, limit.numbers.Capacity)", new: "min(numbers.Capacity, limit.numbers.Capacity)",
+		name: "plans-sweep-capacity", file: "ratelimit/overrides.go", what: "the first plan's capacity decides a sweep",
+		old: "max(l.numbers.Capacity, other.numbers.Capacity)", new: "min(l.numbers.Capacity, other.numbers.Capacity)",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-rate", file: "ratelimit/sweep.go", what: "a sweep counts the refill of the fastest plan",
-		old: "min(numbers.Rate, limit.numbers.Rate)", new: "max(numbers.Rate, limit.numbers.Rate)",
+		name: "plans-sweep-rate", file: "ratelimit/overrides.go", what: "a sweep counts the refill of the fastest plan",
+		old: "min(l.numbers.Rate, other.numbers.Rate)", new: "max(l.numbers.Rate, other.numbers.Rate)",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
 		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first one",

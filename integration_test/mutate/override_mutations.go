@@ -8,7 +8,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
 	}, {
 		name: "override-all-first", file: "ratelimit/overrides.go", what: "an override for all keys comes before the key's own",
-		old: "lists := [2][]override{own, all}", new: "lists := [2][]override{all, own}",
+		old: "	for _, list := range lists {\n", new: "	for _, list := range [][]override{lists[1], lists[0]} {\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-for-ever", file: "ratelimit/overrides.go", what: "an override does not end",
@@ -44,19 +44,19 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-not-loaded", file: "ratelimit/overrides.go", what: "before the first load, calls go by the limits as defined",
-		old: "	if table == nil {\n		return nil, o.errNotLoaded()\n	}\n	if table.count", new: "	if table == nil {\n		return requests, nil\n	}\n	if table.count",
+		old: "return requests, o.errNotLoaded()", new: "return requests, nil",
 		tests: "TestWithoutLoadedOverridesNothingIsGranted",
 	}, {
 		name: "override-callers-own", file: "ratelimit/overrides.go", what: "the caller's requests are changed",
-		old: "			requests, own = slices.Clone(requests), true\n", new: "			own = true\n",
+		old: "applied, now = slices.Clone(requests), o.now(at)", new: "applied, now = requests, o.now(at)",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-count", file: "ratelimit/overrides.go", what: "a changed row is counted again",
-		old: "t.count.Add(int64(len(list) - before))", new: "t.count.Add(1)",
+		old: "				list = slices.Insert(list, at, c.override)\n				t.count.Add(1)\n			}\n", new: "				list = slices.Insert(list, at, c.override)\n			}\n			t.count.Add(1)\n",
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "override-removed", file: "ratelimit/overrides.go", what: "a removed override stays",
-		old: "		if !c.removed {", new: "		if true {",
+		old: "				list[at] = c.override\n", new: "				_ = at\n",
 		tests: "TestOverridesComeAndGo|TestAnOverrideIsFollowed",
 	}, {
 		name: "override-pages", file: "ratelimit/overrides.go", what: "only the first page is read",
@@ -68,7 +68,7 @@ var overrideMutations = []mutation{
 		tests: "TestABlockHoldsForEveryWayIn|TestAnOverrideIsFollowed",
 	}, {
 		name: "override-sweep", file: "ratelimit/sweep.go", what: "a sweep does not mind overrides",
-		old: "if limit, err = l.Overrides.widen(limit); err != nil {", new: "if false {",
+		old: "if limit, err = l.Overrides.widened(limit); err != nil {", new: "if false {",
 		tests: "TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/policy.go", what: "a denial by a block does not say when the block ends",
@@ -97,7 +97,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhatIsAddedToARaisedLimit",
 	}, {
 		name: "steer-add-shards", file: "migrations/engine/overrides.sql", what: "each shard gets the whole difference",
-		old: "added / r.shards::double precision", new: "added",
+		old: "SET value = r.value + more / r.shards::double precision\n", new: "SET value = r.value + more\n",
 		tests: "TestWhatIsAddedToARaisedLimit",
 	}, {
 		name: "steer-restore-all", file: "migrations/engine/overrides.sql", what: "to unblock a key ends its other overrides, too",
@@ -113,7 +113,7 @@ var overrideMutations = []mutation{
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-sweep-slowest", file: "migrations/engine/sweep.sql", what: "a sweep without numbers does not mind the largest capacity of an override",
-		old: "greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))", new: "max(d.capacity)",
+		old: "min(n.rate), max(n.capacity)", new: "min(n.rate), max(d.capacity)",
 		tests: "TestASweepMindsOverrides",
 	}, {
 		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep without numbers knows only the newest plans",
@@ -138,6 +138,42 @@ var overrideMutations = []mutation{
 	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
+		tests: "TestPublish",
+	}, {
+		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
+		old: "before >= 0 { // one limit", new: "false { // one limit",
+		tests: "TestOneLimitForACall",
+	}, {
+		name: "override-clone", file: "ratelimit/overrides.go", what: "a change changes what readers hold",
+		old: "if list = slices.Clone(list); known {", new: "if known {",
+		tests: "TestOverridesComeAndGo",
+	}, {
+		name: "override-sweep-ended", file: "ratelimit/overrides.go", what: "a sweep does not mind an override that has just ended",
+		old: "in.until > since && in.effect == newNumbers", new: "in.until > o.now(pgtype.Timestamptz{}) && in.effect == newNumbers",
+		tests: "TestWhatASweepMinds|TestASweepMindsOverrides",
+	}, {
+		name: "override-sweep-none", file: "ratelimit/overrides.go", what: "a sweep takes a plan with a rate of 0 for the slowest",
+		old: "if l.numbers.Rate == 0 || other.numbers.Rate == 0 {", new: "if false {",
+		tests: "TestWhatASweepMinds",
+	}, {
+		name: "override-early", file: "ratelimit/overrides.go", what: "the time that a poll takes counts as a difference of the clocks",
+		old: "o.ahead.Store(int64(time.Until(page.At.Time)))", new: "o.ahead.Store(int64(time.Until(page.At.Time) + 2*time.Second))",
+		tests: "TestASlowPollEndsNoBlockEarly",
+	}, {
+		name: "override-tell-locked", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the lock is held",
+		old: "	o.mu.Unlock()\n	for _, w := range wrong {", new: "	defer o.mu.Unlock()\n	for _, w := range wrong {",
+		tests: "TestToBeToldMayLoad",
+	}, {
+		name: "override-far", file: "migrations/engine/overrides.sql", what: "an end in the far future stops the polls",
+		old: "WHEN p.ends < '10000-01-01 00:00+00' THEN (extract", new: "WHEN isfinite(p.ends) THEN (extract",
+		tests: "TestOverridesThatEndInTheFarFuture",
+	}, {
+		name: "steer-sweep-two-kinds", file: "migrations/engine/sweep.sql", what: "a sweep mixes the clocks of old and new processes",
+		old: "min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)", new: "false",
+		tests: "TestPublish",
+	}, {
+		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
+		old: "SET current = false, published_at = clock_timestamp()", new: "SET current = false",
 		tests: "TestPublish",
 	},
 }

@@ -224,7 +224,7 @@ var valueMutations = []mutation{
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "plans-nothing-wanted", file: "ratelimit/policy.go", what: "0 tokens of a limit with a rate of 0 are denied",
-		old: "d.limit.numbers.Rate == 0 && d.count > 0", new: "d.limit.numbers.Rate == 0",
+		old: "d.limit.grantsNothing() && d.count > 0", new: "d.limit.grantsNothing()",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-check", file: "ratelimit/policy.go", what: "a check grants what a rate of 0 would deny",
