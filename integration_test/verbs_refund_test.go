@@ -261,6 +261,19 @@ func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testi
 	})
 }
 
+// TestWhatRoundingTakesIsNoDebt: the rows of a window with shards may add up to a little less than was left.
+func TestWhatRoundingTakesIsNoDebt(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon), ratelimit.Shards(3)).Global()
+		receipt := w.grant(limit.Count(10)).Receipt()
+		if _, err := w.db.Exec(w.Context(), "UPDATE rate_limits SET value = -1e-13"); err != nil {
+			w.Fatal(err)
+		}
+		w.refund(receipt, limit.Count(10))
+		w.holds(limit, 10)
+	})
+}
+
 func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{

@@ -8,7 +8,7 @@ var coalescerMutations = []mutation{
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
 	}, {
 		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "a caller that left before its call was sent consumes",
-		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "",
+		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "		_ = slices.Contains(c.queue, w)\n",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
 		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first caller that leaves cancels the statement of all",

@@ -164,7 +164,11 @@ func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure,
 		return failed, err
 	}
 	for _, pkg := range packages {
-		if failed, err := l.test(ctx, pkg, "-test.run=.", allPatience); failed != nil || err != nil {
+		failed, err := l.test(ctx, pkg, "-test.run=.", allPatience)
+		if failed != nil && failed.how == hung { // all tests take long on a busy machine, which is no notice
+			return nil, fmt.Errorf("all tests of %s took longer than %v: run it again on a quiet machine", pkg, allPatience)
+		}
+		if failed != nil || err != nil {
 			return failed, err
 		}
 	}
@@ -219,6 +223,9 @@ type failure struct {
 	how  string // if it is not an ordinary failure
 	out  string // the tests' output
 }
+
+// hung is how a failure came about that took longer than the patience.
+const hung = " (hung)"
 
 func (f *failure) String() string { return f.test + f.how }
 
@@ -305,8 +312,8 @@ func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 		case strings.HasPrefix(line, "=== "): // RUN, CONT: the name of the test
 			last = strings.Fields(line)[len(strings.Fields(line))-1]
 		case strings.HasPrefix(line, "panic: test timed out"):
-			how = " (hung)"
-		case how == " (hung)" && runningLine.MatchString(line):
+			how = hung
+		case how == hung && runningLine.MatchString(line):
 			return &failure{test: runningLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
 		case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "):
 			test, _, _ := strings.Cut(last, "/")

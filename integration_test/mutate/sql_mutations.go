@@ -515,7 +515,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-no-slack", file: refund, what: "the shards of a window owe what was lost by rounding",
 		old: "owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;", new: "owing := 0;",
-		tests: "TestModel",
+		tests: "TestWhatRoundingTakesIsNoDebt",
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to too few windows",
 		old: "ELSE round(date_part", new: "ELSE floor(date_part",

@@ -252,7 +252,7 @@ var valueMutations = []mutation{
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-retry-after", file: "ratelimit/policy.go", what: "a caller that waits as long as a denial by policy says asks again at once",
-		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt = time.Time{}",
+		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt, r.RetryAfter = time.Time{}, 0*math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-remaining", file: "ratelimit/policy.go", what: "0 tokens remain of an unlimited limit",
