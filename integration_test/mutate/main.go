@@ -1,9 +1,10 @@
 // Command mutate breaks the engine on purpose, one edit at a time, and shows which test notices. An edit that no test
 // notices shows code that no test protects. It works on a copy of the repository, with the present tests.
 //
-//	go run ./integration_test/mutate             # all edits; it prints the tables for docs/mutations.md
+//	go run ./integration_test/mutate             # all of them
 //	go run ./integration_test/mutate -only NAME  # edits whose names match the regular expression
 //	go run ./integration_test/mutate -named      # quickly: only the tests that the edits name, and not first without an edit
+//	go run ./integration_test/mutate -table FILE # write the results into docs/mutations.md, beside those of other runs
 //
 // The edits are in the files *_mutations.go. Each names the tests that should notice it. These run first. If they do not
 // notice, all tests of the library run. Each processor tries one edit at a time. If no test notices an edit, it is printed
@@ -50,10 +51,11 @@ type equivalent struct{ file, what, why string }
 func main() {
 	only := flag.String("only", "", "run the mutations whose name matches this regular expression")
 	named := flag.Bool("named", false, "run only the tests that the mutations name, and not without a mutation first")
+	table := flag.String("table", "", "write the results into this file, beside those of other mutations that it has")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	survivors, err := run(ctx, *only, *named)
+	survivors, err := run(ctx, *only, *named, *table)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 	}
@@ -62,7 +64,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, named bool) (survivors int, err error) {
+func run(ctx context.Context, only string, named bool, table string) (survivors int, err error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return 0, err
@@ -107,12 +109,7 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	if only == "" {
-		fmt.Printf("# Mutations\n\nWhat `make mutate` prints: the engine, broken by one edit at a time, and the test that notices first. `make mutate ONLY=name` tries one.\n"+
-			"The edits are in [integration_test/mutate](../integration_test/mutate). This was on %s, %d at a time.\n\n", labs[0].server, len(labs))
-	}
-	fmt.Printf("| mutation | what is broken | noticed by | after |\n|---|---|---|---|\n")
-	broken := 0
+	rows, broken := map[string]string{}, 0
 	for i, m := range chosen {
 		switch {
 		case results[i].err != nil:
@@ -120,17 +117,17 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		case results[i].failed == nil:
 			survivors++
 		}
-		fmt.Printf("| %s | `%s`: %s | %s | %v |\n", m.name, m.file, m.what, results[i], results[i].after)
+		rows[m.name] = fmt.Sprintf("| %s | `%s`: %s | %s | %v |", m.name, m.file, m.what, results[i], results[i].after)
+		fmt.Println(rows[m.name])
 	}
 	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), survivors, time.Since(begin).Round(time.Second))
-	if only == "" {
-		fmt.Printf("\nLeft out, since they change no decision:\n\n| file | edit | why nothing can notice it |\n|---|---|---|\n")
-		for _, e := range equivalents {
-			fmt.Printf("| `%s` | %s | %s |\n", e.file, e.what, e.why)
+	if table != "" {
+		if err := updateTable(table, rows); err != nil {
+			return survivors, err
 		}
 	}
 	if broken > 0 {
-		return survivors, fmt.Errorf("%d edits cannot be applied or run", broken)
+		return survivors, fmt.Errorf("%d edits are wrong in themselves, or the machine is too busy", broken)
 	}
 	return survivors, nil
 }
