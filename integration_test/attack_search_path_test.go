@@ -156,6 +156,10 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"by hand, window":  `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
 		"keys, window":     `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep, idle":      `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+		"usage, recording": `SELECT app._ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
+		"usage":            `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage('bucket') AS u ON true LIMIT 1`,
+		"usage, all":       `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage() AS u ON true LIMIT 1`,
+		"denials":          `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_denials('bucket') AS d ON true LIMIT 1`,
 
 		// These are to end with that SQLSTATE.
 		"22023, consume":      `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,

@@ -2461,6 +2461,200 @@ Errors:
   RL003    the transaction is not READ COMMITTED
   22023    an argument is invalid
 $text$;
+
+-- What was granted and denied, as the recorders of package ratelimit/usage have counted it. No decision depends on these tables.
+--
+-- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
+-- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
+    name     text COLLATE "C" NOT NULL, -- of the limit
+    minute   timestamptz      NOT NULL, -- its begin
+    granted  bigint           NOT NULL, -- requests of Consume and Wait
+    denied   bigint           NOT NULL,
+    failed   bigint           NOT NULL, -- requests that were neither: the database failed, or they were invalid or above the capacity
+    tokens   double precision NOT NULL, -- taken, by Charge as well
+    refunded double precision NOT NULL, -- tokens given back
+    waited   double precision NOT NULL, -- seconds from the grants to the instants at which their work may run, added up
+    PRIMARY KEY (name, minute),
+    UNIQUE (minute, name)
+) WITH (fillfactor = 90);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit_usage';
+
+-- The most denied keys of each limit and hour, 100 at most.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
+    name        text COLLATE "C" NOT NULL, -- of the limit
+    hour        timestamptz      NOT NULL, -- its begin, in UTC
+    key         text COLLATE "C" NOT NULL, -- or its hash
+    denied      bigint           NOT NULL, -- at least so many requests
+    asked       double precision NOT NULL, -- the tokens that they asked for
+    last_denied timestamptz      NOT NULL,
+    PRIMARY KEY (name, hour, key),
+    UNIQUE (hour, name, key)
+) WITH (fillfactor = 90);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit_denials';
+
+-- Adds to the tables what a recorder has counted, and returns the number of rows that were deleted.
+--
+--   names, minutes, granted ...     the rows to add to rate_limit_usage
+--   denial_names, hours, keys ...   the rows to add to rate_limit_denials
+--   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
+--
+-- No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
+-- denials), and it waits for no row that it deletes. A row that is locked is left to the next call.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
+    names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
+    tokens double precision[], refunded double precision[], waited double precision[],
+    denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[],
+    keep interval
+) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    upto    timestamptz := clock_timestamp() - keep;
+    n       integer;
+    deleted integer := 0;
+BEGIN
+    INSERT INTO /* TEMPLATE: schema */rate_limit_usage AS r
+    SELECT u.*
+      FROM unnest(names, minutes, granted, denied, failed, tokens, refunded, waited) AS u (name, minute, granted, denied, failed, tokens, refunded, waited)
+     ORDER BY u.name COLLATE pg_catalog."C", u.minute
+        ON CONFLICT (name, minute) DO UPDATE
+       SET granted = r.granted + EXCLUDED.granted, denied = r.denied + EXCLUDED.denied, failed = r.failed + EXCLUDED.failed,
+           tokens = r.tokens + EXCLUDED.tokens, refunded = r.refunded + EXCLUDED.refunded, waited = r.waited + EXCLUDED.waited;
+
+    INSERT INTO /* TEMPLATE: schema */rate_limit_denials AS r
+    SELECT u.*
+      FROM unnest(denial_names, hours, keys, denials, asked, last_denied) AS u (name, hour, key, denied, asked, last_denied)
+     ORDER BY u.name COLLATE pg_catalog."C", u.hour, u.key COLLATE pg_catalog."C"
+        ON CONFLICT (name, hour, key) DO UPDATE
+       SET denied = r.denied + EXCLUDED.denied, asked = r.asked + EXCLUDED.asked,
+           last_denied = greatest(r.last_denied, EXCLUDED.last_denied);
+
+    -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest.
+    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
+     WHERE r.ctid = ANY (ARRAY(
+        SELECT d.ctid
+          FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
+         CROSS JOIN LATERAL (
+            SELECT k.key
+              FROM /* TEMPLATE: schema */rate_limit_denials AS k
+             WHERE k.name = h.name AND k.hour = h.hour
+             ORDER BY k.denied DESC, k.last_denied DESC, k.key
+            OFFSET 100
+          ) AS rest
+          JOIN /* TEMPLATE: schema */rate_limit_denials AS d ON d.name = h.name AND d.hour = h.hour AND d.key = rest.key
+           FOR UPDATE OF d SKIP LOCKED
+     ));
+    GET DIAGNOSTICS n = ROW_COUNT;
+    deleted := deleted + n;
+
+    DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r
+     WHERE r.ctid = ANY (ARRAY(
+        SELECT d.ctid
+          FROM /* TEMPLATE: schema */rate_limit_usage AS d
+         WHERE d.minute < upto - interval '1 minute'
+         ORDER BY d.minute
+         LIMIT 1000 + 2 * pg_catalog.cardinality(names)
+           FOR UPDATE SKIP LOCKED
+     ));
+    GET DIAGNOSTICS n = ROW_COUNT;
+    deleted := deleted + n;
+
+    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
+     WHERE r.ctid = ANY (ARRAY(
+        SELECT d.ctid
+          FROM /* TEMPLATE: schema */rate_limit_denials AS d
+         WHERE d.hour < upto - interval '1 hour'
+         ORDER BY d.hour
+         LIMIT 1000 + 2 * pg_catalog.cardinality(denial_names)
+           FOR UPDATE SKIP LOCKED
+     ));
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN deleted + n;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
+RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 minute';
+BEGIN
+    IF name IS NULL THEN
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+    ELSE
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name AND r.minute > first ORDER BY r.minute;
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$
+What was granted and denied, minute by minute, as the programs' usage.Recorder has counted it. A minute without calls has no row.
+
+    SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')
+
+    -- the limits that denied most in the last hour
+    SELECT name, sum(denied) AS denied, sum(granted) AS granted FROM ratelimit_usage() GROUP BY name ORDER BY denied DESC
+
+Arguments:
+  name      the limit; default NULL: all limits
+  since     the first instant; default NULL: an hour ago. The minute that it lies in is included
+
+Result:
+  name      the limit; '(others)' for those that a recorder had no room for
+  minute    the minute's begin
+  granted   requests of Consume and Wait that were granted. Those in a transaction that was rolled back are included
+  denied    requests that were denied. Requests that another limit of their call denied are not in it, and checks are not
+  failed    requests that ended with another error: the database failed, or they were invalid or above the capacity
+  tokens    the tokens that were taken, by Charge as well
+  refunded  the tokens that were given back
+  waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
+
+The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz DEFAULT NULL)
+RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 hour';
+BEGIN
+    RETURN QUERY
+        SELECT k.key, k.denied, k.asked, k.last_denied
+          FROM (
+            SELECT r.key, sum(r.denied)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
+              FROM /* TEMPLATE: schema */rate_limit_denials AS r
+             WHERE r.name = name AND r.hour > first
+             GROUP BY r.key
+          ) AS k
+         ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_denials(text, timestamptz) IS $text$
+The most denied keys of a rate limit, worst first, as the programs' usage.Recorder has counted them.
+
+    SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
+
+Arguments:
+  name         the limit
+  since        the first instant; default NULL: an hour ago. The hour that it lies in is included as a whole; hours begin in UTC
+
+Result, one row for each key:
+  key          the key as it is stored, or its hash if the recorder hashes keys; '' for a limit without keys
+  denied       how many requests were denied, at least: of each hour, the 100 most denied keys are kept
+  asked        how many tokens they asked for
+  last_denied  the instant of the last denial that was counted
+
+The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
+$text$;
 $engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 END
 $migration$;
@@ -2471,6 +2665,11 @@ $migration$;
 DO $migration$
 BEGIN
 EXECUTE pg_catalog.replace($engine$
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text, since timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
+DROP TABLE /* TEMPLATE: schema */rate_limit_denials;
+DROP TABLE /* TEMPLATE: schema */rate_limit_usage;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor date, keys text[]);
