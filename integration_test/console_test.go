@@ -30,10 +30,10 @@ type consolePage struct {
 }
 
 // newConsole mounts a console under /admin/limits/ for a person; "" is nobody.
-func newConsole(t *testing.T, pool *pgxpool.Pool, who string) consolePage {
+func newConsole(t *testing.T, db txBeginner, who string) consolePage {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle("/admin/limits/", http.StripPrefix("/admin/limits", &console.Handler{DB: pool, Who: func(*http.Request) string { return who }}))
+	mux.Handle("/admin/limits/", http.StripPrefix("/admin/limits", &console.Handler{DB: db, Who: func(*http.Request) string { return who }}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return consolePage{t, server.URL + "/admin/limits/"}

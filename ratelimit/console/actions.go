@@ -97,7 +97,14 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	default:
 		return "", wrong("This form is of another version of the page. Load the page again.")
 	}
-	until, err := parseEnd(f.End, time.Now())
+	var now time.Time // of the database, whose clock decides when it ends
+	if err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
+		now, err = queryNow(ctx, tx)
+		return err
+	}); err != nil {
+		return "", err
+	}
+	until, err := parseEnd(f.End, now)
 	if err != nil {
 		return "", err
 	}

@@ -99,7 +99,7 @@
 				ctx.fillStyle = css("--accent");
 				const right = x < left + u.bbox.width - 40 * dpr;
 				ctx.textAlign = right ? "left" : "right";
-				ctx.fillText("now", x + (right ? 5 : -5) * dpr, top + 12 * dpr);
+				ctx.fillText("now", x + (right ? 5 : -5) * dpr, top + 28 * dpr);
 			}
 			ctx.restore();
 		}
@@ -129,7 +129,7 @@
 			}
 			made = kinds[el.dataset.kind](el, s);
 			plot = new uPlot({
-				width: Math.max(el.clientWidth, 200), height: height(), tzDate: utc, legend: {show: false}, padding: [10, 4, 0, 0],
+				width: Math.max(el.clientWidth, 200), height: height(), tzDate: utc, legend: {show: false}, padding: [10, 18, 0, 0], pxAlign: el.dataset.kind === "curve" ? 0 : 1,
 				cursor: {y: false, points: {show: false}, drag: {x: false, y: false}},
 				scales: {
 					x: {time: true, range: (u, min, max) => [min, max + made.end]},
@@ -183,12 +183,15 @@
 		return answer;
 	}
 
-	// What is alive on the page is taken from a new copy of it. Forms are never touched, and neither is what has the focus.
+	// used says whether somebody is about to press, read out or copy something in a part of the page.
+	const used = (part) => part.contains(document.activeElement) || part.querySelector(":active") || !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
+
+	// What is alive on the page is taken from a new copy of it.
 	async function refresh() {
 		const copy = new DOMParser().parseFromString(await (await get(location.href)).text(), "text/html");
 		for (const part of document.querySelectorAll("[data-live]")) {
 			const fresh = copy.getElementById(part.id);
-			if (fresh && !part.contains(document.activeElement) && part.outerHTML !== fresh.outerHTML) {
+			if (fresh && !used(part) && part.outerHTML !== fresh.outerHTML) {
 				part.replaceWith(document.adoptNode(fresh));
 			}
 		}

@@ -1,0 +1,220 @@
+package browser_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit/console"
+)
+
+// newPool makes a schema with the engine in it, and a pool for it.
+func newPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	url, drop, err := server.NewSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	schema, err := os.ReadFile("../../migrations/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), string(schema)); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// page is a tab of a browser in front of a console.
+type page struct {
+	*testing.T
+	ctx  context.Context
+	url  string
+	pool *pgxpool.Pool
+
+	mu       sync.Mutex
+	problems []string // what the browser complained of
+}
+
+// look is how a page is looked at.
+type look struct {
+	width, height int64
+	dark          bool
+	noScript      bool
+}
+
+var desktop = look{width: 1240, height: 900}
+
+// open opens a browser and a console, for a person; "" is nobody.
+func open(t *testing.T, pool *pgxpool.Pool, who string, l look) *page {
+	t.Helper()
+	if chromium == "" {
+		t.Skip("there is no chromium")
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/admin/limits/", http.StripPrefix("/admin/limits", &console.Handler{DB: pool, Who: func(*http.Request) string { return who }}))
+	app := httptest.NewServer(mux)
+	t.Cleanup(app.Close)
+
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.Flag("hide-scrollbars", true))
+	ctx, cancel := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+
+	p := &page{T: t, ctx: ctx, url: app.URL + "/admin/limits/", pool: pool}
+	p.must(chromedp.Listen(ctx, func(event any) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			p.problems = append(p.problems, fmt.Sprint(e.ExceptionDetails.Text, " ", e.ExceptionDetails.Exception))
+		case *log.EventEntryAdded: // a Content-Security-Policy that was broken is one
+			if !strings.HasSuffix(e.Entry.URL, "/favicon.ico") {
+				p.problems = append(p.problems, e.Entry.Text)
+			}
+		}
+	}))
+	scheme := "light"
+	if l.dark {
+		scheme = "dark"
+	}
+	_, err := chromedp.Call(ctx, log.Enable, cdp.Empty{})
+	p.must(err)
+	_, err = chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: l.width, Height: l.height, DeviceScaleFactor: 2, Mobile: l.width < 500})
+	p.must(err)
+	_, err = chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+	p.must(err)
+	_, err = chromedp.Call(ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: l.noScript})
+	p.must(err)
+	return p
+}
+
+func (p *page) must(err error) {
+	p.Helper()
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// do runs actions, which may take as long as a page may.
+func (p *page) do(actions ...chromedp.Action[chromedp.Void]) {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, 30*time.Second)
+	defer cancel()
+	p.must(chromedp.Do(ctx, actions...))
+}
+
+// ask is do for an action that has a result.
+func ask[T any](p *page, action chromedp.Action[T]) T {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, 30*time.Second)
+	defer cancel()
+	result, err := chromedp.Run(ctx, action)
+	p.must(err)
+	return result
+}
+
+// see opens an address of the console.
+func (p *page) see(path string) {
+	p.Helper()
+	p.do(chromedp.Navigate(p.url+path), chromedp.WaitVisible(chromedp.CSS("main")))
+}
+
+// text is what one reads of a part of the page.
+func (p *page) text(selector string) string {
+	p.Helper()
+	return strings.Join(strings.Fields(value[string](p, fmt.Sprintf("document.querySelector(%q)?.innerText ?? ''", selector))), " ")
+}
+
+// reads wants words in a part of the page, at once or within some seconds.
+func (p *page) reads(selector string, words ...string) {
+	p.Helper()
+	for _, word := range words {
+		p.within(10*time.Second, selector+" reads "+word, func() bool { return strings.Contains(p.text(selector), word) })
+	}
+}
+
+func (p *page) within(d time.Duration, what string, so func() bool) time.Duration {
+	p.Helper()
+	begin := time.Now()
+	for !so() {
+		if time.Since(begin) > d {
+			p.Fatalf("not within %v: %s\nthe page reads: %s", d, what, p.text("main"))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return time.Since(begin)
+}
+
+// value is what a script returns.
+func value[T any](p *page, script string) T {
+	p.Helper()
+	return ask(p, chromedp.Evaluate[T](script))
+}
+
+// picture leaves a picture of the whole page.
+func (p *page) picture(name string) {
+	p.Helper()
+	dir := os.Getenv("TXLIMIT_PICTURES")
+	if dir == "" {
+		dir = "pictures"
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		p.Fatal(err)
+	}
+	png := ask(p, chromedp.FullScreenshot(100))
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// fits wants no page that is wider than the window.
+func (p *page) fits() {
+	p.Helper()
+	if wide := value[[]string](p, `(() => {
+		const all = [...document.querySelectorAll("body *")].filter((e) => !e.closest(".off, .skip, thead, svg") && e.getBoundingClientRect().right > innerWidth + 0.5);
+		return document.documentElement.scrollWidth > innerWidth ? all.map((e) => e.tagName + "." + e.className + " " + Math.round(e.getBoundingClientRect().right)) : [];
+	})()`); len(wide) > 0 {
+		p.Errorf("wider than the window: %q", wide)
+	}
+}
+
+// quiet wants the browser to have complained of nothing.
+func (p *page) quiet() {
+	p.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, problem := range p.problems {
+		p.Errorf("the browser: %s", problem)
+	}
+}
