@@ -11,7 +11,7 @@ func TestPictures(t *testing.T) {
 		p := open(t, pool, "ann", l)
 		for shot, path := range map[string]string{
 			"limit-form": "limit?name=sendMessage&q=user-1",
-			"limits": "", "limit": "limit?name=signUps", "limit-day": "limit?name=sendMessage&span=day", "key": "key?name=signUps&key=acme",
+			"limits":     "", "limit": "limit?name=signUps", "limit-day": "limit?name=sendMessage&span=day", "key": "key?name=signUps&key=acme",
 			"key-window": "key?name=exportReport&key=acme", "key-blocked": "key?name=failedLogins&key=" + url.QueryEscape("mallory@example.org"), "key-plans": "key?name=sendMessage&key=user-17",
 		} {
 			p.see(path)
