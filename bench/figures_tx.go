@@ -44,14 +44,14 @@ func inTx(take func(ctx context.Context, db oneRow, key string) error) func(ctx 
 	return func(ctx context.Context, tx pgx.Tx, key string) error { return take(ctx, tx, key) }
 }
 
-// txSide is a side whose transactions run again at once if they could not be serialized.
+// txSide is a side whose transactions are retried at once after a serialization failure.
 type txSide struct {
 	side
 	pool    *pgxpool.Pool
 	retries atomic.Int64
 }
 
-// perCommit is the number of retries per commit. It includes the retries of the warm-up, which hardly matter.
+// perCommit is the number of retries per commit. It includes the few retries of the warm-up.
 func (s *txSide) perCommit(t *tally) float64 {
 	return float64(s.retries.Load()) / float64(t.latencies.n)
 }

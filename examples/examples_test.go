@@ -1,4 +1,4 @@
-// Package examples_test plays every example as its user would, and compares what it prints with its output.txt:
+// Package examples_test runs every example as a user would, and compares its output with output.txt:
 //
 //	go test -count=1 ./examples            # compares
 //	go test -count=1 ./examples -update    # writes output.txt
@@ -19,13 +19,13 @@ import (
 	"github.com/txlimit/txlimit/internal/postgres"
 )
 
-var update = flag.Bool("update", false, "write what the examples print to their output.txt")
+var update = flag.Bool("update", false, "write the examples' output to output.txt")
 
-// These are played by tests of their own: the quickstart, which prints the time of day, by quickstart/main_test.go, and
-// getting-started by TestGettingStarted.
+// These have their own tests: quickstart prints the time of day (quickstart/main_test.go); getting-started has
+// TestGettingStarted.
 var elsewhere = []string{"quickstart", "getting-started"}
 
-// At a time, since each may have 32 connections, and a server of the user's own has seldom more than 100.
+// How many examples run at once. Each may use 32 connections, and a user's server rarely allows more than 100.
 const atOnce = 2
 
 func TestEveryExampleTellsItsStory(t *testing.T) {
@@ -34,13 +34,13 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 		t.Fatalf("the examples are %q, %v", mains, err)
 	}
 
-	bin := t.TempDir() // one go build for all
+	bin := t.TempDir() // one go build for all examples
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator), "./...")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}
 
-	// One server for all. Each example makes a schema of its own there.
+	// One server for all. Each example makes its own schema there.
 	server, err := postgres.Start(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 	}
 }
 
-// play runs an example, which must exit with 0, and compares what it prints on stdout. Its stderr is for what varies.
+// play runs an example, wants the exit status 0, and compares its stdout with the file. Text that varies goes to stderr.
 func play(t *testing.T, program string, env []string, golden string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -75,7 +75,7 @@ func play(t *testing.T, program string, env []string, golden string) {
 	cmd.Env = env
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it drops its schema
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the example then drops its schema
 	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Run()
 	t.Logf("\n%s%s", &stderr, &stdout)
@@ -89,7 +89,7 @@ func play(t *testing.T, program string, env []string, golden string) {
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil {
-		t.Fatalf("%v (go test ./examples -update writes it, to be read before it is committed)", err)
+		t.Fatalf("%v (go test ./examples -update writes it; read it before you commit it)", err)
 	}
 	if bytes.Equal(want, stdout.Bytes()) {
 		return
@@ -97,12 +97,12 @@ func play(t *testing.T, program string, env []string, golden string) {
 	wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(stdout.String(), "\n")
 	for i := range max(len(wantLines), len(gotLines)) {
 		if w, g := at(wantLines, i), at(gotLines, i); w != g {
-			t.Fatalf("%s and what it prints part in line %d:\n- %s\n+ %s", golden, i+1, w, g)
+			t.Fatalf("%s and the output differ in line %d:\n- %s\n+ %s", golden, i+1, w, g)
 		}
 	}
 }
 
-// at is a line, or says that there is none.
+// at returns a line, or a text that says that there is none.
 func at(lines []string, i int) string {
 	if i >= len(lines) {
 		return "(the end)"

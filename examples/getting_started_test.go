@@ -16,11 +16,11 @@ var (
 	docFile  = regexp.MustCompile("(?m)^Write `([a-z.]+)`")
 )
 
-// TestGettingStarted does what docs/getting-started.md says, block by block, in an empty folder: it writes the files, runs the commands,
-// and compares what they print. The module is taken from this clone.
+// TestGettingStarted follows docs/getting-started.md, block by block, in an empty folder: it writes the files, runs the
+// commands, and compares their output. The module comes from this clone.
 func TestGettingStarted(t *testing.T) {
 	if _, err := exec.LookPath("psql"); err != nil {
-		t.Skip("the page uses psql, and there is none")
+		t.Skip("the page uses psql, which is not installed")
 	}
 	page, err := os.ReadFile("../docs/getting-started.md")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestGettingStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil { // the schema goes with it
+		if err := server.Close(); err != nil { // this drops the schema, too
 			t.Error(err)
 		}
 	})

@@ -20,10 +20,11 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// fullFlood asks for the floods of docs/faults.md, which take minutes: a million keys, a hot key denied 100,000 times each way.
+// fullFlood runs the floods of docs/faults.md, which take minutes: a million keys, and a hot key denied 100,000 times each
+// way.
 var fullFlood = flag.Bool("flood", false, "floods of full size")
 
-// floodSize is how much of a flood is let loose.
+// floodSize returns the size of a flood in this run.
 func floodSize(full int) int {
 	if *fullFlood {
 		return full
@@ -31,7 +32,7 @@ func floodSize(full int) int {
 	return full / 20
 }
 
-// heap is what the process has in use, after a collection that has emptied what may be emptied (sync.Pool twice).
+// heap returns the memory that the process uses, after garbage collections (two, to empty each sync.Pool).
 func heap() uint64 {
 	for range 3 {
 		runtime.GC()
@@ -42,13 +43,13 @@ func heap() uint64 {
 	return stats.HeapAlloc
 }
 
-// grown says whether more is left in the process than a flood of n may leave behind: next to nothing for each, where a map of
-// keys, or anything else that remembers each, would take a hundred bytes.
+// grown reports whether the process kept more memory than a flood of n calls may leave: almost nothing for each. A map of
+// keys would keep about a hundred bytes for each.
 func grown(before, after uint64, n int) bool {
 	return after > before+128<<10+min(uint64(n)*16, 2<<20)
 }
 
-// floodWays are the ways by which a flood gets at the limiter.
+// floodWays are the ways in which a flood can reach the limiter.
 func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	t.Cleanup(coalescer.Close)
@@ -70,8 +71,8 @@ func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Con
 	}
 }
 
-// flood makes n requests from so many callers at once and watches the process: for tests that are not parallel, whose goroutines
-// would be others'.
+// flood makes n calls from a number of callers at once and watches the process. It is for tests that are not parallel,
+// since it counts goroutines.
 func flood(t *testing.T, callers, n int, call func(ctx context.Context, i int) error) (granted, refused int64) {
 	t.Helper()
 	var next, grants, denials atomic.Int64
@@ -105,21 +106,22 @@ func flood(t *testing.T, callers, n int, call func(ctx context.Context, i int) e
 		}
 		break
 	}
-	// Besides the callers there are the coalescer's two, and one for each connection that is opened or whose context is watched.
+	// Besides the callers, there are two goroutines of the Coalescer, and one for each connection that is opened or whose
+	// context is watched.
 	if most > before+callers+64 {
 		t.Errorf("%d goroutines, %d before, for %d callers", most, before, callers)
 	}
 	return grants.Load(), denials.Load()
 }
 
-// A million keys that were never seen before, from one attacker: each is a row in the database, and nothing in the process.
+// One attacker uses a million new keys. Each is a row in the database, and leaves nothing in the process.
 func TestAFloodOfKeysLeavesNothingInTheProcess(t *testing.T) {
 	pool := newPool(t, 8)
 	for name, consume := range floodWays(t, pool) {
 		t.Run(name, func(t *testing.T) {
 			n := floodSize(1_000_000)
 			if name != "Coalescer" {
-				n /= 10 // each is a commit of its own
+				n /= 10 // each call has its own commit
 			}
 			var limiter ratelimit.Limiter
 			limit := ratelimit.TokenBucket("per address, "+name, 1, 10000*time.Hour)
@@ -131,7 +133,7 @@ func TestAFloodOfKeysLeavesNothingInTheProcess(t *testing.T) {
 				}
 				return consume(ctx, &limiter, request)
 			}
-			flood(t, 64, 2000, func(ctx context.Context, i int) error { return call(ctx, -i) }) // opens connections, and fills what is kept
+			flood(t, 64, 2000, func(ctx context.Context, i int) error { return call(ctx, -i) }) // opens connections, and fills the caches
 			before, begin := heap(), time.Now()
 			granted, refused := flood(t, 64, n, call)
 			took, after := time.Since(begin), heap()
@@ -145,7 +147,7 @@ func TestAFloodOfKeysLeavesNothingInTheProcess(t *testing.T) {
 			if queues := queued(&limiter); queues != 0 {
 				t.Errorf("%d queues are left behind", queues)
 			}
-			// Denied, all of them: what is remembered of who was, is bounded, too.
+			// All calls are denied. The memory for denied keys is bounded, too.
 			granted, refused = flood(t, 64, n/4, call)
 			if again := heap(); granted != 0 || refused != int64(n/4) || grown(before, again, n) {
 				t.Errorf("the second time %d granted, %d denied, and the heap is %d bytes, was %d", granted, refused, again, before)
@@ -154,7 +156,7 @@ func TestAFloodOfKeysLeavesNothingInTheProcess(t *testing.T) {
 	}
 }
 
-// A key that is denied 100,000 times: the table and the write-ahead log stay as they are, as does the process.
+// A key is denied 100,000 times. The table, the write-ahead log and the process stay as they are.
 func TestAFloodOfDenialsLeavesNothingAnywhere(t *testing.T) {
 	pool := newPool(t, 8)
 	for name, consume := range floodWays(t, pool) {
@@ -184,14 +186,15 @@ func TestAFloodOfDenialsLeavesNothingAnywhere(t *testing.T) {
 	}
 }
 
-// stripeOf is the view on which transactions that queue for a limit and key take turns: hot.go's, which all versions agree on.
+// stripeOf returns the view on which transactions that queue for a limit and key take turns. It is hot.go's; all versions
+// use the same.
 func stripeOf(name, key string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(name + "\x00" + key))
 	return h.Sum32() % 32
 }
 
-// colliding are n keys of a limit that satisfy a predicate, found by trying.
+// colliding returns n keys of a limit that satisfy a predicate. It tries keys until it has them.
 func colliding(n int, collides func(key string) bool) (keys []string) {
 	for i := 0; len(keys) < n; i++ {
 		if key := strconv.Itoa(i); collides(key) {
@@ -201,9 +204,9 @@ func colliding(n int, collides func(key string) bool) (keys []string) {
 	return keys
 }
 
-// Keys that meet on the lock of a hot limit's queue. Its hash is the same everywhere and no secret: who can choose keys that are
-// queued for can choose such. They take turns with each other and with whom they have aimed at, but not with anybody else, and
-// they take no more connections than one key would.
+// Keys collide on the lock of a hot limit's queue. Its hash is always the same and no secret, so an attacker who can choose
+// queued keys can make them collide. These keys take turns with each other and with their target, but with no other key.
+// They take no more connections than one key would.
 func TestKeysThatCollideInTheHotQueueTakeTurnsAndNoConnections(t *testing.T) {
 	const name, victim = "hot", "victim"
 	keys := colliding(256, func(key string) bool { return stripeOf(name, key) == stripeOf(name, victim) })
@@ -230,8 +233,8 @@ func TestKeysThatCollideInTheHotQueueTakeTurnsAndNoConnections(t *testing.T) {
 	}
 }
 
-// Keys whose windows begin together. The offset of a fixed window without a start is a hash that is no secret, so they can be
-// found. It gains nothing: each has its rate in each window, as if all had the same start.
+// Keys whose windows begin together. Without a start, the offset of a fixed window is a hash that is no secret, so such
+// keys can be found. The attacker gains nothing: each key has its rate in each window, as if all had the same start.
 func TestKeysWhoseWindowsCollideGainNothing(t *testing.T) {
 	t.Parallel()
 	const name, n, rate = "window", 50, 3
@@ -243,7 +246,7 @@ func TestKeysWhoseWindowsCollideGainNothing(t *testing.T) {
 	keys := colliding(n, func(key string) bool { return offset(key) < 2*time.Second })
 	limiter, clock := newLimiter()
 	pool := newPool(t, 4)
-	// noon is the start of an hour since year 1, and all their windows begin within two seconds of it.
+	// Counted from year 1, an hour begins at noon. All windows of these keys begin within two seconds after an hour's start.
 	for hour := range 3 {
 		clock.now = noon.Add(time.Duration(hour)*time.Hour + 2*time.Second)
 		granted := 0
@@ -267,9 +270,9 @@ func TestKeysWhoseWindowsCollideGainNothing(t *testing.T) {
 	}
 }
 
-// What a process remembers of who was denied is 256 places, for which all keys compete; the hash has a secret of the process, so
-// that nobody can aim at one. It is a guess about the order of two statements, and decides nothing: whatever is in those places,
-// a key that is full is granted, and one that is empty denied.
+// A process remembers denied keys in 256 places that all keys share. The hash has a secret of the process, so no attacker
+// can choose a place. The places only decide which of two statements is tried first. Whatever they contain, a full key is
+// granted, and an empty one denied.
 func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
 	pool := newPool(t, 8)
 	var limiter ratelimit.Limiter
@@ -284,7 +287,7 @@ func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
 			t.Errorf("round %d: %d granted, %d denied", round, granted, refused)
 		}
 	}
-	// All are thought to be denied, and are full again.
+	// All keys are remembered as denied, but are full again.
 	if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limits"); err != nil {
 		t.Fatal(err)
 	}
@@ -296,8 +299,8 @@ func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
 	}
 }
 
-// Which shard a call looks at first is random, not a hash of the key: over many keys no shard is favoured, so that nobody can
-// choose keys, or calls, that all meet on one.
+// The shard that a call looks at first is random, not a hash of the key. Over many keys, all shards are used alike, so no
+// attacker can choose keys or calls that use only one.
 func TestNobodyCanChooseAShard(t *testing.T) {
 	pool := newPool(t, 4)
 	var limiter ratelimit.Limiter

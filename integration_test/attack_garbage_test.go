@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// deciders are the functions of the engine that decide. They trust their callers, but not with numbers that are none: NaN is above all
-// numbers in Postgres, LEAST and GREATEST ignore NULL, and nothing times infinity is NaN.
+// deciders are the functions of the engine that decide. They trust their callers, but must not grant on values that are not
+// numbers. In Postgres, NaN is above all numbers, LEAST and GREATEST ignore NULL, and zero times infinity is NaN.
 //
-// Each is a statement with its arguments as {name}, in arrays beside those of another limit, where it takes arrays. Its answer says
-// whether anything was granted, or changed.
+// Each decider is a statement with its arguments as {name}. Where it takes arrays, some also have the arguments of another
+// limit. Its answer says whether anything was granted or changed.
 var deciders = map[string]string{
 	"consume":                     `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now})`,
 	"consume, expecting a denial": `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now}, true)`,
@@ -41,7 +41,7 @@ var deciders = map[string]string{
 		ARRAY[{count}], ARRAY[{taken}], ARRAY[{held}], ARRAY[{parts}], {taken_at}, {run_at}, {now})`,
 }
 
-// decider fills in the arguments of one of them.
+// decider fills in the arguments of a decider.
 func decider(name string, arguments map[string]string) string {
 	sql := deciders[name]
 	for argument, value := range arguments {
@@ -61,7 +61,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 	instant := []string{"timestamptz 'infinity'", "timestamptz '-infinity'"}
 	garbage := map[string][]string{
 		"rate": number, "capacity": number, "count": number, "taken": number, "parts": number, "most": number, "held": number[:4],
-		"period": {"NULL::interval"}, "floor": number[:3], // -Infinity is the floor of a charge
+		"period": {"NULL::interval"}, "floor": number[:3], // a charge has the floor -Infinity
 		"start": instant, "now": instant, "taken_at": append(instant, "NULL::timestamptz"), "run_at": append(instant, "NULL::timestamptz"),
 	}
 	var infiniteIntervals bool
@@ -70,7 +70,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 	} else if infiniteIntervals {
 		garbage["period"] = append(garbage["period"], "interval 'infinity'")
 	}
-	// A row that has enough, one that lacks tokens, one that is owed tokens, and none.
+	// A row with enough tokens, one with too few, one in debt, and no row.
 	keys := map[string]string{"enough": "5", "empty": "0", "owes": "-5", "fresh": ""}
 	kinds := map[string]string{"bucket": "NULL::timestamptz", "window": "timestamptz '2026-07-01 00:00Z'"}
 
@@ -123,7 +123,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 					}
 				}
 			}
-			// It is no wonder that nothing is granted where nothing ever is.
+			// The valid arguments must be granted. Otherwise the test shows nothing.
 			for kind, start := range kinds {
 				if kind == "window" && !strings.Contains(deciders[name], "{start}") {
 					continue
@@ -136,7 +136,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 				}
 				after := tableOf(t, pool)
 				if (after == before) != (name == "check") {
-					t.Errorf("%s: what is valid made of\n%s\nthis\n%s", kind, before, after)
+					t.Errorf("%s: valid arguments changed\n%s\nto\n%s", kind, before, after)
 				}
 				before = after
 			}
@@ -144,5 +144,5 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 	}
 }
 
-// nonsense says that a statement cannot be run, whatever its values: the test is wrong.
+// nonsense reports whether a statement cannot run with any values. The test is then wrong.
 func nonsense(state string) bool { return strings.HasPrefix(state, "42") || state == "22P02" }

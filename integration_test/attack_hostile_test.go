@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// stillUsable tells whether the handle, a transaction perhaps, still works.
+// stillUsable wants the handle, perhaps a transaction, to work.
 func (w world) stillUsable() {
 	w.Helper()
 	var one int
@@ -214,7 +214,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 				}
 			}
 		}
-		// The clock's end: nothing overflows, and a denial is still one.
+		// At the clock's last instant, nothing overflows, and a denial is still a denial.
 		w.clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
 		for _, limit := range []ratelimit.Limit{bucket, window, start, huge} {
 			w.grant(limit.Key("last").Count(10))
@@ -223,7 +223,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 				w.Errorf("%s: retry at %v", limit.Name(), result.RetryAt)
 			}
 		}
-		// From one end to the other and back.
+		// The clock steps from its first instant to its last, and back.
 		key := bucket.Key("traveller")
 		w.grant(key.Count(10).Reserve())
 		w.clock.now = time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -252,7 +252,7 @@ func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 						if errors.Is(err, ratelimit.ErrInvalid) {
 							continue
 						}
-						// A savepoint, so that one failure does not hide the others.
+						// A savepoint keeps one failure from hiding the others.
 						tx := w.begin()
 						if err := w.extremes(tx, limit); err != nil {
 							w.Errorf("%s, rate %v per %v, %d shards: %v", kind, rate, period, shards, err)
@@ -267,7 +267,7 @@ func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 	})
 }
 
-// extremes does everything to a limit with extreme counts; refusals are fine, SQL errors are not.
+// extremes uses every verb with extreme counts. A refusal is fine, an SQL error is not.
 func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 	key, ctx := limit.Key("ann"), w.Context()
 	smallest := math.SmallestNonzeroFloat64
@@ -325,7 +325,7 @@ func TestADebtThatTakesForEverIsAnswered(t *testing.T) {
 func TestTheLongestNamesAndKeysFitTheIndex(t *testing.T) {
 	behaviour(t, func(w world) {
 		random := newRand(w.T)
-		text := func(bytes int) string { // does not compress, and is not ASCII
+		text := func(bytes int) string { // text that does not compress and is not ASCII
 			var b strings.Builder
 			for b.Len() < bytes {
 				if r := rune(0x4e00 + random.IntN(0x5000)); b.Len()+3 <= bytes {
@@ -350,7 +350,7 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 		odd := []string{
 			"'; DROP TABLE rate_limits; --", `'' OR 1=1`, `$1`, `$$`, `$body$`, `@extschema@`, `%s%d%n`, `\`, `\\`, `\x00`, `E'\n'`, `"quoted"`,
 			"{a,b}", "{}", "NULL", "null", "(,)", `{"a":1}`, "a,b", " ", "  leading", "trailing ", "\t", "\n", "\r\n", "\x01", "\x7f",
-			"é", "e\u0301", "É", "ı", "İ", "ß", "SS", "ẞ", "ǆ", "Å", "\u212b", // what folding and normalization would join
+			"é", "e\u0301", "É", "ı", "İ", "ß", "SS", "ẞ", "ǆ", "Å", "\u212b", // case folding and normalization would make some of them equal
 			"\u200b", "\ufeff", "\ufffd", "\ufffe", "\uffff", "\u202e\u0041", "\u2028", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0010ffff", "\u0000a"[1:], "ﷺ", "漢字",
 			"١٢٣", "🏳️‍🌈",
 		}
@@ -391,7 +391,7 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 	})
 }
 
-// The table has no CHECKs, so anything can be written into it by hand. It grants no more than a full row would.
+// The table has no CHECKs, so anything can be written into it by hand. Such a row grants no more than a full row.
 func TestRowsWrittenByHandGrantNoMoreThanTheCapacity(t *testing.T) {
 	behaviour(t, func(w world) {
 		for i, value := range []string{"'NaN'", "'Infinity'", "1e300", "'-Infinity'", "-1e300"} {
@@ -420,8 +420,8 @@ func TestRowsWrittenByHandGrantNoMoreThanTheCapacity(t *testing.T) {
 	})
 }
 
-// What the functions cannot decide is an error, though they trust their callers in the rest. (For numbers that are none, see
-// TestNoGarbageIsGrantedOrStored.)
+// The functions trust their callers, but return an error where they cannot decide. (TestNoGarbageIsGrantedOrStored has
+// values that are not numbers.)
 func TestTheFunctionsRefuseWhatTheyCannotDecide(t *testing.T) {
 	behaviour(t, func(w world) {
 		apply := func(op, names, keys, reserve string) string {
@@ -447,10 +447,10 @@ func TestTheFunctionsRefuseWhatTheyCannotDecide(t *testing.T) {
 			apply("'grant'", "'{a,c}'", "'{b,d}'", "false"),
 			apply("'CONSUME'", "'{a,c}'", "'{b,d}'", "false"),
 			apply("'refund'", "'{a,c}'", "'{b,d}'", "false"),
-			// A row of shards that are none could not be found again.
+			// Rows with such shards could not be found again.
 			`SELECT _ratelimit_apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{0}', '{1}', '{0}', '{0}', '{0}')`,
 			`SELECT _ratelimit_apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{NULL}', '{1}', '{0}', '{0}', '{0}')`,
-			// A first use, which finds no row that could say so, of more than there can be.
+			// A first use for more than the capacity: there is no row that shows it.
 			`SELECT _ratelimit_consume('l', 'k', 10, '1 min', 10, NULL, 11, 0)`,
 		} {
 			w.sqlFails("22023", sql)
@@ -462,7 +462,8 @@ func TestTheFunctionsRefuseWhatTheyCannotDecide(t *testing.T) {
 	})
 }
 
-// Whatever the arguments, a refund gives back no more than what is asked for, and nothing if one is no number.
+// Whatever its arguments, a refund gives back no more than the count. If an argument is not a number, it gives back
+// nothing.
 func TestTheRefundFunctionMintsNothing(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []struct {
@@ -476,7 +477,7 @@ func TestTheRefundFunctionMintsNothing(t *testing.T) {
 			ann := limit.Key("ann")
 			w.grant(ann.Count(10))
 			left := w.balance(ann)
-			// what is left after such a refund, or what is wrong with it
+			// refund returns what is left after such a refund.
 			refund := func(changed, value string) (float64, error) {
 				with := func(name, valid string) string {
 					if name == changed {
@@ -539,7 +540,8 @@ func TestTheRefundFunctionMintsNothing(t *testing.T) {
 	})
 }
 
-// Random bytes as names and keys, random bits as numbers: an error or a decision, and a usable transaction.
+// Random bytes as names and keys, and random bits as numbers. Each call is an error or a decision, and the transaction
+// stays usable.
 func TestRandomGarbagePoisonsNothing(t *testing.T) {
 	behaviour(t, func(w world) {
 		random := newRand(w.T)
@@ -599,7 +601,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			if random.IntN(4) > 0 {
 				w.clock.now = noon.Add(time.Duration(random.Int64()))
 			}
-			limiter := &ratelimit.Limiter{Clock: w.clock.Now} // which has seen no other definition of the names
+			limiter := &ratelimit.Limiter{Clock: w.clock.Now} // it has seen no other definition of the names
 			verb := oneOf(random, limiter.Consume, limiter.Check, limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
 				return limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
 			})

@@ -24,9 +24,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/observe"
 )
 
-// injections is what somebody types where a name or a key will be, to have it taken for something else: SQL in its quotes, comments
-// and dollar quotes, placeholders, arrays, rows and JSON, LIKE patterns, formats, terminals, header fields; and text that looks
-// like other text.
+// injections are names and keys that an attacker would choose so that they are read as something else: SQL in quotes,
+// comments and dollar quotes, placeholders, arrays, rows and JSON, LIKE patterns, formats, terminal escapes, header fields,
+// and text that looks like other text.
 var injections = []string{
 	`'`, `''`, `"`, "`", `';`, `');--`, `'; DROP TABLE rate_limits; --`, `'); DELETE FROM rate_limits; --`, `' OR '1'='1`, `' OR 1=1 --`, `" OR ""="`,
 	`'||(SELECT usename FROM pg_user LIMIT 1)||'`, `' UNION SELECT 'x','x',0,1,1e9,now() --`, `'/*`, `*/ OR 1=1 /*`, `--`, "-- \n; DROP TABLE canary", `#`, `;`,
@@ -37,8 +37,8 @@ var injections = []string{
 	"\xc2\xa0'", strings.Repeat("'", 255), strings.Repeat(`\`, 127), strings.Repeat("$", 254),
 }
 
-// newVictim makes a schema with a table that injections are after, and says at the end whether it is as it was, and whether
-// rate_limits has the rows of these limits and no other.
+// newVictim makes a schema with a table that injections attack. unharmed wants the table unchanged, and in rate_limits only
+// the rows of these limits.
 func newVictim(t *testing.T) (pool *pgxpool.Pool, unharmed func(t *testing.T, want int)) {
 	pool = newPool(t, 2)
 	mustExec(t, pool, "CREATE TABLE canary AS SELECT 'alive' AS state")
@@ -66,12 +66,12 @@ func newVictim(t *testing.T) (pool *pgxpool.Pool, unharmed func(t *testing.T, wa
 	}
 }
 
-// injected asks for one of one, by a limit and a key of that text. Of a fixed window, each key has a grid of its own.
+// injected asks for one token, with the text as name and key. In a fixed window, each key has its own grid.
 func injected(text string) ratelimit.Request {
 	return ratelimit.FixedWindow(text, 1, 100_000*time.Hour).Key("key of ", text)
 }
 
-// Each way in which a name or a key gets to the server, with string literals that mean backslashes and with such that do not.
+// All ways in which a name or key reaches the server, with both meanings of backslashes in string literals.
 func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 	t.Parallel()
 	type way struct {
@@ -123,7 +123,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 				}
 				var limiter ratelimit.Limiter
 				if way.name == pgx.QueryExecModeSimpleProtocol.String() && conforming == "off" {
-					// pgx writes literals for the other setting, and sends none.
+					// pgx writes literals for the other setting, so it refuses to send any.
 					for _, text := range injections {
 						if result, err := limiter.Consume(t.Context(), db, injected(text)); err == nil || result.OK || denied(err) {
 							t.Errorf("%q: %+v, %v", text, result, err)
@@ -168,8 +168,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 	}
 }
 
-// By hand, and in a batch, where a denial is an error of SQL: its text has the name, not the key, and its DETAIL is JSON that can be
-// read back.
+// A denial by hand or in a batch is an SQL error. Its text has the name but not the key, and its DETAIL is valid JSON.
 func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -215,7 +214,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || deniedBy(exceeded.Result)[0].Limit.Name() != text {
 					t.Errorf("%q in a batch: %v", text, err)
 				}
-				// The error for a limit that is wrong quotes its name.
+				// The error for an invalid limit quotes its name.
 				if _, err := pool.Exec(t.Context(), "SELECT FROM ratelimit($1, $2, rate => -1, period => '1 hour')", text, key); sqlState(err) != "22023" {
 					t.Errorf("%q by hand, of a wrong limit: %v", text, err)
 				}
@@ -225,7 +224,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 	}
 }
 
-// A record of the log is one line, whatever is in it, and can be read back.
+// A log record is one line, whatever its text, and can be parsed.
 func TestInjectionsBreakNoLineOfTheLog(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -256,8 +255,8 @@ func TestInjectionsBreakNoLineOfTheLog(t *testing.T) {
 	}
 }
 
-// The header fields of an answer, read off the wire: whatever a limit's name is, there are no other fields than without a limit, and
-// another library reads the names back.
+// The header fields of a response, read from the socket. Whatever the limit's name, there are only the usual fields, and
+// another library can parse the names.
 func TestHTTPInjectionsStayInTheirFields(t *testing.T) {
 	t.Parallel()
 	names := append(slices.Clone(injections), strings.Repeat("é", 127), "\r\nSet-Cookie: a=b", "\r\n\r\n<html>", "a, b;q=1", `";q=1000;w=1, "b`)
@@ -309,7 +308,7 @@ func TestHTTPInjectionsStayInTheirFields(t *testing.T) {
 	}
 }
 
-// unescaped decodes percent-encoding.
+// unescaped undoes percent-encoding.
 func unescaped(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -326,14 +325,14 @@ func unescaped(s string) string {
 	return b.String()
 }
 
-// raw is the head of an answer as it comes over the wire, without the empty line at its end.
+// raw returns the head of a response as sent, without the empty line at its end.
 func (s *site) raw(path string) (head string) {
 	s.Helper()
 	conn, err := new(net.Dialer).DialContext(s.Context(), "tcp", strings.TrimPrefix(s.url, "http://"))
 	if err != nil {
 		s.Fatal(err)
 	}
-	defer context.AfterFunc(s.Context(), func() { _ = conn.Close() })() // which ends the reading
+	defer context.AfterFunc(s.Context(), func() { _ = conn.Close() })() // this ends the read
 	defer func() { _ = conn.Close() }()
 	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: site\r\n\r\n", path); err != nil {
 		s.Fatal(err)

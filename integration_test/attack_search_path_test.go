@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lookalikeSQL fills a schema with what an attacker would put there to be taken for the limiter's own, or for Postgres' own.
+// lookalikeSQL fills a schema with objects that could be used instead of the limiter's own or Postgres' own.
 const lookalikeSQL = `
 CREATE SCHEMA evil;
 GRANT USAGE ON SCHEMA evil TO PUBLIC;
@@ -25,7 +25,7 @@ CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN evil.timestamptz AS pg_catalog.timestamptz CHECK (false);
 CREATE DOMAIN evil.xid AS pg_catalog.text CHECK (false);
 CREATE COLLATION evil."C" FROM "C";
--- Functions of the names and arguments of those that the bodies call.
+-- Functions with the names and arguments of those that the bodies call.
 DO $$
 DECLARE f record;
 BEGIN
@@ -42,9 +42,10 @@ BEGIN
 END $$;
 `
 
-// operatorsSQL adds operators, for each pair of types that some operator of Postgres takes. Where it takes them by converting them, or
-// as arrays of any type (float8 >= numeric, int4[] || int4), one for that very pair is preferred wherever it lies in the
-// search_path (CVE-2018-1058). They are inlined, and so raise their error when an expression is planned, whether it gets to them or not.
+// operatorsSQL adds an operator for each pair of types that an operator of Postgres takes. If Postgres' operator takes the
+// pair only by a conversion, or as arrays of any type (float8 >= numeric, int4[] || int4), an exact match is preferred,
+// wherever it is in the search_path (CVE-2018-1058). The new operators are inlined: they raise their error when an
+// expression is planned, even if it is never evaluated.
 const operatorsSQL = `
 DO $$
 DECLARE
@@ -71,8 +72,8 @@ BEGIN
 END $$;
 `
 
-// functionsSQL adds functions of the names of those that the bodies call, for other types, among them those that a function of
-// Postgres takes by converting them, as an array of any type, or as "any": they are preferred likewise.
+// functionsSQL adds functions with the names of those that the bodies call, for other types. Some take types that Postgres'
+// function takes by a conversion, as an array of any type, or as "any". These are preferred in the same way.
 const functionsSQL = `
 DO $$
 DECLARE
@@ -103,7 +104,7 @@ BEGIN
                         f.name, replace(f.args, '#', t), replace(f.result, '#', t));
                 END IF;
             EXCEPTION WHEN duplicate_function OR syntax_error OR invalid_function_definition THEN
-                NULL; -- there is one already; an array of arrays
+                NULL; -- it exists already, or it is an array of arrays
             END;
         END LOOP;
     END LOOP;
@@ -115,7 +116,7 @@ CREATE FUNCTION evil.note(bigint, record) RETURNS bigint LANGUAGE plpgsql AS 'BE
 CREATE AGGREGATE evil.count(record) (SFUNC = evil.note, STYPE = bigint);
 `
 
-// loose are expressions that the attack reaches from a schema behind pg_catalog. The bodies had such in them once.
+// loose are expressions that the attack reaches from a schema behind pg_catalog. The bodies once had such expressions.
 var loose = []string{
 	"1::float8 >= 0", "1::float8 < 1e16", "1::float8 / 2", "1::float8 / 2::int2", "1::float8 / 2::int8", "2::int8 / 1::float8", "1::numeric * 1000000", "1::numeric = 1",
 	"'{1}'::int[] || 1", "'{1}'::int[] || '{2}'::int[]", "'{1}'::int[] = '{1}'::int[]", "'{1}'::float8[] || 1::float8",
@@ -125,8 +126,8 @@ var loose = []string{
 	"(SELECT n FROM generate_subscripts('{a}'::text[], 1) AS n)", "array_to_string('{a}'::text[], ',')",
 }
 
-// byEvil calls each function on a connection, with a hostile search_path, and says how it went. The functions' names are qualified:
-// what a statement of the caller's own means there is his affair. What is tested is their bodies.
+// byEvil calls each function on a connection with a hostile search_path, and returns the outcomes. The statements qualify
+// the functions' names: what a caller's own statement means there is up to the caller. The test is of the bodies.
 func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error {
 	t.Helper()
 	outcome := map[string]error{}
@@ -161,7 +162,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"usage, all":       `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage() AS u ON true LIMIT 1`,
 		"denials":          `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_denials('bucket') AS d ON true LIMIT 1`,
 
-		// These are to end with that SQLSTATE.
+		// These must end with that SQLSTATE.
 		"22023, consume":      `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
 		"22023, apply":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
 		"22023, twice":        `SELECT granted FROM app._ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
@@ -204,7 +205,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 	return outcome
 }
 
-// An attacker's schema in the search_path of whoever calls the functions: behind the limiter's, ahead of it, ahead of pg_catalog.
+// An attacker's schema is in the caller's search_path: behind the limiter's, ahead of it, or ahead of pg_catalog.
 func TestAHostileSearchPath(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it makes temporary tables, for the session")
@@ -246,12 +247,12 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 		return all
 	}
-	// Where pg_catalog is not named, it comes first.
+	// If pg_catalog is not named, it comes first.
 	behind := []string{"app, evil", "evil, app", "pg_temp, evil, app", "evil"}
 	ahead := []string{"evil, pg_catalog", "pg_temp, evil, pg_catalog"}
 	anywhere := slices.Concat(behind, ahead)
 
-	// The limiter's names in the bodies are qualified, and what is Postgres' is called with just the types that it has it for.
+	// The bodies qualify the limiter's names, and call Postgres' functions with exactly the types that these take.
 	asTheyAre := func(with string) {
 		t.Helper()
 		for path, outcome := range outcomes(invoker, behind...) {
@@ -268,7 +269,8 @@ func TestAHostileSearchPath(t *testing.T) {
 	attack(functionsSQL)
 	asTheyAre("functions")
 
-	// Where types are not just so, the attack works. If this fails, it has lost its teeth, and what comes before shows nothing.
+	// Where types do not match exactly, the attack works. If this fails, the attack is too weak, and the checks above show
+	// nothing.
 	conn := acquire(t, reconfigured(t, invoker, func(*pgxpool.Config) {}))
 	if _, err := conn.Exec(t.Context(), "SET search_path = "+schemaOf(t, invoker)+", "+evil); err != nil {
 		t.Fatal(err)
@@ -279,17 +281,17 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 	}
 
-	// Ahead of pg_catalog, functions that run with the caller's rights do what any SQL of the caller's would do: what the
-	// attacker wants. If this fails, the attack has lost its teeth, and what comes next shows nothing.
+	// Ahead of pg_catalog, a function with the caller's rights does what the attacker wants, as any SQL of the caller
+	// would. If this fails, the attack is too weak, and the checks below show nothing.
 	for path, outcome := range outcomes(invoker, ahead...) {
 		for name, err := range outcome {
-			if state := sqlState(err); state != "EVIL1" && state != "23514" && name != "reset" { // 23514: of a domain that looks like a type
+			if state := sqlState(err); state != "EVIL1" && state != "23514" && name != "reset" { // 23514: from a domain that looks like a type
 				t.Errorf("as they are, search_path %s, %s: %v, want EVIL1 or 23514", path, name, err)
 			}
 		}
 	}
 
-	// Whoever migrates with such a path is not misled either, nor is what he has made.
+	// Such a path does not mislead a migration either, nor the objects that it makes.
 	other := connect(t, newSchema(t), 2)
 	text, err := os.ReadFile("../migrations/schema.sql")
 	if err != nil {
@@ -303,7 +305,7 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 	}
 
-	// Those that run with the owner's rights do not, whatever the path.
+	// With the owner's rights, the functions are safe, whatever the path.
 	for path, outcome := range outcomes(definer, anywhere...) {
 		for _, name := range []string{"consume", "consume, window", "consume sharded", "consume several", "apply", "coalesce", "consume keys"} {
 			if err := outcome[name]; err != nil {

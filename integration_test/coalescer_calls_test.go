@@ -18,9 +18,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestCoalescerIsExact lets random calls arrive in a known order while others are at the database, so that they are decided
-// by one statement, and makes the same calls one after another on a pool of another schema. Every answer must be the same, and
-// so must the tables.
+// TestCoalescerIsExact lets random calls arrive in a known order while others are at the database, so that one statement
+// decides them. It makes the same calls one after another on a pool of another schema. All answers and the tables must be
+// equal.
 func TestCoalescerIsExact(t *testing.T) {
 	t.Parallel()
 	for i := range 3 {
@@ -46,9 +46,9 @@ func playBatches(t *testing.T, rounds int) {
 	}
 	granted, denials := 0, 0
 	limits := make([]ratelimit.Limit, 3)
-	for round := 0; round < rounds || granted < rounds || denials < rounds; round++ { // until there was enough of both
+	for round := 0; round < rounds || granted < rounds || denials < rounds; round++ { // until there were enough grants and denials
 		if round == 5*rounds {
-			t.Fatalf("%d grants and %d denials in %d rounds are no test", granted, denials, round)
+			t.Fatalf("%d grants and %d denials in %d rounds: this tested too little", granted, denials, round)
 		}
 		for i := range limits {
 			if round == 0 || r.IntN(8) == 0 {
@@ -74,7 +74,7 @@ func playBatches(t *testing.T, rounds int) {
 				}
 				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same, reserve: reserve > 0 && r.IntN(3) == 0}
 				if several > 0 || limit.Config().Kind == ratelimit.KindFixedWindow {
-					a.reserve = false // such a call goes alone, in no order with the others
+					a.reserve = false // a reservation is sent alone, in no known order with the others
 				}
 				switch {
 				case whole:
@@ -94,12 +94,12 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				// Each has a Limiter of its own: one refuses a name with two definitions.
+				// Each call has its own Limiter: a Limiter refuses a name with two definitions.
 				c.result, c.err = call(ctx, &ratelimit.Limiter{Clock: limiter.Clock}, coalescer, c.verb, "", c.requests)
 			})
 			select {
 			case <-ctx.arrived:
-			case <-gone: // it was refused
+			case <-gone: // the call was refused
 			}
 		}
 		release()
@@ -185,7 +185,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	}
 	xmin, xmax := row()
 	for _, requests := range [][]ratelimit.Request{
-		{limit.Global(), limit.Global(), limit.Global()},   // a sum
+		{limit.Global(), limit.Global(), limit.Global()},   // one sum
 		{limit.Key("new"), limit.Global(), limit.Global()}, // sums of keys, one without a row
 		{other.Key("new"), limit.Global(), limit.Global()}, // without a row
 		{other.Key("new").Count(0), limit.Global(), limit.Global()},
@@ -208,13 +208,13 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	t.Parallel()
 	for _, async := range []bool{false, true} {
-		// Of 4 keys, two are asked for 260 of their 250 tokens, and two for 240.
+		// With 4 keys, two get calls for 260 of their 250 tokens, and two for 240.
 		for keys, want := range map[int]float64{1: 0, 4: 20} {
 			pool, s := traced(t, newPool(t, 2), 4, map[string]string{"default_transaction_isolation": "serializable"})
 			limit := slow("limit", float64(1000/keys))
 			var limiter ratelimit.Limiter
 			var wg sync.WaitGroup
-			for range 2 { // as in two processes
+			for range 2 { // two coalescers, as in two processes
 				coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
 				defer coalescer.Close()
 				for range 10 {
@@ -241,7 +241,7 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 	}
 }
 
-// Where a transaction has one snapshot, whatever was committed since would be a conflict.
+// Where a transaction has one snapshot, everything committed since then would be a conflict.
 func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -278,7 +278,7 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 		defer coalescer.Close()
 		limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(2))
 		var limiter ratelimit.Limiter
-		if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil { // alone
+		if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil { // sent alone
 			t.Fatal(err)
 		}
 		release := holdFlights(t, coalescer, pool)
@@ -319,7 +319,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	f := enqueue(t, coalescer, nil, one.Key("a"), three.Key("b"), one.Key("a"), one.Key("c"), three.Key("b"))
 	release()
 	f.wg.Wait()
-	// Each asks for more than a shard has, and no row is missing.
+	// Each call asks for more than a shard has, and no row is missing.
 	if _, err := limiter.Consume(t.Context(), pool, three.Key("d")); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
-	other := &ratelimit.Coalescer{Pool: pool} // which knows no reason not to ask for sums
+	other := &ratelimit.Coalescer{Pool: pool} // it has no reason yet not to ask for sums
 	defer other.Close()
 	release = holdFlights(t, other, pool)
 	more := enqueue(t, other, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a"))
@@ -349,18 +349,18 @@ func TestCoalescerShardedRows(t *testing.T) {
 	}
 }
 
-// TestCoalescerOverGrant is not parallel: it wants the machine for itself.
+// TestCoalescerOverGrant is not parallel: it needs the whole machine.
 func TestCoalescerOverGrant(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
 	pool := newPool(t, 8)
-	// Two processes, so to speak.
+	// These stand for two processes.
 	coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool}}
 	var limiter ratelimit.Limiter
 	var turn atomic.Int64
 	take := func(ctx context.Context, key string) (ratelimit.Result, error) {
 		return limiter.Consume(ctx, coalescers[turn.Add(1)%2], limit.Key(key))
 	}
-	// Others ask for other keys, so that statements are for several as well.
+	// Other callers ask for other keys, so that some statements are for several keys.
 	others, enough := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -383,7 +383,7 @@ func TestCoalescerOverGrant(t *testing.T) {
 	hammer(t, func(ctx context.Context) (ratelimit.Result, error) { return take(ctx, "k") }).exact(t, 0)
 }
 
-// Several flights find out at the same time that the database's default isolation level is another.
+// Several statements in flight find out at the same time that the database has another default isolation level.
 func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) {
 	t.Parallel()
 	config := newPool(t, 1).Config()

@@ -17,9 +17,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestCoalescerChaos cancels callers, lets statements time out, closes coalescers and kills connections at random. What was
-// acknowledged must be gone from the rows, and no more than that and what has an unknown outcome; nothing may be left behind.
-// It is not parallel: it looks at all goroutines. -chaos sets how long it goes on.
+// TestCoalescerChaos cancels callers, runs statements into timeouts, closes coalescers and kills connections at random.
+// Every acknowledged token must be gone from the rows. No other may be gone, except those with an unknown outcome. Nothing
+// may be left behind. The test is not parallel: it looks at all goroutines. -chaos sets its duration.
 func TestCoalescerChaos(t *testing.T) {
 	r := newRand(t)
 	admin := newPool(t, 4)
@@ -33,9 +33,9 @@ func TestCoalescerChaos(t *testing.T) {
 	}
 	defer pool.Close()
 
-	// They are hardly refilled.
+	// These limits have almost no refill.
 	plenty := ratelimit.TokenBucket("plenty", 1e-9, time.Hour, ratelimit.Capacity(1e9))
-	scarce := ratelimit.TokenBucket("scarce", 1e-9, time.Hour, ratelimit.Capacity(30)) // so that even a slow machine comes to denials
+	scarce := ratelimit.TokenBucket("scarce", 1e-9, time.Hour, ratelimit.Capacity(30)) // small, so that a slow machine sees denials, too
 	sharded := ratelimit.TokenBucket("sharded", 1e-9, time.Hour, ratelimit.Capacity(1e9), ratelimit.Shards(3))
 	type account struct{ acknowledged, unknown atomic.Int64 }
 	accounts := map[rowsOf]*account{}
@@ -51,7 +51,7 @@ func TestCoalescerChaos(t *testing.T) {
 	isChaos := func() bool {
 		return granted.Load() >= 100 && denials.Load() >= 10 && cancelled.Load() >= 10 && failed.Load() >= 10
 	}
-	// On a slow machine it goes on until there was enough of everything.
+	// On a slow machine, it goes on until everything has happened often enough.
 	ctx, stop := context.WithTimeout(t.Context(), 10**chaos)
 	defer stop()
 	var wg sync.WaitGroup
@@ -122,7 +122,7 @@ func TestCoalescerChaos(t *testing.T) {
 		}
 		kills.Add(1)
 	})
-	every(200*time.Millisecond, func(r *rand.Rand) { // hold a row for longer than statements may take
+	every(200*time.Millisecond, func(r *rand.Rand) { // hold a row for longer than statement_timeout
 		tx, err := admin.Begin(context.WithoutCancel(ctx))
 		if err != nil {
 			t.Error(err)
@@ -147,10 +147,10 @@ func TestCoalescerChaos(t *testing.T) {
 	t.Logf("%d granted, %d denied, %d cancelled, %d failed, %d on a closed one; %d kills, %d blockades", granted.Load(), denials.Load(),
 		cancelled.Load(), failed.Load(), closed.Load(), kills.Load(), blocks.Load())
 	if !isChaos() {
-		t.Error("this is no chaos")
+		t.Error("this tested too little")
 	}
 
-	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
+	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
 	buf := make([]byte, 1<<20)
 	if stacks := string(buf[:runtime.Stack(buf, true)]); strings.Contains(stacks, "ratelimit.(*Coalescer)") {
 		t.Errorf("goroutines leaked:\n%s", stacks)

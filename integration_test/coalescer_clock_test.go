@@ -10,7 +10,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Only calls whose clocks say the same are decided together.
+// Calls are decided together only if their clocks show the same time.
 func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
@@ -36,7 +36,7 @@ func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
 	}
 }
 
-// What was refilled while a statement waited counts.
+// Tokens that were refilled while a statement waited count.
 func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 2, 200*time.Millisecond)
@@ -53,7 +53,7 @@ func refilledWhileWaiting(t *testing.T, rows bool, requests ...ratelimit.Request
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	var limiter ratelimit.Limiter
-	if rows { // else the transaction is the first use
+	if rows { // otherwise the transaction makes the row
 		for _, request := range slices.Compact(slices.Clone(requests)) {
 			if _, err := limiter.Consume(t.Context(), pool, request.Count(0)); err != nil {
 				t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// A struct of the caller's that embeds a Coalescer has its methods, and is one.
+// A caller's struct that embeds a Coalescer has its methods, and coalesces.
 func TestAStructThatEmbedsACoalescerCoalesces(t *testing.T) {
 	t.Parallel()
 	type named struct {

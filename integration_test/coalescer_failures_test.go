@@ -28,7 +28,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	sent, cancelSent := context.WithCancel(t.Context())
 	f := enqueue(t, coalescer, []context.Context{waits, sent, t.Context()}, limit.Global(), limit.Global(), limit.Global())
 
-	// One that has not been sent.
+	// A call that has not been sent.
 	cancelWaits()
 	for ; f.err(0) == nil; time.Sleep(time.Millisecond) {
 	}
@@ -36,7 +36,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 		t.Errorf("cancelled while it waited: %v", err)
 	}
 
-	// One that has: the statement waits for the row.
+	// A call that has been sent: its statement waits for the row.
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 		t.Errorf("the other: %v", err)
 	}
 	if left := remaining(t, pool, limit.Global()); left < 95.99 || left > 96.01 {
-		t.Errorf("%v tokens are left, want 96: 2 were taken directly, 2 by what was sent", left)
+		t.Errorf("%v tokens are left, want 96: 2 were taken directly, 2 by the call that was sent", left)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
 	}
 }
 
-// A server whose encoding lacks a character refuses the statement. Only the call with that character fails.
+// A server refuses a statement with a character that its encoding does not have. Only the call with that character fails.
 func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 1)
@@ -163,7 +163,7 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	f := enqueue(t, coalescer, nil, limit.Key("é"), limit.Key("日本"), limit.Key("é"))
 	release()
 	f.wg.Wait()
-	// Once they are taken apart, the first and the third go each for itself, and either may be the one that gets the token.
+	// After the split, the first and the third are sent separately. Either may get the token.
 	if sqlState(f.errs[1]) != "22P05" || !(f.errs[0] == nil && denied(f.errs[2]) || denied(f.errs[0]) && f.errs[2] == nil) {
 		t.Errorf("%v", f.errs)
 	}
@@ -236,7 +236,7 @@ func TestCoalescerCloseDrains(t *testing.T) {
 	go func() { coalescer.Close(); close(done) }()
 	var limiter ratelimit.Limiter
 	for {
-		// It joins the queue until Close has begun.
+		// Calls join the queue until Close has begun.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		_, err := limiter.Consume(ctx, coalescer, limit.Global())
 		cancel()
@@ -261,15 +261,15 @@ func TestCoalescerCloseDrains(t *testing.T) {
 	coalescer.Close()
 }
 
-// The answer is there before the commit is, be that in the one round trip of an asynchronous commit or in a transaction that is
-// told its level: an error of the commit must not be lost, nor what was answered be a result.
+// The answer arrives before the commit, in the single round trip of an asynchronous commit and in a transaction that sets
+// its level. The caller must get an error of the commit, and no result.
 func TestACommitThatFailsGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"read committed", "serializable"} {
 		pool, s := traced(t, newPool(t, 6), 6, map[string]string{"default_transaction_isolation": level})
 		coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool, AsyncCommit: true}}
 		limit := slow("limit", 10)
-		for _, coalescer := range coalescers { // a batch finds out about the level
+		for _, coalescer := range coalescers { // a batch reads the level
 			defer coalescer.Close()
 			release := holdFlights(t, coalescer, pool)
 			f := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))

@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// lock has a transaction consume requests, and hold their rows until it is rolled back.
+// lock makes a transaction consume requests and hold their rows until it is rolled back.
 func lock(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) pgx.Tx {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
@@ -32,7 +32,7 @@ func lock(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) pgx.T
 	return tx
 }
 
-// unlock rolls a transaction back, if that was not done yet.
+// unlock rolls a transaction back, unless that is done already.
 func unlock(t *testing.T, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
@@ -40,7 +40,7 @@ func unlock(t *testing.T, tx pgx.Tx) {
 	}
 }
 
-// newCoalescer makes one on a pool of so many connections, of which the test may use all but two.
+// newCoalescer makes a Coalescer on a pool of conns connections. The test may use all but two of them.
 func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer) {
 	t.Helper()
 	pool := newPool(t, conns)
@@ -49,7 +49,7 @@ func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer)
 	return pool, coalescer
 }
 
-// cancelBlocked has the server cancel what waits for a transaction of this process at the moment.
+// cancelBlocked makes the server cancel the statements that now wait for a backend.
 func cancelBlocked(t *testing.T, pool *pgxpool.Pool, pid int) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid); err != nil {
@@ -57,7 +57,7 @@ func cancelBlocked(t *testing.T, pool *pgxpool.Pool, pid int) {
 	}
 }
 
-// cancelWaiting has the server cancel the statement that waits for a transaction (57014), as a timeout would.
+// cancelWaiting makes the server cancel the statement that waits for a transaction (57014), as a timeout would.
 func cancelWaiting(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	t.Helper()
 	waitingFor(t, pool, tx)
@@ -76,7 +76,8 @@ func together(ctx context.Context, coalescer *ratelimit.Coalescer, calls [][]rat
 	return errs
 }
 
-// expectGone compares what is gone from rows that held 1000 with what the callers were told, when nothing is locked any more.
+// expectGone compares the tokens missing from rows that had 1000 with the callers' answers. It first waits until no row is
+// locked.
 func expectGone(t *testing.T, pool *pgxpool.Pool, calls [][]ratelimit.Request, errs []error) {
 	t.Helper()
 	told := map[ratelimit.Request]float64{}
@@ -94,10 +95,10 @@ func expectGone(t *testing.T, pool *pgxpool.Pool, calls [][]ratelimit.Request, e
 	}
 }
 
-// A key that a transaction has locked for longer than statements may wait fails those that asked for it, and nobody else.
+// A transaction locks a key for longer than statements may wait. Only the calls for that key fail.
 func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 	t.Parallel()
-	limit, team := slow("limit", 1000), slow("a team", 1000) // whose rows are locked first
+	limit, team := slow("limit", 1000), slow("a team", 1000) // the team's row is locked first
 	key := func(i int) ratelimit.Request { return limit.Key(fmt.Sprint(i)) }
 	calls := func(keys int, of func(i int) []ratelimit.Request) (calls [][]ratelimit.Request) {
 		for i := range 200 {
@@ -140,7 +141,7 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			admin := newPool(t, 4)
-			// Only a lock makes statements wait for the one; for the other, a busy machine is enough.
+			// With one setting, only a lock makes a statement wait too long. With the other, a busy machine can, too.
 			pool, _ := traced(t, admin, 4, map[string]string{c.setting: map[string]string{"lock_timeout": "200ms", "statement_timeout": "2s"}[c.setting]})
 			coalescer := cmp.Or(c.db, &ratelimit.Coalescer{})
 			coalescer.Pool = pool
@@ -157,7 +158,7 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 				}
 			}
 			tx := lock(t, admin, c.locked...)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not one statement_timeout for each call
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // less than one statement_timeout for each call
 			defer cancel()
 			errs := together(ctx, coalescer, c.calls)
 			for i, err := range errs {
@@ -168,7 +169,7 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 			}
 			unlock(t, tx)
 			expectGone(t, admin, c.calls, errs)
-			// What is remembered of them holds nobody up.
+			// What the Coalescer remembers of these calls delays no other call.
 			if err := errors.Join(together(t.Context(), coalescer, c.calls)...); err != nil {
 				t.Error(err)
 			}
@@ -176,7 +177,7 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 	}
 }
 
-// While rows are locked, calls for others go on. Those for the locked ones take one place of the two.
+// While rows are locked, calls for other rows go on. Calls for the locked rows take one of the two places.
 func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 4)
@@ -194,7 +195,7 @@ func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(i))); err != nil {
-					t.Errorf("a key that nobody has locked: %v", err)
+					t.Errorf("a key that is not locked: %v", err)
 					return
 				}
 				decided.Add(1)
@@ -215,21 +216,21 @@ func TestLockedKeysLeaveOthersTheirThroughput(t *testing.T) {
 	stop()
 	wg.Wait()
 	unlock(t, tx)
-	// If one of them had kept both places for a second, there would be 16 calls or so in that time.
+	// If locked keys had kept both places for a second, about 16 calls would have been decided in that time.
 	if decided.Load() < 100*failures.Load() {
 		t.Errorf("%d calls were decided while %d failed", decided.Load(), failures.Load())
 	}
 	t.Logf("%d calls were decided while %d failed", decided.Load(), failures.Load())
 }
 
-// Where nothing limits how long a statement waits, calls for a locked key wait for it in one place, and others have the second.
+// If statements may wait without a limit, calls for a locked key wait for it in one place. Other calls use the second.
 func TestALockedKeyTakesOnePlace(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 6)
 	limit := slow("limit", 1000)
 	locked := limit.Key("locked")
 	tx := lock(t, pool, locked)
-	first := enqueue(t, coalescer, nil, locked) // which does not ask for Done, but goes straight to the pool
+	first := enqueue(t, coalescer, nil, locked) // it does not ask for Done, but goes straight to the pool
 	waitingFor(t, pool, tx)
 	others := enqueue(t, coalescer, nil, slices.Repeat([]ratelimit.Request{locked}, 50)...)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -240,7 +241,7 @@ func TestALockedKeyTakesOnePlace(t *testing.T) {
 	}
 	errs := together(ctx, coalescer, calls)
 	if err := errors.Join(errs...); err != nil {
-		t.Errorf("keys that nobody has locked: %v", err)
+		t.Errorf("keys that are not locked: %v", err)
 	}
 	unlock(t, tx)
 	first.wg.Wait()
@@ -254,7 +255,7 @@ func TestALockedKeyTakesOnePlace(t *testing.T) {
 	expectGone(t, pool, calls, errs)
 }
 
-// A table that is locked concerns all keys, though the error does not say so.
+// A locked table affects all keys, although the error does not say so.
 func TestALockedTableIsFewStatements(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 6)
@@ -285,7 +286,7 @@ func TestALockedTableIsFewStatements(t *testing.T) {
 	expectGone(t, admin, calls, errs)
 }
 
-// A key that is locked no more shares statements with others again.
+// A key that is no longer locked shares statements with others again.
 func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 6)
@@ -293,7 +294,7 @@ func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	limit := slow("limit", 1000)
-	requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c").Count(0.5)} // a fraction: no sums
+	requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c").Count(0.5)} // a fraction, so no sums
 	var limiter ratelimit.Limiter
 	tx := lock(t, admin, requests[0])
 	f := enqueue(t, coalescer, nil, requests[0])
@@ -309,7 +310,7 @@ func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
 	expectStatements(t, 0, coalescer, admin, s, requests, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
 }
 
-// cancelUntil has the server cancel each statement that waits for a transaction, until all calls have returned.
+// cancelUntil makes the server cancel each statement that waits for a transaction, until all calls have returned.
 func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	t.Helper()
 	done := make(chan struct{})
@@ -324,16 +325,16 @@ func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	}
 }
 
-// A limit that many calls share, beside another that is locked for some, is not to blame.
+// Many calls share a limit, and some of them also ask for a locked one. Calls for the shared limit must not fail with them.
 func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 8)
-	team, user := slow("a team", 1000).Global(), slow("user", 1000) // whose row is locked first
+	team, user := slow("a team", 1000).Global(), slow("user", 1000) // the team's row is locked first
 	tx := lock(t, pool, user.Key("0"), user.Key("1"))
 	release := holdFlights(t, coalescer, pool)
 	var calls [][]ratelimit.Request
 	for i := range 24 {
-		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(i/3, i-4)))}) // three for each that is locked, first
+		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(i/3, i-4)))}) // first, three for each locked key
 	}
 	f := enqueueSeveral(t.Context(), t, coalescer, calls...)
 	release()
@@ -347,7 +348,7 @@ func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
 	expectGone(t, pool, calls, f.errs)
 }
 
-// A key that has failed by itself for long does not have others given up.
+// A key that has failed alone for a long time does not make other keys fail.
 func TestFailuresOfBeforeFailNobody(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 8)
@@ -372,7 +373,8 @@ func TestFailuresOfBeforeFailNobody(t *testing.T) {
 	}
 }
 
-// A call for two keys, of which one is at the database, is not overtaken by calls for the other. If it leaves, they go on.
+// A call for two keys is not overtaken by calls for the second while the first is at the database. If it leaves, they go
+// on.
 func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 6)
@@ -400,7 +402,7 @@ func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// Keys whose calls are decided may be asked for again, while others of their statement wait for a second one.
+// A key whose calls are decided may be asked for again while other calls of that statement wait for a second one.
 func TestKeysThatAreDecidedDoNotWaitForTheOthers(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 8)
@@ -413,7 +415,7 @@ func TestKeysThatAreDecidedDoNotWaitForTheOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tx := lock(t, pool, limit.Key("new")) // which has no row that others see
+	tx := lock(t, pool, limit.Key("new")) // others do not see its row
 	release := holdFlights(t, coalescer, pool)
 	decided := enqueue(t, coalescer, nil, requests...)
 	waits := enqueue(t, coalescer, nil, limit.Key("new"))
@@ -431,7 +433,7 @@ func TestKeysThatAreDecidedDoNotWaitForTheOthers(t *testing.T) {
 	}
 }
 
-// When a stall is over, calls share statements as before.
+// After a stall, calls share statements as before.
 func TestAStallIsForgotten(t *testing.T) {
 	t.Parallel()
 	admin := newPool(t, 6)
@@ -464,7 +466,7 @@ func TestAStallIsForgotten(t *testing.T) {
 	}
 }
 
-// Callers who give up while their locked key is tried apart say nothing of the other keys.
+// Callers leave while their locked key is tried alone. That must not make other keys fail.
 func TestWhoGivesUpALockedKeyFailsNobodyElse(t *testing.T) {
 	t.Parallel()
 	pool, coalescer := newCoalescer(t, 8)

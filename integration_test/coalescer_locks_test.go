@@ -16,8 +16,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// A statement that has waited for a row finds it changed: by its value, or by its time alone, or, in a window, by its value
-// alone. Each time it has to decide anew.
+// A statement that waited for a row finds it changed: its value, or only its time, or, in a window, only its value. It has
+// to decide again each time.
 func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket("bucket", 10, 10*time.Minute)
@@ -26,7 +26,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 		name    string
 		limit   ratelimit.Limit
 		minutes int     // after the first call
-		taken   float64 // by the transaction that is waited for
+		taken   float64 // by the transaction that holds the row
 		left    float64
 	}{
 		{"both", bucket, 0, 3, 4},
@@ -68,7 +68,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 				<-a.arrived
 			}
 			release()
-			waiting(t, pool, 1) // one statement for all
+			waiting(t, pool, 1) // one statement for all calls
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -86,8 +86,9 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 	}
 }
 
-// TestCoalescerDoesNotDeadlock lets coalesced calls meet direct ones for several limits, transactions, and keys that come and
-// go, in any order. Postgres would end a deadlock with 40P01, which the pools' tracers would see though it is retried.
+// TestCoalescerDoesNotDeadlock runs coalesced calls against direct calls for several limits, against transactions, and on
+// keys that come and go, in any order. Postgres would end a deadlock with 40P01. The pools' tracers see that error even if
+// the call is retried.
 func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -102,7 +103,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	var limiter ratelimit.Limiter
 	var granted [4]atomic.Int64
 	var wg sync.WaitGroup
-	const enough = 10 // in each way; on a busy machine that takes longer
+	const enough = 10 // of each kind; a busy machine takes longer
 	reached := func() bool {
 		for way := range granted {
 			if granted[way].Load() < enough {
@@ -161,17 +162,17 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 		}
 		again++
 	}
-	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d run again", granted[0].Load(), granted[1].Load(),
+	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d retried", granted[0].Load(), granted[1].Load(),
 		granted[2].Load(), granted[3].Load(), s.count(""), s.count("_ratelimit_coalesce"), again)
 	for way := range granted {
 		if granted[way].Load() < enough {
-			t.Errorf("%d grants in way %d are no test", granted[way].Load(), way)
+			t.Errorf("%d grants of kind %d: this tested too little", granted[way].Load(), way)
 		}
 	}
 }
 
-// A statement for many locks rows in the order in which a direct call for several does: who holds the first of them finds the
-// second free.
+// A statement for many calls locks rows in the order of a direct call for several limits: while it waits for the first row,
+// the second is free.
 func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 	t.Parallel()
 	one := slow("limit", 100)
@@ -180,7 +181,7 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 		first, second ratelimit.Request
 	}{
 		{"limits", slow("a limit", 100).Key("k"), slow("limit", 100).Key("k")},
-		{"keys", one.Key("a").Count(0.5), one.Key("b")}, // a fraction: not by their sums
+		{"keys", one.Key("a").Count(0.5), one.Key("b")}, // a fraction, so no sums
 		{"sums", one.Key("a"), one.Key("b")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -205,7 +206,7 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 			f := enqueue(t, coalescer, nil, c.second, c.first)
 			release()
 			waitingFor(t, pool, tx)
-			if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`); err != nil { // before a deadlock is found
+			if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`); err != nil { // shorter than deadlock_timeout
 				t.Fatal(err)
 			}
 			if _, err := limiter.Consume(t.Context(), tx, c.second); err != nil {
@@ -218,15 +219,15 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 			if err := errors.Join(f.errs...); err != nil {
 				t.Error(err)
 			}
-			if slices.Contains(statements.failed, "40P01") { // found by the statement, whose wait began before
+			if slices.Contains(statements.failed, "40P01") { // the statement finds it, since its wait began first
 				t.Error("a deadlock")
 			}
 		})
 	}
 }
 
-// A row that was deleted while a statement waited for it, and made anew, may be locked by somebody who waits for those that the
-// statement has locked since. It does not wait for that, out of order, but begins again.
+// A row is deleted while a statement waits for it, and made again. A transaction may lock the new row and then wait for
+// rows that the statement has locked meanwhile. The statement must not wait for that row out of order: it starts again.
 func TestCoalescerDoesNotWaitForARowMadeAnew(t *testing.T) {
 	t.Parallel()
 	limit := slow("limit", 100)
@@ -276,7 +277,7 @@ func madeAnewWhileWaiting(t *testing.T, a, b ratelimit.Request) {
 	release()
 	waitingFor(t, pool, anew)
 	commit(anew)
-	waitingFor(t, pool, holder) // the statement has got as far as b
+	waitingFor(t, pool, holder) // the statement has reached b
 	tx := begin()
 	consume(tx, a)
 	done := make(chan struct{})

@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// With a pace, the first call goes straight through, and those that follow share a statement when it is due.
+// With a pace, the first call is sent at once. Later calls share a statement when it is due.
 func TestCoalescerPace(t *testing.T) {
 	t.Parallel()
 	const pace = 2 * time.Second
@@ -26,7 +26,7 @@ func TestCoalescerPace(t *testing.T) {
 	}}
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
-	if _, err := limiter.Consume(t.Context(), pool, limit.Key("other")); err != nil { // which has a row from then on
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("other")); err != nil { // this makes its row
 		t.Fatal(err)
 	}
 	begin := time.Now()
@@ -36,11 +36,11 @@ func TestCoalescerPace(t *testing.T) {
 	if took := time.Since(begin); took >= pace {
 		t.Errorf("the first call took %v", took)
 	}
-	// One that does not wait so long has taken nothing.
+	// A caller that leaves before that has taken nothing.
 	ctx, cancel := context.WithTimeout(t.Context(), pace/20)
 	defer cancel()
 	if _, err := limiter.Consume(ctx, coalescer, limit.Global()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
-		t.Errorf("%v, want the context's error and no other", err)
+		t.Errorf("%v, want only the context's error", err)
 	}
 	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global(), limit.Key("other"))
 	f.wg.Wait()
@@ -56,7 +56,7 @@ func TestCoalescerPace(t *testing.T) {
 	}
 }
 
-// However many ask, there are no more statements than the pace allows, and all are decided as without one.
+// Under any load, there are no more statements than the pace allows. All calls are decided as without a pace.
 func TestCoalescerPaceUnderLoad(t *testing.T) {
 	t.Parallel()
 	const pace, calls = 20 * time.Millisecond, 4000
@@ -90,14 +90,14 @@ func TestCoalescerPaceUnderLoad(t *testing.T) {
 	}
 }
 
-// Who waits for a row that somebody has locked takes one place of the two, with a pace as without.
+// A call that waits for a locked row takes one of the two places, with a pace as without.
 func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: 100 * time.Millisecond}
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
-	clocked := ratelimit.Limiter{Clock: time.Now} // whose calls share no statement with the others
+	clocked := ratelimit.Limiter{Clock: time.Now} // its calls share no statement with the others
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("locked")); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Consume(t.Context(), coalescer, limit.Key("first")); err != nil { // so that the next come too early
+	if _, err := limiter.Consume(t.Context(), coalescer, limit.Key("first")); err != nil { // so that the next statement is not due yet
 		t.Fatal(err)
 	}
 	locked := make(chan error)
@@ -121,7 +121,7 @@ func TestCoalescerPaceKeepsBothPlaces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if _, err := limiter.Consume(ctx, coalescer, limit.Key("free")); err != nil {
-		t.Errorf("a key that nobody has locked: %v", err)
+		t.Errorf("a key that is not locked: %v", err)
 	}
 	if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Equal calls for one key are one call of _ratelimit_consume, unless there is enough for some of them only.
+// Equal calls for one key become one call of _ratelimit_consume, unless only some of them can be granted.
 func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -25,7 +25,7 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 		sums, batches  int // the statements
 	}{
 		{limit.Key("k"), 60, 60, 1, 0},
-		{limit.Key("k").Count(4), 20, 10, 1, 1}, // there are 40
+		{limit.Key("k").Count(4), 20, 10, 1, 1}, // 40 are there
 		{limit.Key("k").Count(4), 20, 0, 0, 1},  // there was enough for some
 		{limit.Key("k"), 20, 0, 1, 0},
 		{limit.Key("k").Count(0), 20, 20, 1, 0},
@@ -38,8 +38,8 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	}
 }
 
-// Several keys of one token bucket are asked for together; what that does not decide goes to _ratelimit_coalesce, while the rest has
-// its answers.
+// Several keys of one token bucket are decided by their sums. Calls that this does not decide go to _ratelimit_coalesce;
+// the others get their answers at once.
 func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -60,13 +60,13 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 		sums     int
 		batches  int
 	}{
-		{many(limit, 20), nil, 1, 1},        // there are no rows
-		{many(limit, 20, "new"), nil, 0, 1}, // there were none
+		{many(limit, 20), nil, 1, 1},        // no rows yet
+		{many(limit, 20, "new"), nil, 0, 1}, // the last statement found no rows
 		{many(limit, 20, "new too"), nil, 0, 1},
 		{many(limit, 20), nil, 0, 1},
-		{many(limit, 20), nil, 1, 0},                                                                 // there are
-		{append(many(limit, 19), a), nil, 1, 1},                                                      // but one
-		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // but two
+		{many(limit, 20), nil, 1, 0},                                                                 // all rows exist
+		{append(many(limit, 19), a), nil, 1, 1},                                                      // all but one
+		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // all but two
 		{append(many(limit, 19), c, b, a.Count(20)), []int{19, 21}, 1, 0},                            // denials
 		{append(many(limit, 12), a.Count(15), a.Count(15)), []int{13}, 0, 1},                         // more than it can hold
 		{append(many(limit, 12), a.Count(3), a.Count(3)), []int{13}, 1, 1},                           // enough for one of them
@@ -81,7 +81,8 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	}
 }
 
-// expectStatements lets calls arrive together, and looks at which of them are granted, and by how many statements of each kind.
+// expectStatements lets calls arrive together. It compares which of them are granted, and the number of statements of each
+// kind.
 func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool, s *statements, requests []ratelimit.Request,
 	granted func(call int) bool, want map[string]int) {
 	t.Helper()
@@ -105,7 +106,8 @@ func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, p
 	}
 }
 
-// _ratelimit_consume_keys decides each key by itself, the last token included, and no clock that was set back makes a row older.
+// _ratelimit_consume_keys decides each key separately, to the last token. A clock that was set back does not make a row
+// older.
 func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -130,7 +132,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	if early != 3 || !slices.Equal(ord, []int32{1, 5, 6, 2}) || !slices.Equal(value, []float64{0, 8, 0, 1}) || !slices.Equal(ts, []time.Time{noon, eleven, eleven, noon}) {
 		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
 	}
-	// The capacity was more than it is.
+	// The capacity was larger before.
 	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM _ratelimit_consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
 	if err != nil || early != 0 || len(ord) != 1 {
 		t.Errorf("%d of %v granted, %v, want one denial", early, ord, err)
@@ -162,7 +164,7 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 			}
 		}
 	}
-	// What is missing is not decided.
+	// Missing arguments decide nothing.
 	for _, args := range []string{"NULL, 10, '1 min', 10, '{1}'", "'{NULL}', 10, '1 min', 10, '{1}'", "'{k}', 10, '1 min', 10, '{}'"} {
 		var decided int
 		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
@@ -175,7 +177,7 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 	}
 }
 
-// Postgres can refuse a COMMIT with any error, also with one after which statements are run again.
+// Postgres may refuse a COMMIT with any error, even one after which a statement is retried.
 func TestACommitThatFailsGrantsNoneOfABatch(t *testing.T) {
 	t.Parallel()
 	limit := slow("limit", 10)

@@ -13,7 +13,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// arrival is a context that tells when its call has joined the queue: that is when it first asks for Done.
+// arrival is a context that tells when its call has joined the queue. A call first asks for Done at that moment.
 type arrival struct {
 	context.Context
 	once    sync.Once
@@ -29,7 +29,7 @@ func (a *arrival) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// holdFlights keeps both places of a coalescer busy, with calls that wait for a row each, until the function it returns is called.
+// holdFlights keeps both places of a coalescer busy. Each is taken by a call that waits for a row, until release is called.
 func holdFlights(t *testing.T, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool) (release func()) {
 	t.Helper()
 	limit := ratelimit.TokenBucket("hold", 1e9, time.Hour)
@@ -68,7 +68,7 @@ func holdFlights(t *testing.T, coalescer *ratelimit.Coalescer, pool *pgxpool.Poo
 	}
 }
 
-// statements counts the statements of a pool by a word in them, and remembers the SQLSTATEs of those that failed.
+// statements counts the statements of a pool by a word in them, and remembers the SQLSTATEs of failed statements.
 type statements struct {
 	mu     sync.Mutex
 	sql    []string
@@ -101,7 +101,7 @@ func (s *statements) count(word string) (n int) {
 	return n
 }
 
-// traced is another pool on the same schema, and its statements.
+// traced makes another pool on the same schema, and counts its statements.
 func traced(t *testing.T, pool *pgxpool.Pool, conns int, settings map[string]string) (*pgxpool.Pool, *statements) {
 	t.Helper()
 	var s statements
@@ -117,14 +117,14 @@ func traced(t *testing.T, pool *pgxpool.Pool, conns int, settings map[string]str
 	return pool, &s
 }
 
-// flight is calls that have joined the queue, in order.
+// flight is a list of calls that have joined the queue, in order.
 type flight struct {
 	wg   sync.WaitGroup
 	mu   sync.Mutex
 	errs []error
 }
 
-// err is the error of a call that has returned with one.
+// err returns the error of call i, which must have failed.
 func (f *flight) err(i int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,7 +154,7 @@ func enqueueSeveral(ctx context.Context, t *testing.T, db ratelimit.DB, calls ..
 	return f
 }
 
-// join has a call join the queue.
+// join makes a call join the queue.
 func (f *flight) join(ctx context.Context, db ratelimit.DB, i int, requests ...ratelimit.Request) {
 	a := newArrival(ctx)
 	f.wg.Go(func() {
@@ -177,7 +177,7 @@ func remaining(t *testing.T, db ratelimit.DB, request ratelimit.Request) float64
 	return result.Requests[0].Remaining
 }
 
-// slow is hardly refilled.
+// slow makes a limit with almost no refill.
 func slow(name string, capacity float64, options ...ratelimit.Option) ratelimit.Limit {
 	return ratelimit.TokenBucket(name, 1e-9, time.Hour, append(options, ratelimit.Capacity(capacity))...)
 }

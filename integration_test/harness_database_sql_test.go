@@ -13,7 +13,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// drivers are those of database/sql that behaviour is tested with: pgx's and lib/pq.
+// drivers are the drivers of database/sql that the behaviour tests use: pgx's and lib/pq.
 var drivers = []string{"pgx", "postgres"}
 
 // openSQL makes a pool of database/sql for a URL.
@@ -30,7 +30,7 @@ func openSQL(t testing.TB, driver, url string, conns int) *sql.DB {
 	return db
 }
 
-// reusedSQL is one that others have had before.
+// reusedSQL returns a pool that other tests have used before.
 func reusedSQL(t testing.TB, driver string, conns int) *sql.DB {
 	t.Helper()
 	return reused(t, fmt.Sprint(driver, " ", conns), func(url string) (*sql.DB, error) {
@@ -46,7 +46,7 @@ func newSQL(t testing.TB, driver, url string, conns int) (*sql.DB, error) {
 	t.Helper()
 	if driver == "postgres" {
 		if url = forAll(t, url); server.Pooled() {
-			url += "&binary_parameters=yes" // otherwise it parses and executes in two round trips
+			url += "&binary_parameters=yes" // without it, the driver parses and executes in two round trips
 		}
 	}
 	db, err := sql.Open(driver, url)
@@ -60,10 +60,10 @@ func newSQL(t testing.TB, driver, url string, conns int) (*sql.DB, error) {
 
 func allGivenBack(t testing.TB, db *sql.DB) {
 	t.Helper()
-	eventually(t, "every connection is given back", func() bool { return db.Stats().InUse == 0 }) // a broken one a little later
+	eventually(t, "every connection is given back", func() bool { return db.Stats().InUse == 0 }) // a broken connection takes a little longer
 }
 
-// pgError is an error of the server, whatever the driver.
+// pgError returns an error of the server as pgx's type, whatever the driver.
 func pgError(t testing.TB, err error) *pgconn.PgError {
 	t.Helper()
 	if pqErr, ok := errors.AsType[*pq.Error](err); ok {
@@ -101,7 +101,8 @@ type sqlHandle struct {
 	begin func(ctx context.Context) (tx, error)
 }
 
-// onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, transactions come at each level.
+// onEverySQLHandle is the part of onEveryHandle for database/sql. With pgx's driver, it runs a transaction at each
+// isolation level.
 func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db handle)) {
 	t.Helper()
 	onSQLPool(t, driver, test)
@@ -111,7 +112,7 @@ func onEverySQLHandle(t *testing.T, driver string, test func(t *testing.T, db ha
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { conn.Close() }) //nolint:errcheck // gives it back
+		t.Cleanup(func() { conn.Close() }) //nolint:errcheck // returns it to the pool
 		test(t, sqlHandle{onSQL(conn), beginOn(conn)})
 	})
 	isolations := []sql.IsolationLevel{sql.LevelSerializable}
@@ -159,7 +160,7 @@ type sqlTx struct {
 func (t sqlTx) Commit(context.Context) error   { return t.tx.Commit() }
 func (t sqlTx) Rollback(context.Context) error { return t.tx.Rollback() }
 
-// savepoint is one in a transaction of database/sql, which knows none.
+// savepoint is a savepoint in a transaction of database/sql, which has no API for savepoints.
 type savepoint struct{ sqlTx }
 
 func beginSavepoint(ctx context.Context, t *sql.Tx) (tx, error) {

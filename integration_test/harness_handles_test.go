@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// handle is a DB on which the tests run statements of their own, too.
+// handle is a DB on which the tests also run their own statements.
 type handle interface {
 	ratelimit.DB
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -31,14 +31,14 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// What limits and requests are bounded by.
+// The longest names and keys that a limit may have.
 const (
 	maxNameLen = 255  // bytes
 	maxKeyLen  = 1024 // bytes, of all parts together
 	maxShards  = 100
 )
 
-// txBeginner is what InTx takes, sqlTxBeginner what InSQLTx does, sqlQuerier what SQL does.
+// txBeginner is the argument of InTx, sqlTxBeginner of InSQLTx, sqlQuerier of SQL.
 type (
 	txBeginner interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
@@ -51,10 +51,10 @@ type (
 	}
 )
 
-// onEveryHandle runs a behaviour test on every handle that a limiter works on, with no limits there before: pools and
-// connections (each call its own transaction), and transactions, which are committed at the end and must still be usable then;
-// on pgx and on database/sql with two drivers. pgx's transactions come at each isolation level. What handles do depends on
-// PgBouncer, but not on the version of PostgreSQL: with -short, three of them stand for the others.
+// onEveryHandle runs a behaviour test on every handle that a limiter works on: pools and connections, where each call is
+// its own transaction, and transactions. It runs on pgx, at each isolation level, and on database/sql with two drivers.
+// There are no limits before the test. A transaction is committed at the end, and must still be usable then. What a handle
+// does depends on PgBouncer, but not on the version of PostgreSQL. With -short, three handles stand for all.
 func onEveryHandle(t *testing.T, test func(t *testing.T, db handle)) {
 	t.Helper()
 	t.Run("pool", func(t *testing.T) {
@@ -124,18 +124,18 @@ func newLimiter() (*ratelimit.Limiter, *clock) {
 	return &ratelimit.Limiter{Clock: c.Now}, c
 }
 
-// denied says whether an error is a denial.
+// denied reports whether an error is a denial.
 func denied(err error) bool {
 	var exceeded *ratelimit.DeniedError
 	return errors.As(err, &exceeded)
 }
 
-// gaveUpAfter says whether an error is that of a transaction that was tried so often.
+// gaveUpAfter reports whether an error says that a transaction gave up after so many attempts.
 func gaveUpAfter(err error, attempts int) bool {
 	return errors.Is(err, ratelimit.ErrAttemptsExhausted) && strings.Contains(err.Error(), fmt.Sprintf("ratelimit: attempts ran out after %d: ", attempts))
 }
 
-// serverPID is the process of the server in which a transaction runs. (The connection may know PgBouncer's instead.)
+// serverPID returns the pid of the backend that runs a transaction. (The connection may know only PgBouncer's pid.)
 func serverPID(t testing.TB, tx ratelimit.DB) (pid int) {
 	t.Helper()
 	if err := tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
@@ -153,12 +153,12 @@ func sqlState(err error) string {
 	return ""
 }
 
-// eventually waits until it is so.
+// eventually waits until so returns true.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Errorf("it never came about that %s", what)
+			t.Errorf("timed out waiting until %s", what)
 			return
 		}
 	}
@@ -179,10 +179,10 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("%d sessions were to wait for a lock", sessions)
+	t.Fatalf("want %d sessions waiting for a lock", sessions)
 }
 
-// waitingFor waits until somebody waits for a transaction.
+// waitingFor waits until a session waits for a transaction.
 func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	t.Helper()
 	pid := serverPID(t, tx)
@@ -194,7 +194,8 @@ func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	}
 }
 
-// coalesce makes calls on a Coalescer, which it closes: so many at once that it decides some of them together, and returns one of their errors.
+// coalesce makes many calls at once on a Coalescer, so that it decides some of them together. It closes the Coalescer and
+// returns one of the errors.
 func coalesce(ctx context.Context, coalescer *ratelimit.Coalescer, call func(ctx context.Context, db ratelimit.DB) error) error {
 	defer coalescer.Close()
 	var failed atomic.Pointer[error]
@@ -227,7 +228,7 @@ func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	}
 }
 
-// tableOf is all rows, as text.
+// tableOf returns all rows as text.
 func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
 	t.Helper()
 	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows); err != nil {
@@ -236,7 +237,7 @@ func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
 	return rows
 }
 
-// receiptOf is a receipt of requests that were granted at that instant, to run at once, by limits that were full before.
+// receiptOf makes a receipt for requests granted at an instant, by limits that were full before. They run at once.
 func receiptOf(at time.Time, requests ...ratelimit.Request) ratelimit.Receipt {
 	unsent, _ := new(ratelimit.Limiter).Consume(context.Background(), nil, requests...)
 	type part struct {
@@ -258,7 +259,7 @@ func receiptOf(at time.Time, requests ...ratelimit.Request) ratelimit.Receipt {
 		parts = append(parts, part{s.Limit.Name(), s.Key, s.Count, *c.Capacity - s.Count, c.Shards, c.Shards})
 	}
 	text, err := json.Marshal(map[string]any{"v": 1, "at": at, "runAt": at, "taken": parts})
-	if err != nil { // a count or an instant that JSON has no word for, which no receipt has either
+	if err != nil { // JSON cannot write this count or instant, so no receipt has it
 		return "{}"
 	}
 	return ratelimit.Receipt(text)

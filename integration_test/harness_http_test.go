@@ -24,7 +24,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// site is a web site with the middleware before it, on a real Postgres and a real port. Its clock stands at noon.
+// site is a web site behind the middleware, on a real Postgres and a real port. Its clock stands at noon.
 type site struct {
 	*testing.T
 	pool  *pgxpool.Pool
@@ -32,7 +32,7 @@ type site struct {
 	limit httplimit.Middleware
 
 	handle func(w http.ResponseWriter, r *http.Request) // nil: says hello
-	called atomic.Int64                                 // how often the handler was
+	called atomic.Int64                                 // calls of the handler
 	url    string
 	client *http.Client
 
@@ -61,7 +61,7 @@ func newSiteOn(t *testing.T, pool *pgxpool.Pool, requests func(r *http.Request) 
 	return s
 }
 
-// always asks for the same, whatever the request.
+// always returns a function that asks for the same requests, whatever the HTTP request.
 func always(requests ...ratelimit.Request) func(*http.Request) ([]ratelimit.Request, error) {
 	return func(*http.Request) ([]ratelimit.Request, error) { return requests, nil }
 }
@@ -76,7 +76,7 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "hello")
 }
 
-// serve begins to serve, until the end of the test.
+// serve starts serving. It stops at the end of the test.
 func (s *site) serve() *site { return s.serveHandler(s.limit.Handler(s)) }
 
 func (s *site) serveHandler(handler http.Handler) *site {
@@ -88,14 +88,14 @@ func (s *site) serveHandler(handler http.Handler) *site {
 	return s
 }
 
-// answer is what a client got.
+// answer is the response that a client received.
 type answer struct {
 	Status int
 	Header http.Header
 	Body   string
 }
 
-// get asks for a path, with header fields.
+// get sends a GET request for a path, with header fields.
 func (s *site) get(path string, header ...string) answer {
 	s.Helper()
 	return s.do(http.MethodGet, path, header...)
@@ -127,7 +127,7 @@ func (s *site) try(ctx context.Context, method, path string, header ...string) (
 	return answer{response.StatusCode, response.Header, string(body)}, err
 }
 
-// wants holds a path's answer against a status, RateLimit and Retry-After.
+// wants compares the response for a path with a status, RateLimit and Retry-After.
 func (s *site) wants(path string, status int, limit, retryAfter string) answer {
 	s.Helper()
 	got := s.get(path)
@@ -147,7 +147,7 @@ func (s *site) observed() []httplimit.Decision {
 	return decisions
 }
 
-// world is for looking at the limits from outside.
+// world returns a world for reading the limits without the middleware.
 func (s *site) world() world { return world{s.T, s.pool, s.limit.Limiter, s.clock} }
 
 // item is a member of a list, as the structured-fields library reads it.
@@ -156,7 +156,7 @@ type item struct {
 	Params map[string]any
 }
 
-// list has a header field read by a library that knows RFC 9651, and nothing of us.
+// list parses a header field with a library for RFC 9651 that is not ours.
 func list(t *testing.T, header http.Header, name string) []item {
 	t.Helper()
 	if header.Values(name) == nil {
@@ -182,7 +182,7 @@ func list(t *testing.T, header http.Header, name string) []item {
 	return items
 }
 
-// problem has the body of a refusal read.
+// problem parses the body of a refusal.
 func (s *site) problem(got answer) map[string]any {
 	s.Helper()
 	var problem map[string]any
@@ -193,7 +193,7 @@ func (s *site) problem(got answer) map[string]any {
 	return problem
 }
 
-// readBack holds the fields of an answer against what was decided.
+// readBack compares the fields of a response with the decision.
 func (s *site) readBack(got answer, d httplimit.Decision) {
 	s.Helper()
 	integer := func(v float64) int64 { return int64(math.Floor(min(max(v, 0), 999_999_999_999_999))) }
@@ -260,7 +260,7 @@ func (s *site) inParallel(n int, path func(i int) string) map[int]int {
 	return statuses
 }
 
-// hold has a transaction hold the rows of a grant: until it ends, and no longer than the test, whose site is closed after it.
+// hold makes a transaction hold the rows of a grant. It ends with the test at the latest, before the site is closed.
 func (s *site) hold(requests ...ratelimit.Request) pgx.Tx {
 	s.Helper()
 	tx, err := s.pool.Begin(s.Context())
@@ -274,7 +274,7 @@ func (s *site) hold(requests ...ratelimit.Request) pgx.Tx {
 	return tx
 }
 
-// send sends a request. The function that is returned waits for the answer.
+// send sends a request. The returned function waits for the response.
 func (s *site) send(ctx context.Context, path string) (reply func() (answer, error)) {
 	var got answer
 	var err error
@@ -289,13 +289,13 @@ func (s *site) send(ctx context.Context, path string) (reply func() (answer, err
 	}
 }
 
-// waitsFor waits until a statement waits for a transaction, and returns its backend's process.
+// waitsFor waits until a statement waits for a transaction, and returns the pid of its backend.
 func (s *site) waitsFor(tx pgx.Tx) (pid int) {
 	s.Helper()
 	return s.waiting(tx, true)
 }
 
-// nothingWaitsFor waits until none does: the server may yet have to hear that it is not waited for any more.
+// nothingWaitsFor waits until no statement waits for the transaction. The server may notice a cancellation a little later.
 func (s *site) nothingWaitsFor(tx pgx.Tx) {
 	s.Helper()
 	s.waiting(tx, false)

@@ -24,13 +24,20 @@ import (
 var server *postgres.Server
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(workerURL); url != "" { // a process of TestOverridesInFourProcesses
+		fmt.Fprintln(os.Stderr, overridesWorker(context.Background(), url))
+		os.Exit(1)
+	}
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) int {
+	if url := os.Getenv(usageWorker); url != "" {
+		return workOnUsage(url)
+	}
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // no Postgres is a failure, never a skip
+		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
 		return 1
 	}
 	fmt.Println("tests run on", server)
@@ -46,7 +53,7 @@ func run(m *testing.M) int {
 // levels are the isolation levels that behaviour is tested at.
 var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// newSchema makes an empty schema of the test's own and returns the URL that leads to it.
+// newSchema makes an empty schema for the test and returns a URL for it.
 func newSchema(t testing.TB) string {
 	t.Helper()
 	url, drop, err := server.NewSchema(t.Context())
@@ -61,7 +68,7 @@ func newSchema(t testing.TB) string {
 	return url
 }
 
-// newMigrated makes a migrated schema of the test's own and returns the URL that leads to it.
+// newMigrated makes a migrated schema for the test and returns a URL for it.
 func newMigrated(t testing.TB) string {
 	t.Helper()
 	url := newSchema(t)
@@ -81,7 +88,8 @@ func migrate(t testing.TB, url string) {
 	}
 }
 
-// migrationFiles is migrations.FS. For command mutate, it is read anew: nothing is compiled for an edit of SQL.
+// migrationFiles is migrations.FS. For command mutate, the files are read at run time, so that an edit of SQL compiles
+// nothing.
 func migrationFiles() fs.FS {
 	if os.Getenv(mutated) != "" {
 		return os.DirFS(migrationsDir())
@@ -92,7 +100,7 @@ func migrationFiles() fs.FS {
 // migrationsDir is the directory of package migrations.
 func migrationsDir() string { return cmp.Or(os.Getenv(mutated), "../migrations") }
 
-// mutated is where the migrations of command mutate are.
+// mutated is the environment variable with the directory of command mutate's migrations.
 const mutated = "TXLIMIT_TEST_MIGRATIONS"
 
 var reusable = struct {
@@ -100,8 +108,9 @@ var reusable = struct {
 	handles map[string][]any // by kind
 }{handles: map[string][]any{}}
 
-// reused is a handle of a kind for a test that leaves nothing in its migrated schema but limits: perhaps one that another such test has
-// had before, since a schema and connections take longer than most of them. The schema is dropped with the server, or when that is closed.
+// reused returns a handle of a kind, for a test that leaves nothing but limits in its migrated schema. Earlier tests of
+// that sort may have used the same handle: a new schema and new connections take longer than most of those tests. The
+// schema is dropped with the server, or when the server is closed.
 func reused[T any](t testing.TB, kind string, open func(url string) (T, error), truncate func(ctx context.Context, handle T, sql string) error, closeIt func(T)) T {
 	t.Helper()
 	reusable.Lock()
@@ -140,7 +149,7 @@ func reused[T any](t testing.TB, kind string, open func(url string) (T, error), 
 	return handle
 }
 
-// reusedPool is a pool that others have had before.
+// reusedPool returns a pool that other tests have used before.
 func reusedPool(t testing.TB, conns int, mode pgx.QueryExecMode) *pgxpool.Pool {
 	t.Helper()
 	return reused(t, fmt.Sprint("pool ", conns, mode), func(url string) (*pgxpool.Pool, error) {
@@ -157,7 +166,7 @@ func reusedPool(t testing.TB, conns int, mode pgx.QueryExecMode) *pgxpool.Pool {
 	}, (*pgxpool.Pool).Close)
 }
 
-// newPool makes a migrated schema of the test's own and a pool for it.
+// newPool makes a migrated schema for the test and a pool on it.
 func newPool(t testing.TB, conns int) *pgxpool.Pool {
 	t.Helper()
 	return connect(t, newMigrated(t), conns)
@@ -184,7 +193,7 @@ func openPool(ctx context.Context, url string, conns int, mode pgx.QueryExecMode
 	if mode != 0 {
 		config.ConnConfig.DefaultQueryExecMode = mode
 	}
-	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without any, PgBouncer would leave that of another client
+	if config.ConnConfig.RuntimeParams["application_name"] == "" { // without a name, PgBouncer keeps that of another client
 		config.ConnConfig.RuntimeParams["application_name"] = "txlimit_test"
 	}
 	return pgxpool.NewWithConfig(ctx, config)

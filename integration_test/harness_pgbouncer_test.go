@@ -12,16 +12,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Through PgBouncer in transaction mode (make pgbouncer), a client has a session of its own only as long as a transaction. What
-// a test does besides goes by what is said here.
+// Behind PgBouncer in transaction mode (make pgbouncer), a client keeps a session only for one transaction. Tests that need
+// more than that use the helpers in this file.
 
-// notPooled are the tests that were skipped, by the reason.
+// notPooled are the skipped tests, by reason.
 var notPooled struct {
 	sync.Mutex
 	names map[string][]string
 }
 
-// needsSession skips a test that relies, itself and not by way of the limiter, on what a transaction pooler has not got.
+// needsSession skips a test that itself uses what a transaction pooler does not have. The limiter does not.
 func needsSession(t testing.TB, why string) {
 	t.Helper()
 	if !server.Pooled() {
@@ -45,7 +45,7 @@ func printNotPooled() {
 	}
 }
 
-// needsMode skips a test in a query mode that does not work through the PgBouncer there is.
+// needsMode skips a test in a query mode that does not work through this PgBouncer.
 func needsMode(t testing.TB, mode pgx.QueryExecMode) {
 	t.Helper()
 	if !server.Pooled() {
@@ -69,7 +69,7 @@ func defaultMode(t testing.TB) pgx.QueryExecMode {
 	return config.DefaultQueryExecMode
 }
 
-// forAll is a URL without what is for pgx alone.
+// forAll returns a URL without the parameters that only pgx knows.
 func forAll(t testing.TB, conn string) string {
 	t.Helper()
 	u, err := url.Parse(conn)
@@ -82,15 +82,15 @@ func forAll(t testing.TB, conn string) string {
 	return u.String()
 }
 
-// startWith has sessions start with settings: in the startup packet, which PgBouncer does not take them from, so that there it
-// is the settings of a user. The search_path stays what it is, unless it is among them.
+// startWith starts sessions with settings. They are sent in the startup packet; PgBouncer does not pass them on, so there
+// they become settings of a user. The search_path stays as it is, unless it is among the settings.
 func startWith(t testing.TB, config *pgx.ConnConfig, settings map[string]string) {
 	t.Helper()
 	if !server.Pooled() {
 		maps.Copy(config.RuntimeParams, settings)
 		return
 	}
-	all := map[string]string{"search_path": config.User} // as NewSchema names both
+	all := map[string]string{"search_path": config.User} // NewSchema gives both the same name
 	maps.Copy(all, settings)
 	var err error
 	if config.User, err = server.NewUser(t.Context(), all); err != nil {

@@ -13,10 +13,11 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0: a new one)")
 
-// chaos is for how long the chaos tests cancel, time out and kill connections at random.
+// chaos is how long the chaos tests cancel calls, run into timeouts and kill connections at random.
 var chaos = flag.Duration("chaos", 3*time.Second, "how long each chaos test lasts")
 
-// unlessShort is a number of cases, or a time, and what is left of it with -short: every test still runs then, but not for as long.
+// unlessShort returns n, or short with -short: every test still runs, but for less time. n is a number of cases or a
+// duration.
 func unlessShort[T int | time.Duration](n, short T) T {
 	if testing.Short() {
 		return short
@@ -24,7 +25,7 @@ func unlessShort[T int | time.Duration](n, short T) T {
 	return n
 }
 
-// newRand makes a source of randomness and says how to replay it if the test fails.
+// newRand makes a random source. If the test fails, it prints how to replay it.
 func newRand(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := *seedFlag
@@ -41,12 +42,12 @@ func newRand(t testing.TB) *rand.Rand {
 
 func oneOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
-// randomTokens is a number of tokens about as large as limit, whole or not.
+// randomTokens returns a number of tokens about as large as limit, whole or not.
 func randomTokens(r *rand.Rand, limit float64) float64 {
 	return oneOf(r, 0, 1, 1, 2, 0.1, float64(r.IntN(int(limit)+2)), limit*r.Float64(), limit, limit/3)
 }
 
-// period is the period of a limit that is not on a calendar.
+// period is the period of a limit without a calendar.
 func period(c ratelimit.Config) time.Duration {
 	fixed, unit, err := calendar.ParsePeriod(c.Period)
 	if err != nil || unit != "" {

@@ -24,7 +24,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/rpclimit"
 )
 
-// The methods of the service that is limited. Say answers with the words that it is told, and Chat with those of each message.
+// The methods of the limited service. Say answers with the words that it receives, Chat with those of each message.
 const (
 	methodSay  = "/txlimit.test.Echo/Say"
 	methodChat = "/txlimit.test.Echo/Chat"
@@ -32,9 +32,9 @@ const (
 
 // office is a service behind the interceptor, on a real Postgres and a real port. Its clock stands at noon.
 type office struct {
-	*site                       // the database, and a look at it
-	limit  rpclimit.Interceptor // instead of the site's
-	called atomic.Int64         // how often a handler was, or got a message
+	*site                       // the database, and helpers to read it
+	limit  rpclimit.Interceptor // used instead of the site's middleware
+	called atomic.Int64         // calls of a handler, and messages to one
 	handle func(ctx context.Context, words string) error
 
 	mu        sync.Mutex
@@ -54,7 +54,7 @@ type conversation interface {
 	tell(words string) (string, *status.Status)
 }
 
-// rpcServers are the pairs of a server and a client that behaviours run on.
+// rpcServers are the pairs of a server and a client that the behaviours run on.
 var rpcServers = map[string]func(o *office) rpcClient{
 	"gRPC":                               serveGRPC,
 	"Connect":                            func(o *office) rpcClient { return serveConnect(o) },
@@ -62,8 +62,8 @@ var rpcServers = map[string]func(o *office) rpcClient{
 	"Connect server and gRPC-Web client": func(o *office) rpcClient { return serveConnect(o, connectrpc.WithGRPCWeb()) },
 }
 
-// rpcs runs a behaviour with every server and client. It asks for the same, whatever the call, unless the behaviour says
-// otherwise.
+// rpcs runs a behaviour with every server and client. The interceptor asks for the same requests in every call, unless the
+// behaviour says otherwise.
 func rpcs(t *testing.T, behaviour func(o *office, serve func() rpcClient), requests ...ratelimit.Request) {
 	t.Parallel()
 	for name, serve := range rpcServers {
@@ -93,7 +93,7 @@ func (o *office) observed() []rpclimit.Decision {
 	return decisions
 }
 
-// said is what a handler does with the words of a message.
+// said handles the words of a message.
 func (o *office) said(ctx context.Context, words string) error {
 	o.called.Add(1)
 	if o.handle != nil {
@@ -136,7 +136,7 @@ func serveGRPC(o *office) rpcClient {
 	return grpcClient{conn}
 }
 
-// chat is the handler of Chat. It ignores no error: it returns a refusal, as handlers do.
+// chat is the handler of Chat. Like most handlers, it returns a refusal as its error.
 func (o *office) chat(ctx context.Context, receive, send func(message any) error) error {
 	for {
 		words := new(wrapperspb.StringValue)
@@ -208,7 +208,7 @@ func serveConnect(o *office, protocol ...connectrpc.ClientOption) rpcClient {
 	server.EnableHTTP2 = true // for streams in both directions
 	server.StartTLS()
 	o.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // conversations may not have ended
-	// The interceptor limits no calls of a client.
+	// The interceptor must not limit calls that a client makes.
 	options := append(protocol, connectrpc.WithInterceptors(o.limit))
 	return connectClient{
 		connectrpc.NewClient[wrapperspb.StringValue, wrapperspb.StringValue](server.Client(), server.URL+methodSay, options...),
@@ -256,7 +256,7 @@ func (c connectConversation) tell(words string) (string, *status.Status) {
 	return answer.Value, nil
 }
 
-// connectStatus is an error of Connect's client as gRPC's, with its details.
+// connectStatus converts an error of Connect's client to gRPC's, with its details.
 func connectStatus(err error) *status.Status {
 	s := &spb.Status{Code: int32(connectrpc.CodeOf(err)), Message: err.Error()}
 	if remote, ok := errors.AsType[*connectrpc.Error](err); ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// world is what a behaviour is tried in: a handle, and a limiter whose clock stands at noon.
+// world is where a behaviour test runs: a handle, and a limiter whose clock stands at noon.
 type world struct {
 	*testing.T
 	db      handle
@@ -33,7 +33,7 @@ func behaviour(t *testing.T, test func(w world)) {
 	})
 }
 
-// grant consumes, which must be granted.
+// grant consumes and wants a grant.
 func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
@@ -49,7 +49,7 @@ func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 	return result
 }
 
-// summed wants of a result the least of what remains, and the latest reset.
+// summed wants the result's totals: the least of what remains, and the latest reset.
 func (w world) summed(result ratelimit.Result) {
 	w.Helper()
 	least := slices.MinFunc(result.Requests, func(a, b ratelimit.Status) int { return cmp.Compare(a.Remaining, b.Remaining) })
@@ -59,7 +59,7 @@ func (w world) summed(result ratelimit.Result) {
 	}
 }
 
-// deny consumes, which must be denied, and holds the error against the result.
+// deny consumes and wants a denial whose error agrees with the result.
 func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
@@ -82,7 +82,7 @@ func deniedBy(result ratelimit.Result) []ratelimit.Status {
 	return slices.DeleteFunc(slices.Clone(result.Requests), func(s ratelimit.Status) bool { return s.OK })
 }
 
-// refuse consumes, which must fail before anything is sent.
+// refuse consumes and wants an error before anything is sent.
 func (w world) refuse(target error, requests ...ratelimit.Request) {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
@@ -91,7 +91,7 @@ func (w world) refuse(target error, requests ...ratelimit.Request) {
 	}
 }
 
-// check checks, which must work. Its error must be the denial that the result tells of, or none.
+// check checks. Its error must be the denial in the result, or none.
 func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Check(w.Context(), w.db, requests...)
@@ -106,13 +106,13 @@ func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	return result
 }
 
-// balance is what a request's limit and key hold.
+// balance returns the tokens that a request's limit and key have.
 func (w world) balance(request ratelimit.Request) float64 {
 	w.Helper()
 	return w.check(request.Count(0)).Remaining
 }
 
-// holds wants a balance, to within the rounding of a few sums.
+// holds wants a balance, give or take the rounding of a few sums.
 func (w world) holds(request ratelimit.Request, want float64) {
 	w.Helper()
 	if got := w.balance(request); !near(got, want) {
@@ -122,7 +122,7 @@ func (w world) holds(request ratelimit.Request, want float64) {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
 
-// retries wants a RetryAt and a RetryAfter of d from the clock's time.
+// retries wants a RetryAt and a RetryAfter that are d from now.
 func (w world) retries(result ratelimit.Result, d time.Duration) {
 	w.Helper()
 	if !result.RetryAt.Equal(w.clock.now.Add(d)) || result.RetryAfter != d {
@@ -130,7 +130,7 @@ func (w world) retries(result ratelimit.Result, d time.Duration) {
 	}
 }
 
-// rows is the table as text, with what tells that a row was written or locked.
+// rows returns the table as text, with the system columns that show whether a row was written or locked.
 func (w world) rows() string {
 	w.Helper()
 	var lines string
@@ -139,7 +139,7 @@ func (w world) rows() string {
 	return lines
 }
 
-// tx is a transaction, or a savepoint in one: a pgx.Tx, or one of database/sql.
+// tx is a transaction or a savepoint in one, of pgx or of database/sql.
 type tx interface {
 	handle
 	Commit(ctx context.Context) error
@@ -160,7 +160,7 @@ func (w world) begin() tx {
 		begun, err = db.Begin(w.Context())
 	}
 	w.do(err)
-	w.Cleanup(func() { _ = begun.Rollback(context.WithoutCancel(w.Context())) }) // or a test that fails would wait for ever
+	w.Cleanup(func() { _ = begun.Rollback(context.WithoutCancel(w.Context())) }) // without it, a failing test would hang
 	return begun
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// Where transactions are SERIALIZABLE unless they say otherwise, those that want one row fail all but one. That is no failure of
-// the database: such a request is neither refused nor, with FailOpen, let through, and a refund is not lost.
+// The database's default is SERIALIZABLE, so of several transactions on one row, all but one fail. That is no failure of
+// the database: such a request is neither refused nor, with FailOpen, let through, and no refund is lost.
 func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
@@ -48,10 +48,10 @@ func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 			}
 		}
 		s.serve()
-		s.get("/") // so that there is a row
+		s.get("/") // this makes the row
 		conflicts.Store(0)
 
-		tx := s.hold(limit.Key("ann").Count(5)) // of 10, 4 are left
+		tx := s.hold(limit.Key("ann").Count(5)) // 4 of 10 are left
 		var replies []func() (answer, error)
 		for range 5 { // the pool has 8
 			replies = append(replies, s.send(t.Context(), "/"))
@@ -94,7 +94,7 @@ func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 	}
 }
 
-// cut is a pool whose network can fail: its connections break, and new ones are refused, or nobody answers.
+// cut is a pool whose network can fail: its connections break, and new ones are refused or never answered.
 type cut struct {
 	pool *pgxpool.Pool
 	mu   sync.Mutex
@@ -130,7 +130,7 @@ func newCut(t *testing.T, like *pgxpool.Pool) *cut {
 	return c
 }
 
-// off breaks it. The function that is returned mends it.
+// off breaks the network. The returned function repairs it.
 func (c *cut) off(nobodyAnswers bool) (on func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,7 +223,7 @@ func TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice(t *testing.T) {
 	}
 }
 
-// A row that a transaction holds has the statement wait: then it is killed, takes too long, or its client goes.
+// A statement waits for a row that a transaction holds. Then it is killed, takes too long, or its client leaves.
 func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 2, time.Hour)
@@ -266,12 +266,12 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if len(d) != 1 || d[0].Status != 499 || d[0].Passed || !errors.Is(d[0].Err, context.Canceled) {
-			t.Errorf("the client is gone, which is no fault of the database: %+v", d)
+			t.Errorf("the client left, so the database is not at fault: %+v", d)
 		}
 		if n := s.called.Load() - called; n != int64(map[bool]int{true: 1}[open]) {
 			t.Errorf("the handler was called %d times", n)
 		}
-		s.nothingWaitsFor(tx) // else it may still be granted
+		s.nothingWaitsFor(tx) // otherwise it may still be granted
 		s.world().do(tx.Rollback(t.Context()))
 		s.world().holds(limit.Key("ann"), 1)
 	}

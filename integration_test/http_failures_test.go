@@ -13,7 +13,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Parallel guesses never exceed the limit, successes cost nothing.
+// Parallel guesses never exceed the limit, and successes cost nothing.
 func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
 	t.Parallel()
 	const limit, guesses = 5, 60
@@ -60,7 +60,7 @@ func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
 			t.Errorf("then the right one: %+v", got)
 		}
 
-		// Right and wrong ones together: the wrong ones are never more than the limit, and it is they that are gone.
+		// Right and wrong guesses together: the wrong ones never exceed the limit, and only they are counted.
 		wrong.Store(0)
 		statuses = s.inParallel(guesses, func(i int) string {
 			return "/?user=bob&password=" + map[bool]string{true: "right", false: "wrong"}[i%3 == 0]
@@ -79,7 +79,7 @@ func TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed(t *testing.T) {
 	pool := newPool(t, 4)
 	for name, row := range map[string]struct {
 		handle func(w http.ResponseWriter, r *http.Request)
-		leave  bool // the client goes while the handler runs
+		leave  bool // the client leaves while the handler runs
 		counts bool
 	}{
 		"nothing is 200":  {func(http.ResponseWriter, *http.Request) {}, false, false},

@@ -15,10 +15,10 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// load is for how long the load test lasts.
+// load is how long the load test runs.
 var load = flag.Duration("load", 3*time.Second, "how long the load test of httplimit lasts, at least")
 
-// tally is what one side counted.
+// tally has the counts of one side.
 type tally struct{ ok, denied, other atomic.Int64 }
 
 func (c *tally) count(status int) {
@@ -36,8 +36,8 @@ func (c *tally) String() string {
 	return fmt.Sprintf("%d granted, %d denied, %d others", c.ok.Load(), c.denied.Load(), c.other.Load())
 }
 
-// TestHTTPUnderLoad has 50 clients ask a real server for three times what the limit grants: once they come back when Retry-After
-// says so, and once at any time. Each side counts. -load sets how long it goes on.
+// TestHTTPUnderLoad lets 50 clients send three times the requests that the limit grants to a real server. In one run they
+// come back when Retry-After says, in the other at any time. Each side counts. -load sets the duration.
 func TestHTTPUnderLoad(t *testing.T) {
 	for name, polite := range map[string]bool{"who honour Retry-After": true, "who do not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func underLoad(t *testing.T, polite bool) {
 	for range clients {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
-			// Three times the rate in all, at random instants. A client that waits as it is told does not make up for it.
+			// Three times the rate in total, at random instants. A client that waits for Retry-After does not catch up.
 			pace := int64(clients * time.Second / (3 * rate))
 			waited := false
 			for wait := time.Duration(r.Int64N(pace)); sleep(ctx, wait); wait = time.Duration(r.Int64N(2 * pace)) {
@@ -124,7 +124,7 @@ func underLoad(t *testing.T, polite bool) {
 	}
 }
 
-// consistent holds the fields of an answer against each other, and returns Retry-After.
+// consistent compares the fields of a response with each other, and returns Retry-After.
 func consistent(t *testing.T, got answer, capacity int64) (retryAfter int64) {
 	limit := list(t, got.Header, "RateLimit")
 	if len(limit) != 1 || got.Header.Get("RateLimit-Policy") == "" {
@@ -135,7 +135,7 @@ func consistent(t *testing.T, got answer, capacity int64) (retryAfter int64) {
 	reset, _ := limit[0].Params["t"].(int64)
 	retryAfter, err := strconv.ParseInt(got.Header.Get("Retry-After"), 10, 64)
 	switch {
-	case !isInt || remaining < 0 || remaining >= capacity: // one was taken, or there was none
+	case !isInt || remaining < 0 || remaining >= capacity: // a token was taken, or none was left
 		t.Errorf("%d: %v", got.Status, limit)
 	case got.Status == http.StatusOK && got.Header.Values("Retry-After") != nil:
 		t.Errorf("granted, with Retry-After: %d", retryAfter)
@@ -145,7 +145,7 @@ func consistent(t *testing.T, got answer, capacity int64) (retryAfter int64) {
 	return max(retryAfter, 1)
 }
 
-// sleep waits, unless ctx is over before.
+// sleep waits, unless ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

@@ -73,7 +73,7 @@ func TestHTTPClientsAreToldWhereTheyStand(t *testing.T) {
 			s.clock.Advance(18999999 * time.Microsecond)
 			s.wants("/", 429, `"burst";r=0;t=2`, "2")
 			s.clock.Advance(time.Second)
-			s.wants("/", 429, `"burst";r=0;t=1`, "1") // a microsecond is a second
+			s.wants("/", 429, `"burst";r=0;t=1`, "1") // a microsecond is rounded up to a second
 			s.clock.Advance(time.Second)              // as Retry-After said
 			s.wants("/", 200, `"burst";r=0;t=60`, "")
 			if n := s.called.Load(); n != 4 {
@@ -93,14 +93,14 @@ func TestHTTPClientsAreToldWhereTheyStand(t *testing.T) {
 	}
 }
 
-// Whatever limits there are, and however they stand, a library that we did not write reads the numbers back.
+// Whatever the limits and their balances, a library that is not ours parses the numbers.
 func TestHTTPFieldsAreReadBackByAnotherLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
 	var requests []ratelimit.Request
 	s := newSite(t, func(*http.Request) ([]ratelimit.Request, error) { return requests, nil })
 	s.limit.LegacyFields = true
-	s.limit.ObserveOnly = true // so that what can never be granted is told of, too
+	s.limit.ObserveOnly = true // so that requests that can never be granted get fields, too
 	s.serve()
 	outcomes := map[int]int{}
 	for n := range 150 {
@@ -110,7 +110,7 @@ func TestHTTPFieldsAreReadBackByAnotherLibrary(t *testing.T) {
 			limit := randomLimit(r, fmt.Sprint(name, n, i), oneOf(r, 1, 1, 3))
 			requests = append(requests, oneOf(r, limit.Key("ann"), limit.Global()).Count(randomTokens(r, min(limit.Capacity(), 1e9))))
 		}
-		for range 3 { // the second time, much is denied
+		for range 3 { // from the second time on, many are denied
 			s.clock.Advance(time.Duration(r.Int64N(1e9)) * time.Microsecond)
 			got := s.get("/")
 			d := s.observed()[0]
@@ -150,7 +150,7 @@ func TestHTTPPartitionKeysAreBytesThatTellNothing(t *testing.T) {
 	}
 }
 
-// User, tenant and site in one call; the limit by the plan, the cost by a header field or a parameter.
+// User, tenant and site in one call. The plan selects the limit; a header field or a parameter sets the cost.
 func TestHTTPSeveralLimitsAreChosenAndPricedByTheRequest(t *testing.T) {
 	t.Parallel()
 	plans := map[string]ratelimit.Limit{
@@ -181,7 +181,7 @@ func TestHTTPSeveralLimitsAreChosenAndPricedByTheRequest(t *testing.T) {
 	}
 	s.world().holds(perTenant.Key("other"), 10)
 
-	// The tenant has 16.5 left: bob would have enough, but is taken nothing from.
+	// The tenant has 16.5 left. Bob would have enough, but nothing is taken from bob's limit.
 	got := s.wants("/?plan=pro&user=bob&tenant=acme&n=17", 429, `"pro";r=97, "perTenant";r=16;t=3600, "perSite";r=986`, "3600")
 	if problem := s.problem(got); !reflect.DeepEqual(problem["violated-policies"], []any{"perTenant"}) {
 		t.Errorf("%v", problem)
@@ -193,7 +193,7 @@ func TestHTTPSeveralLimitsAreChosenAndPricedByTheRequest(t *testing.T) {
 		t.Errorf("%v", problem)
 	}
 
-	// What can never be granted is the client's error, and waiting does not help.
+	// A request that can never be granted is the client's error, and waiting does not help.
 	for _, n := range []string{"10.5", "1e15", "1e16", "1e300"} {
 		got = s.get("/?plan=free&user=ann&tenant=acme&n=" + n)
 		if got.Status != 400 || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit") != "" ||
@@ -205,7 +205,7 @@ func TestHTTPSeveralLimitsAreChosenAndPricedByTheRequest(t *testing.T) {
 		}
 	}
 	s.observed()
-	if got := s.get("/?plan=unheard-of&user=ann&tenant=acme"); got.Status != 500 || s.problem(got)["detail"] != nil { // the zero Limit: the map's fault
+	if got := s.get("/?plan=unheard-of&user=ann&tenant=acme"); got.Status != 500 || s.problem(got)["detail"] != nil { // the map returns the zero Limit
 		t.Errorf("no such plan: %+v", got)
 	}
 	if d := s.observed(); len(d) != 1 || !errors.Is(d[0].Err, ratelimit.ErrInvalid) || d[0].Passed {
@@ -222,7 +222,7 @@ func TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked(t *testing.T) {
 		"wrapped": func(*http.Request) ([]ratelimit.Request, error) {
 			return nil, fmt.Errorf("health: %w", httplimit.ErrNotLimited)
 		},
-		"with requests, which are not looked at": func(*http.Request) ([]ratelimit.Request, error) {
+		"with requests, which must be ignored": func(*http.Request) ([]ratelimit.Request, error) {
 			return []ratelimit.Request{limit.Key("ann")}, httplimit.ErrNotLimited
 		},
 	} {
@@ -248,7 +248,7 @@ func TestHTTPClientsBehindAProxyCannotChooseTheirAddress(t *testing.T) {
 	s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
 		return []ratelimit.Request{perIP.Key(clients.Key(r))}, nil
 	}).serve()
-	// proxied sends as the proxy of a client at that address does, which appends to what the client wrote.
+	// proxied sends a request as a client's proxy does. The proxy appends the client's address to what the client sent.
 	proxied := func(i int, address string) int {
 		lie := fmt.Sprintf("198.51.100.%d", i)
 		if i%2 == 0 {
@@ -268,7 +268,7 @@ func TestHTTPClientsBehindAProxyCannotChooseTheirAddress(t *testing.T) {
 			t.Errorf("request %d of 2001:db8:1:2::/64 is not %d", i, want)
 		}
 	}
-	for i := range 8 { // what is no address counts for the proxy
+	for i := range 8 { // an invalid address counts as the proxy's
 		if want := map[bool]int{true: 200, false: 429}[i < 5]; proxied(i, strings.Repeat("x", i)) != want {
 			t.Errorf("request %d of nowhere is not %d", i, want)
 		}
@@ -280,13 +280,13 @@ func TestHTTPClientsBehindAProxyCannotChooseTheirAddress(t *testing.T) {
 	}
 }
 
-// The server stands behind a CDN, at 127.0.0.1 here, that sets a header field. The CDN stands behind its own edges.
+// The server is behind a CDN that sets a header field; here the CDN is at 127.0.0.1. The CDN is behind its own edges.
 func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 	t.Parallel()
 	perIP := ratelimit.FixedWindow("perIP", 5, time.Hour, ratelimit.Start(noon))
 	for name, row := range map[string]struct {
 		clients httplimit.ClientIP
-		proxied func(lie, address string) []string // the fields that arrive
+		proxied func(lie, address string) []string // the fields that the server receives
 	}{
 		"networks": {
 			httplimit.ClientIP{TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}},
@@ -300,9 +300,9 @@ func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 				return []string{"X-Forwarded-For", lie, "CF-Connecting-IP", address}
 			},
 		},
-		"a header field that is not to be believed": {
+		"a header field that must not be trusted": {
 			httplimit.ClientIP{TrustedProxies: 1, TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, ClientHeader: "CF-Connecting-IP"},
-			func(lie, address string) []string { // round the CDN
+			func(lie, address string) []string { // past the CDN
 				return []string{"X-Forwarded-For", lie + ", " + address, "CF-Connecting-IP", lie}
 			},
 		},
@@ -315,7 +315,7 @@ func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 				want := map[bool]int{true: 200, false: 429}[i < 5]
 				lie := []string{"198.51.100.1", "192.0.2.9", "127.0.0.1", "garbage", "::1", "fe80::1%x", "", "::ffff:192.0.2.9"}[i]
 				if got := s.get("/", row.proxied(lie, address)...); got.Status != want {
-					t.Errorf("%s: request %d of %s, who says %s: %d, want %d", name, i, address, lie, got.Status, want)
+					t.Errorf("%s: request %d of %s, which claims %s: %d, want %d", name, i, address, lie, got.Status, want)
 				}
 			}
 		}
@@ -327,7 +327,7 @@ func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 	}
 }
 
-// A CORS handler around the middleware: preflights cost nothing, and scripts can read what they are told, even in a denial.
+// A CORS handler around the middleware: preflights cost nothing, and scripts can read the fields, even of a denial.
 func TestHTTPScriptsOfOtherOriginsReadTheFields(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
@@ -367,7 +367,7 @@ func TestHTTPObserveOnlyDecidesAndReportsAndLetsEverythingPass(t *testing.T) {
 		return []ratelimit.Request{limit.Key(q.Get("user")).Count(httplimit.Cost(q.Get("n"), 1))}, nil
 	})
 	s.limit.ObserveOnly = true
-	s.limit.Failed = func(status int) bool { return status != 200 } // of which those that are denied give nothing back
+	s.limit.Failed = func(status int) bool { return status != 200 } // a denied request refunds nothing
 	s.handle = func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Has("fail") {
 			w.WriteHeader(http.StatusTeapot)
@@ -380,7 +380,7 @@ func TestHTTPObserveOnlyDecidesAndReportsAndLetsEverythingPass(t *testing.T) {
 		answer, would int
 	}{
 		{"/?user=ann&fail", `"limit";r=1;t=1800`, 418, 0},
-		{"/?user=ann", `"limit";r=0;t=3600`, 200, 0}, // and gives it back
+		{"/?user=ann", `"limit";r=0;t=3600`, 200, 0}, // and is refunded
 		{"/?user=ann&fail", `"limit";r=0;t=3600`, 418, 0},
 		{"/?user=ann", `"limit";r=0;t=1800`, 200, 429},
 		{"/?user=ann", `"limit";r=0;t=1800`, 200, 429},
@@ -424,7 +424,8 @@ func TestHTTPJitterSpreadsThoseWhoWereDeniedTogether(t *testing.T) {
 	}
 }
 
-// As it is: the middleware is a func(http.Handler) http.Handler, and what routers put into the request is there.
+// The middleware is a func(http.Handler) http.Handler, so routers can use it. Values that a router puts into the request
+// are there.
 func TestHTTPWorksWithRoutersAsItIs(t *testing.T) {
 	t.Parallel()
 	hello := func(param func(r *http.Request) string) http.HandlerFunc {

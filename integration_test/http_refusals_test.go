@@ -20,7 +20,7 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
 			return []ratelimit.Request{perUser.Key(r.URL.Query().Get("user"))}, nil
 		})
-		s.limit.FailOpen = true // it is not the database's fault
+		s.limit.FailOpen = true // the database is not at fault
 		if coalesced {
 			coalescer := &ratelimit.Coalescer{Pool: s.pool}
 			t.Cleanup(coalescer.Close)
@@ -45,12 +45,13 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 	}
 }
 
-// What this server does not store, though others would: it answers, so no key of a client's choice makes it pass.
+// This server cannot store the key, though others could. It does answer, so FailOpen does not apply: a client cannot choose
+// a key that passes.
 func TestHTTPAKeyThatTheServerDoesNotStoreIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	perUser := ratelimit.TokenBucket("perUser", 1, time.Minute)
 	for constraint, state := range map[string]string{
-		"convert_to(key, 'LATIN1') IS NOT NULL": "22P05", // as a database whose encoding is that
+		"convert_to(key, 'LATIN1') IS NOT NULL": "22P05", // as in a database with that encoding
 		"key <> '日本'":                           "23514",
 	} {
 		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
@@ -82,7 +83,7 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 		"an empty list":    func(m *httplimit.Middleware) { m.Requests = always([]ratelimit.Request{}...) },
 		"the zero limit":   func(m *httplimit.Middleware) { m.Requests = always(ratelimit.Limit{}.Key("ann")) },
 		"the zero request": func(m *httplimit.Middleware) { m.Requests = always(good.Key("ann"), ratelimit.Request{}) },
-		"a limit that is none": func(m *httplimit.Middleware) {
+		"a limit that is invalid": func(m *httplimit.Middleware) {
 			m.Requests = always(ratelimit.TokenBucket("x", -1, time.Minute).Key("ann"))
 		},
 		"two limits with one name": func(m *httplimit.Middleware) {
@@ -91,7 +92,7 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 		"two definitions of one name": func(m *httplimit.Middleware) {
 			m.Requests = always(good.Key("ann"), ratelimit.TokenBucket("good", 10, time.Hour).Key("bob"))
 		},
-		"a name that was defined otherwise": func(m *httplimit.Middleware) {
+		"a name with another definition": func(m *httplimit.Middleware) {
 			if _, err := m.Limiter.Consume(t.Context(), pool, ratelimit.TokenBucket("good", 10, time.Hour).Key("bob")); err != nil {
 				t.Error(err)
 			}
@@ -102,7 +103,7 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 				return []ratelimit.Request{good.Key("ann")}, errors.New("password of the database: hunter2")
 			}
 		},
-		"a status that is none": func(m *httplimit.Middleware) {
+		"a status that is invalid": func(m *httplimit.Middleware) {
 			m.Requests = func(*http.Request) ([]ratelimit.Request, error) { return nil, &httplimit.StatusError{Status: 200} }
 		},
 	} {
@@ -159,7 +160,7 @@ func TestHTTPTheUsersOwnHandlerMayRefuse(t *testing.T) {
 	})
 	s.limit.Refused = func(w http.ResponseWriter, _ *http.Request, d httplimit.Decision) {
 		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok {
-			http.Error(w, fmt.Sprintf("come back in %v", exceeded.RetryAfter), http.StatusServiceUnavailable) // not what it would have been
+			http.Error(w, fmt.Sprintf("come back in %v", exceeded.RetryAfter), http.StatusServiceUnavailable) // not the default
 			return
 		}
 		http.Error(w, "no", d.Status)

@@ -16,7 +16,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// Each request takes 10 tokens as an estimate, of 100, and one of 100 calls.
+// Each request takes an estimate of 10 of 100 tokens, and one of 100 calls.
 func TestHTTPTheCostIsWhatTheHandlerSays(t *testing.T) {
 	t.Parallel()
 	tokens := ratelimit.TokenBucket("tokens", 100, time.Hour)
@@ -30,7 +30,7 @@ func TestHTTPTheCostIsWhatTheHandlerSays(t *testing.T) {
 	}
 	for name, row := range map[string]struct {
 		handle        func(t *testing.T, w http.ResponseWriter, r *http.Request)
-		leave         bool // the client goes while the handler runs
+		leave         bool // the client leaves while the handler runs
 		tokens, calls float64
 	}{
 		"nothing is said": {func(*testing.T, http.ResponseWriter, *http.Request) {}, false, 90, 99},
@@ -44,7 +44,7 @@ func TestHTTPTheCostIsWhatTheHandlerSays(t *testing.T) {
 		"more and more, as it streams": {func(t *testing.T, w http.ResponseWriter, r *http.Request) {
 			for i := range 5 {
 				_, _ = io.WriteString(w, "word ")
-				w.(http.Flusher).Flush() // the server's own
+				w.(http.Flusher).Flush() // the server's own writer
 				say(t, r, float64(i))
 			}
 		}, false, 96, 99},
@@ -129,14 +129,14 @@ func TestHTTPACostAboveTheEstimateIsOwed(t *testing.T) {
 	}
 	s.serve()
 	s.wants("/", 200, `"tokens";r=90;t=10`, "")
-	s.wants("/", 429, `"tokens";r=0;t=60`, "60") // 50 are owed, and 10 are asked for
+	s.wants("/", 429, `"tokens";r=0;t=60`, "60") // a debt of 50, and a count of 10
 	s.clock.Advance(60*time.Second - time.Microsecond)
 	s.wants("/", 429, `"tokens";r=9;t=1`, "1")
 	s.clock.Advance(time.Microsecond)
 	s.wants("/", 200, `"tokens";r=0;t=100`, "")
 }
 
-// Whatever runs at once, what is gone in the end is what it cost: to the token.
+// However many requests run at once, the tokens gone in the end are their exact cost.
 func TestHTTPManyCostsAtOnceAddUp(t *testing.T) {
 	t.Parallel()
 	const clients, each = 8, 10
@@ -179,7 +179,7 @@ func TestHTTPManyCostsAtOnceAddUp(t *testing.T) {
 		sending.Wait()
 		want := [2]float64{1e6 - total, 1e6 - 2*total}
 		var left [2]float64
-		eventually(t, fmt.Sprint("what is left is ", want), func() bool { // an aborted client may have its error before the settling
+		eventually(t, fmt.Sprint("the balance is ", want), func() bool { // an aborted client may get its error before the settlement
 			left = [2]float64{s.world().balance(bucket.Key("ann")), s.world().balance(window.Global())}
 			return left == want
 		})
@@ -189,7 +189,7 @@ func TestHTTPManyCostsAtOnceAddUp(t *testing.T) {
 	}
 }
 
-// The database goes while the handler runs: both settlings fail and are told, and what was taken stays taken.
+// The database fails while the handler runs. Both settlements fail and are observed, and the taken tokens stay taken.
 func TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays(t *testing.T) {
 	t.Parallel()
 	more := ratelimit.TokenBucket("more", 100, time.Hour)
@@ -219,7 +219,7 @@ func TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays(t *testing.T)
 	s.world().holds(less.Key("ann"), 90)
 }
 
-// A charge that waits for a locked row takes no longer than the time-out, and the refund of another limit has its own.
+// A charge that waits for a locked row takes no longer than the timeout. The refund of another limit has its own timeout.
 func TestHTTPACostIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	more := ratelimit.TokenBucket("more", 100, time.Hour)
@@ -271,7 +271,7 @@ func TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays(t *testing.T) {
 	s.world().holds(tokens.Key("ann"), 90)
 	s.world().holds(tokens.Key("bob"), 80)
 
-	// Less than any count is no difference.
+	// A difference of less than any valid count is no difference.
 	requests = []ratelimit.Request{tokens.Key("eve").Count(0.3)}
 	for _, cost := range []float64{math.Nextafter(0.3, 0), math.Nextafter(0.3, 1)} {
 		s.handle = func(_ http.ResponseWriter, r *http.Request) {
@@ -290,7 +290,7 @@ func TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays(t *testing.T) {
 	s.world().holds(tokens.Key("ann"), 75)
 	s.world().holds(tokens.Key("bob"), 65)
 
-	// What took nothing has nothing to settle: no error, and no charge.
+	// A request that took nothing has nothing to settle: no error, and no charge.
 	s.handle = func(_ http.ResponseWriter, r *http.Request) {
 		s.world().do(httplimit.SetCost(r.Context(), tokens, 50))
 	}
@@ -338,7 +338,7 @@ func TestHTTPACostIsForTheMiddlewareThatAskedForTheLimit(t *testing.T) {
 	s.world().holds(inner.Key("ann"), 70)
 }
 
-// A limit on failures that cost differently: an answer that is none costs nothing, whatever was said.
+// A limit on failures of different cost. A success costs nothing, whatever cost the handler has set.
 func TestHTTPACostOfASuccessIsNothingIfOnlyFailuresCount(t *testing.T) {
 	t.Parallel()
 	failures := ratelimit.TokenBucket("failures", 100, time.Hour)

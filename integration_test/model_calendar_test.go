@@ -17,9 +17,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestCalendarWindows compares the windows that Go and SQL make, in every zone that both know: all months, quarters and years
-// from 1970 to 2100, with anchors that months clamp, and the days around each change of a zone's offset. A zone whose
-// changes are not the same in both sides' zone files is counted and left out.
+// TestCalendarWindows compares the windows of Go and SQL in every zone that both have: all months, quarters and years from
+// 1970 to 2100, with anchors that months clamp, and the days around each change of a zone's offset. A zone whose changes
+// differ in the two sides' zone files is counted and left out.
 func TestCalendarWindows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -73,17 +73,19 @@ func TestCalendarWindows(t *testing.T) {
 	}
 	close(queue)
 	work.Wait()
-	t.Logf("%d zones alike, with %d instants compared; %d zones have other changes in Postgres' files; Go has no file of %d", same, instants, other, unknown)
+	t.Logf("%d zones alike, with %d instants compared; %d zones have other changes in Postgres' files; Go has no file for %d", same, instants, other, unknown)
 	if same < len(zones)/2 {
 		t.Errorf("only %d of %d zones were compared", same, len(zones))
 	}
 }
 
-// compareZone compares one zone. It returns how many instants it compared, and whether the zone changes at the same times.
+// compareZone compares one zone. It returns the number of compared instants, and whether both sides' changes are at the
+// same times.
 func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, until time.Time) (instants int, alike bool) {
 	ctx := t.Context()
 	zone := loc.String()
-	// Go's changes, and the offsets around them and at the beginning of each month. The first windows begin up to a year before from.
+	// The changes in Go, and the offsets around them and at the start of each month. The first windows start up to a year
+	// before from.
 	var changes, probes []time.Time
 	since := from.AddDate(-2, 0, 0)
 	for at := since.In(loc); ; {
@@ -91,7 +93,7 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 		if next.IsZero() || next.After(until) {
 			break
 		}
-		if !next.After(at) { // so Go says of some zones' last rules
+		if !next.After(at) { // Go says so for the last rules of some zones
 			at = at.Add(24 * time.Hour)
 			continue
 		}
@@ -123,7 +125,7 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 		first, last := cal.Number(algebra.At(from)), cal.Number(algebra.At(until))
 		instants += compareList(t, pool, cal, from, cal.Between(first, last))
 	}
-	// The days around each change. An instant in the middle of each of these days says which one is meant.
+	// The days around each change. An instant in the middle of a day selects that day.
 	days := calendar.Calendar{Unit: "day", Zone: zone, Anchor: "2001-01-01"}
 	var at []time.Time
 	var want []int64
@@ -181,9 +183,9 @@ func compareList(t *testing.T, pool *pgxpool.Pool, c calendar.Calendar, at time.
 	return len(want)
 }
 
-// TestAClientsClockMintsNoCalendarWindow: several programs share a limit. The clocks of some are wrong, by up to years. The
-// database's clock decides, so no program is granted what a right one would not be, and while a clock is less than a window off
-// every decision is the right one.
+// TestAClientsClockMintsNoCalendarWindow: several programs share a limit, and some of their clocks are wrong, by up to
+// years. The database's clock decides. So a program gets no grant that it would not get with a right clock. While a clock
+// is wrong by less than a window, every decision is as with a right clock.
 func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -197,7 +199,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
 		cal := calendar.Calendar{Unit: string(unit), Zone: zone, Anchor: anchor}
 		all := cal.Between(cal.Number(algebra.At(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))), cal.Number(algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))+500)
-		demand := inmemory.Demand{ // by all windows from 2000 on
+		demand := inmemory.Demand{ // it has all windows from 2000 on
 			ID: rowsOf{Name: limit.Name(), Key: "k"}, Shards: 1,
 			Limit: algebra.Limit{Rate: 5, Capacity: capacity, Window: true, Start: all[0], Period: cal.Longest(), Windows: &all},
 		}
@@ -236,7 +238,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 			default:
 				denied++
 			}
-			// What a wrong clock lost is lost for the model, too.
+			// Tokens that were lost by a wrong clock are lost in the model, too.
 			var value float64
 			var ts time.Time
 			if got {
@@ -253,12 +255,13 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 	}
 	t.Logf("%d granted and %d denied as by a right clock; %d denied by a clock that was wrong by more than a window", granted, denied, differed)
 	if granted < 100 || denied < 100 || differed == 0 {
-		t.Error("this is no test")
+		t.Error("this tested too little")
 	}
 }
 
-// consumeSkewed consumes at an instant of the database's, from a program whose clock shows another. The library puts its clock into
-// the statement and makes the windows by it, so the test sends the windows of one time with the instant of the other.
+// consumeSkewed consumes at an instant of the database's clock, from a program whose clock shows another time. The library
+// sends its clock's time and the windows around it. So the test sends the windows of one time with the instant of the
+// other.
 func consumeSkewed(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, count float64, now, clock time.Time) bool {
 	t.Helper()
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return clock }}
@@ -269,7 +272,7 @@ func consumeSkewed(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, coun
 	return err == nil
 }
 
-// skewed is a database whose clock shows another time than the program's.
+// skewed is a database whose clock differs from the program's.
 type skewed struct {
 	ratelimit.DB
 	clock, now time.Time

@@ -16,16 +16,15 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// A limit's numbers change while it is used: what two versions of a program grant together, be it by turns or at once, in
-// any span of time.
+// The numbers of a limit change while it is used. These are the bounds for the sum of two versions' grants in any span of
+// time, whether the versions run by turns or at once.
 //
-//   - Two token buckets, or two fixed windows with the same period and start, grant no more than the larger of each number
-//     would: the larger capacity, what the larger rate refills in the span, and the larger maxReserved. How they are sharded
-//     does not matter.
-//   - Otherwise, each refills by its own clock, the bucket all the time, the window at its own instants: no more than the
-//     larger capacity (and maxReserved) and what both refill in the span.
-//   - If the one is not used again once the other is, the span is divided: what the first refills until its last use, and the
-//     other from then on.
+//   - Two token buckets, or two fixed windows with the same period and start: at most the larger capacity, the larger rate's
+//     refill in the span, and the larger maxReserved. The number of shards does not matter.
+//   - Otherwise, each version refills by its own rule, the bucket continuously, the window at its own instants: at most the
+//     larger capacity (and maxReserved), and both refills in the span.
+//   - If the first version is not used again after the second, the span is divided: the refill of the first until its last
+//     use, and of the second from then on.
 
 // version is one of the two definitions of a limit.
 type version struct {
@@ -35,7 +34,7 @@ type version struct {
 
 func newVersion(limit ratelimit.Limit) version { return version{limit, numbers(limit, "k")} }
 
-// refill is what flows in after one instant, up to another.
+// refill returns the tokens that are refilled after one instant, up to another.
 func (v version) refill(from, to algebra.Micros) float64 {
 	if v.numbers.Window {
 		return float64(v.numbers.UpTo(to)-v.numbers.UpTo(from)) / float64(v.numbers.Period.Microseconds()) * v.numbers.Rate
@@ -50,10 +49,10 @@ func (v version) reserved() float64 {
 	return 0
 }
 
-// all is the most that one request is granted for a key that holds a balance. One that waits for a later window forfeits the rest of
-// the present one, unless it is for more than the capacity.
+// all returns the largest count that one request can be granted for a key with a balance. A request that waits for a later
+// window forfeits the rest of the present one, unless its count exceeds the capacity.
 func (v version) all(balance float64) float64 {
-	const less = 1 - 1e-12 // than rounding takes
+	const less = 1 - 1e-12 // leaves room for rounding
 	most := balance + v.reserved()
 	if !v.numbers.Window || most*less > v.Capacity() {
 		return most * less
@@ -65,23 +64,23 @@ func (v version) all(balance float64) float64 {
 	return all * less
 }
 
-// grants says whether so much is granted for a key that holds a balance.
+// grants reports whether a count is granted for a key with a balance.
 func (v version) grants(balance, count float64, now algebra.Micros) bool {
 	d := algebra.Demand{Limit: v.numbers, Rows: []algebra.Row{{Value: balance, TS: now}}, Shards: 1, Count: count, Floor: -v.reserved()}
 	_, _, granted := algebra.Reserve([]algebra.Demand{d}, now, algebra.Forever)
 	return granted
 }
 
-// versions are two definitions, of which the second takes the place of the first.
+// versions are two definitions. The second replaces the first.
 type versions [2]version
 
-// alike says whether both refill by the same clock.
+// alike reports whether both versions refill at the same instants.
 func (vs versions) alike() bool {
 	a, b := vs[0].numbers, vs[1].numbers
 	return !a.Window && !b.Window || a.Window && b.Window && a.Period == b.Period && a.Start == b.Start
 }
 
-// most is the most that may be granted after one instant up to another, and in the first.
+// most returns the most that may be granted after one instant, up to another, and the most at the first instant.
 func (vs versions) most(from, to algebra.Micros) float64 {
 	a, b := vs[0].refill(from, to), vs[1].refill(from, to)
 	refill := a + b
@@ -91,18 +90,18 @@ func (vs versions) most(from, to algebra.Micros) float64 {
 	return vs.full() + refill
 }
 
-// full is the most that can be had at once.
+// full returns the most that can be granted at once.
 func (vs versions) full() float64 {
 	return max(vs[0].Capacity(), vs[1].Capacity()) + max(vs[0].reserved(), vs[1].reserved())
 }
 
-// taken is a grant: the row's ts, up to which the refill counted, lies between the two instants.
+// taken is a grant. The row's ts, up to which the refill counted, lies between the two instants.
 type taken struct {
 	from, to algebra.Micros
 	tokens   float64
 }
 
-// worst looks at all spans and says how far above the bound the worst of them is.
+// worst finds the span that exceeds the bound by most, and returns by how much.
 func worst(grants []taken, most func(from, to algebra.Micros) float64) (above float64, from, to algebra.Micros) {
 	above = -1e300
 	byEnd := slices.Clone(grants)
@@ -122,7 +121,7 @@ func worst(grants []taken, most func(from, to algebra.Micros) float64) (above fl
 	return above, from, to
 }
 
-// randomVersion is a definition for one of a few rates and periods, so that two of them are often alike.
+// randomVersion makes a definition with one of a few rates and periods, so that two of them are often alike.
 func randomVersion(r *rand.Rand) version {
 	rate := oneOf(r, 1.0, 3, 10, 100)
 	c := ratelimit.Config{
@@ -148,7 +147,7 @@ func randomVersion(r *rand.Rand) version {
 	return newVersion(limit)
 }
 
-// TestNumbersThatChangeMintNothing plays random sequences, by turns and with one change for good, that take all they can get.
+// TestNumbersThatChangeMintNothing plays random sequences that take all they can. The versions take turns, or change once.
 func TestNumbersThatChangeMintNothing(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -157,11 +156,11 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	limiter, clock := newLimiter()
-	program := func() *ratelimit.Limiter { return &ratelimit.Limiter{Clock: limiter.Clock} } // one Limiter refuses two definitions
+	program := func() *ratelimit.Limiter { return &ratelimit.Limiter{Clock: limiter.Clock} } // a Limiter refuses two definitions
 	reached := 0
-	for n := 0; n < 50 || reached < 30; n++ { // until it was often the bound that stopped them, as in two of three sequences
+	for n := 0; n < 50 || reached < 30; n++ { // until enough sequences reached the bound, as two of three do
 		if n == 200 {
-			t.Fatalf("the bound was reached %d times: it is not what stops them", reached)
+			t.Fatalf("the bound was reached only %d times", reached)
 		}
 		vs := versions{randomVersion(r), randomVersion(r)}
 		once, now := r.IntN(2) == 0, 0
@@ -171,7 +170,7 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		var grants []taken
-		changed := algebra.Max // the last use of the first, if it changes once
+		changed := algebra.Max // the last use of the first version, if the version changes once
 		for i := range 60 {
 			clock.Advance(oneOf(r, 0, time.Duration(r.Int64N(int64(step))), time.Duration(r.Int64N(int64(3*step))), step/10).Truncate(time.Microsecond))
 			switch {
@@ -207,7 +206,7 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 		}
 		most := vs.most
 		if once && vs[0].Config().Shards <= 1 && vs[1].Config().Shards <= 1 {
-			// By the new numbers, a row is refilled from its last use on. That of a shard may be long before the limit's.
+			// A new version refills a row from the row's last use. The last use of a shard may be long before the limit's.
 			most = func(from, to algebra.Micros) float64 {
 				return vs.full() + vs[0].refill(from, max(from, min(to, changed))) + vs[1].refill(max(from, min(to, changed)), to)
 			}
@@ -222,8 +221,8 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 	}
 }
 
-// TestNumbersThatChangeUnderTraffic changes them at random moments, for some of those who use them and for all, in transactions
-// of all levels at once.
+// TestNumbersThatChangeUnderTraffic changes the numbers at random moments, for some callers or for all, while transactions
+// of all levels run at once.
 func TestNumbersThatChangeUnderTraffic(t *testing.T) {
 	t.Parallel()
 	bucket := func(rate float64, period time.Duration, options ...ratelimit.Option) version {
@@ -255,14 +254,14 @@ func TestNumbersThatChangeUnderTraffic(t *testing.T) {
 func changeUnderTraffic(t *testing.T, vs versions) {
 	r := newRand(t)
 	pool := newPool(t, 8)
-	var programs [2]ratelimit.Limiter // one refuses two definitions
+	var programs [2]ratelimit.Limiter // a Limiter refuses two definitions
 	var flips, granted atomic.Int64
 	var mu sync.Mutex
 	var grants []taken
 	var failed atomic.Pointer[error]
 	enough := func() bool { return granted.Load() >= 20 && flips.Load() >= 5 }
 	begin := time.Now()
-	goOn := func() bool { // for longer on a machine that is busy with something else
+	goOn := func() bool { // a busy machine needs longer
 		since := time.Since(begin)
 		return since < 2*time.Second || since < time.Minute && !enough() && failed.Load() == nil
 	}
@@ -322,6 +321,6 @@ func changeUnderTraffic(t *testing.T, vs versions) {
 		t.Errorf("%v\nand %v\n%v tokens too many from %v to %v", vs[0], vs[1], above, from.Time(), to.Time())
 	}
 	if !enough() {
-		t.Errorf("%d grants and %d changes are no test", len(grants), flips.Load())
+		t.Errorf("%d grants and %d changes: this tested too little", len(grants), flips.Load())
 	}
 }

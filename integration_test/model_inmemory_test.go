@@ -22,8 +22,8 @@ import (
 )
 
 // TestInMemoryAnswersAsPostgresDoes plays random calls on a Postgres and on the database of package ratelimittest: single
-// calls, transactions of every level with savepoints that are rolled back, and batches. Every answer, every error and, after
-// each transaction, the table must be the same, to the last bit.
+// calls, batches, and transactions of every level with savepoints that are rolled back. Every answer, every error and,
+// after each transaction, the table must be equal, to the last bit.
 func TestInMemoryAnswersAsPostgresDoes(t *testing.T) {
 	t.Parallel()
 	for i := range 2 {
@@ -42,27 +42,27 @@ type sides struct {
 	memory   *ratelimittest.DB
 	limits   []ratelimit.Limit
 	receipts []ratelimit.Receipt
-	told     map[string]int // how often each outcome was told
+	told     map[string]int // how often each outcome occurred
 }
 
-// transactor is what both databases are.
+// transactor is the interface of both databases.
 type transactor interface {
 	ratelimit.DB
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// step is something to do on a handle of either database. It tells what came of it.
+// step is an action on a handle of either database. It returns its outcomes.
 type step func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome
 
-// outcome is what came of a call.
+// outcome is the result of a call.
 type outcome struct {
 	what   string
 	result ratelimit.Result
 	err    string
 }
 
-// textOf is an error's text. That of an aborted transaction depends on what pgx has prepared before.
+// textOf returns an error's text. In an aborted transaction, it depends on what pgx has prepared before.
 func textOf(err error) string {
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "25P02" {
 		return pgErr.Error()
@@ -100,12 +100,12 @@ func playInMemory(t *testing.T, rounds int) {
 	t.Log(s.told)
 	for _, what := range []string{"granted", "denied", "refund", "reset", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
-			t.Errorf("%d of %d rounds were %s: this is no test", s.told[what], rounds, what)
+			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
 	}
 }
 
-// both does the same on both sides, which must tell the same. The limiter of Postgres has the clock of the other database.
+// both takes the same step on both sides and wants the same outcomes. Postgres' limiter uses the other database's clock.
 func (s *sides) both(n int, do step) {
 	s.Helper()
 	pick := randomPick(rand.New(rand.NewPCG(s.r.Uint64(), 0)))
@@ -122,7 +122,7 @@ func (s *sides) both(n int, do step) {
 	}
 }
 
-// call makes up a call of any verb.
+// call makes a random call of any verb.
 func (s *sides) call() step {
 	verb := oneOf(s.r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
 	var asks []ask
@@ -170,7 +170,7 @@ func (s *sides) note(verb string, result ratelimit.Result, err error) {
 
 var errOfOurs = errors.New("changed my mind")
 
-// inTx makes up a transaction.
+// inTx runs a random transaction.
 func (s *sides) inTx(n int) {
 	level := ratelimit.Isolation(oneOf(s.r, levels...))
 	steps, rollBack := s.steps(1), s.r.IntN(3) == 0
@@ -197,7 +197,7 @@ func (s *sides) inTx(n int) {
 	})
 }
 
-// steps makes up what a transaction does: calls, batches and nested transactions.
+// steps makes the random steps of a transaction: calls, batches and nested transactions.
 func (s *sides) steps(depth int) (steps []step) {
 	for range 1 + s.r.IntN(4) {
 		switch s.r.IntN(6) {
@@ -232,7 +232,7 @@ func (s *sides) steps(depth int) (steps []step) {
 	return steps
 }
 
-// batch makes up a batch on a transaction.
+// batch makes a random batch on a transaction.
 func (s *sides) batch() step {
 	queue := s.queue()
 	return func(ctx context.Context, _ *ratelimit.Limiter, db ratelimit.DB) []outcome {
@@ -242,7 +242,7 @@ func (s *sides) batch() step {
 	}
 }
 
-// batched is what came of a batch.
+// batched is the outcome of a batch.
 func batched(results []*ratelimit.Result, err error) (told []outcome) {
 	for i, result := range results {
 		told = append(told, outcome{what: fmt.Sprint("result ", i), result: *result})
@@ -250,7 +250,8 @@ func batched(results []*ratelimit.Result, err error) (told []outcome) {
 	return append(told, outcome{what: "the batch", err: textOf(err)})
 }
 
-// queue makes up calls to queue. The windows of a calendar are made when they are queued, so they need a Limiter.Clock.
+// queue makes random calls to queue. A calendar's windows are computed when the call is queued, so it needs a
+// Limiter.Clock.
 func (s *sides) queue() func(ctx context.Context) (*pgx.Batch, []*ratelimit.Result, []outcome) {
 	var calls [][]ratelimit.Request
 	for range 1 + s.r.IntN(3) {
@@ -269,7 +270,7 @@ func (s *sides) queue() func(ctx context.Context) (*pgx.Batch, []*ratelimit.Resu
 	}
 }
 
-// sendTx makes up a batch with BEGIN and COMMIT, or one that is a transaction by itself.
+// sendTx sends a random batch, with BEGIN and COMMIT or as a transaction by itself.
 func (s *sides) sendTx(n int) {
 	queue, alone := s.queue(), s.r.IntN(3) == 0
 	level := ratelimit.Isolation(oneOf(s.r, levels...))
@@ -291,7 +292,7 @@ func (s *sides) sendTx(n int) {
 	})
 }
 
-// randomLimitOfAnyKind is a bucket, a window or a calendar.
+// randomLimitOfAnyKind makes a bucket, a fixed window or a calendar window.
 func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit {
 	limit := randomLimit(r, name, shards)
 	if r.IntN(3) > 0 {

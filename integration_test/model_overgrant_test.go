@@ -17,12 +17,12 @@ const (
 	perSecond = 10
 )
 
-// grants is what came of a hammering.
+// grants are the results of a run of hammer.
 type grants struct {
 	mu        sync.Mutex
 	results   []ratelimit.Result // of each grant
-	denied    time.Time          // for the last time, by the database's clock
-	remaining float64            // at most, by what the denials say
+	denied    time.Time          // the last denial, by the database's clock
+	remaining float64            // the most that a denial reported
 }
 
 func (g *grants) add(result ratelimit.Result, granted bool) {
@@ -40,7 +40,7 @@ func (g *grants) add(result ratelimit.Result, granted bool) {
 	}
 }
 
-// over says whether there was a denial so long after the first grant, or there are by far too many grants.
+// over reports whether there was a denial at least d after the first grant, or there are far too many grants.
 func (g *grants) over(d time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -51,7 +51,7 @@ func (g *grants) over(d time.Duration) bool {
 	return g.denied.Sub(first) >= d || len(g.results) > 2*g.bound()
 }
 
-// span is from the first to the last grant, by the database's clock.
+// span returns the instants of the first and the last grant, by the database's clock.
 func (g *grants) span() (first, last time.Time) {
 	at := func(a, b ratelimit.Result) int { return a.At.Compare(b.At) }
 	return slices.MinFunc(g.results, at).At, slices.MaxFunc(g.results, at).At
@@ -63,9 +63,9 @@ func (g *grants) bound() int {
 	return burst + int(last.Sub(first)*perSecond/time.Second)
 }
 
-// replay says what the bucket had left, in the end and when it had least, if it was refilled until then. The grants are replayed in
-// the order in which they changed the row, that of ResetAt: who waits for the row may have read the clock before those who had it
-// meanwhile.
+// replay returns the least that the bucket had, and what it has at an instant. It replays the grants in the order in which
+// they changed the row, which is the order of ResetAt: a call that waits for the row may have read the clock before calls
+// that had the row meanwhile.
 func (g *grants) replay(until time.Time) (least, left float64) {
 	byRow := slices.SortedFunc(slices.Values(g.results), func(a, b ratelimit.Result) int {
 		return a.Requests[0].ResetAt.Compare(b.Requests[0].ResetAt)
@@ -89,17 +89,17 @@ func (g *grants) replay(until time.Time) (least, left float64) {
 	return least, left
 }
 
-// exact says that not one token too many was granted, nor one too few, but for so many that shards may lose.
+// exact wants not one token too many granted, and none too few, except those that shards may lose.
 func (g *grants) exact(t *testing.T, lost float64) {
 	t.Helper()
 	_, last := g.span()
 	least, _ := g.replay(last)
-	_, left := g.replay(g.denied) // of the grants after it, too, since it may know of them; but not of what was refilled for them
-	t.Logf("%.3f tokens were left when there were least, %.3f at the last denial, %.3f by what a denial said", least, left, g.remaining)
+	_, left := g.replay(g.denied) // includes later grants, which the denial may have seen, but not their refill
+	t.Logf("%.3f tokens were left at the lowest point, %.3f at the last denial, %.3f by what a denial said", least, left, g.remaining)
 	if len(g.results) > g.bound() {
 		t.Errorf("%d grants, %d are due", len(g.results), g.bound())
 	}
-	if lost == 0 && least < -1e-6 { // shards have no one order
+	if lost == 0 && least < -1e-6 { // the grants of shards have no single order
 		t.Errorf("it granted %.3f tokens that were not there", -least)
 	}
 	if left >= 1+lost+1e-6 {
@@ -110,7 +110,7 @@ func (g *grants) exact(t *testing.T, lost float64) {
 	}
 }
 
-// hammer lets 64 goroutines ask for one token of one key, until it is denied 3 s (1 s if short) after the first grant.
+// hammer lets 64 goroutines ask for one token of one key, until a denial 3 s (1 s with -short) after the first grant.
 func hammer(t *testing.T, consume func(ctx context.Context) (ratelimit.Result, error)) *grants {
 	t.Helper()
 	var g grants
@@ -143,7 +143,7 @@ func hammer(t *testing.T, consume func(ctx context.Context) (ratelimit.Result, e
 	return &g
 }
 
-// TestOverGrant is not parallel: it wants the machine for itself.
+// TestOverGrant is not parallel: it needs the whole machine.
 func TestOverGrant(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
 	var limiter ratelimit.Limiter
@@ -166,7 +166,7 @@ func TestOverGrant(t *testing.T) {
 		}).exact(t, 0)
 	})
 
-	// The same on the same row by reading, computing and writing, so that the test is seen able to fail.
+	// The same row, read, computed and written by the client. It shows that the test can fail.
 	t.Run("naive", func(t *testing.T) {
 		pool := newPool(t, 64)
 		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {

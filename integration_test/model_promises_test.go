@@ -23,12 +23,14 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// promises is for how long TestReservationsKeepPromises goes on: longer sequences in the small worlds, and more random ones.
+// promises is how long TestReservationsKeepPromises runs. With more time, it tries longer sequences in the small worlds and
+// more random ones.
 var promises = flag.Duration("promises", 0, "how long to look for sequences that break a promise (0: a minute or less)")
 
-// TestReservationsKeepPromises looks for sequences of actions after which more runs than was promised: over any span, jobs that run
-// when they were told to take at most the capacity and what is refilled in it, and those of a fixed window fit each window. A job counts
-// at the limit's own time to run. What was given back does not run; charges are not counted; a Reset or other numbers begin anew.
+// TestReservationsKeepPromises looks for sequences of actions that break the promise. The promise: over any span, jobs that
+// run at their instants take at most the capacity and the span's refill, and those of a fixed window fit each window. A job
+// counts at the limit's own time to run. Refunded tokens do not run, charges are not counted, and a Reset or new numbers
+// start a new promise.
 func TestReservationsKeepPromises(t *testing.T) {
 	t.Parallel()
 	t.Run("every sequence in small worlds", testSmallWorlds)
@@ -36,13 +38,13 @@ func TestReservationsKeepPromises(t *testing.T) {
 	t.Run("concurrent callers", testPromisesOfConcurrentCallers)
 }
 
-// promised is tokens of a job that was told to run at an instant.
+// promised is the tokens of a job, and the instant at which it may run.
 type promised struct {
 	at     algebra.Micros
 	tokens float64
 }
 
-// excess is by how much jobs break the promise of their limit, in the span in which they do most. It sorts them.
+// excess returns by how much jobs break their limit's promise, in the worst span. It sorts them.
 func excess(l algebra.Limit, jobs []promised) (worst float64) {
 	slices.SortFunc(jobs, func(a, b promised) int { return cmp.Compare(a.at, b.at) })
 	for i := range jobs {
@@ -56,13 +58,13 @@ func excess(l algebra.Limit, jobs []promised) (worst float64) {
 	return worst
 }
 
-// rounding is how many tokens a sum may be off.
+// rounding is the error that a sum may have, in tokens.
 const rounding = 1e-6
 
-// span is from when a job was granted to when a part of it was refunded, as numbers of actions.
+// span is the life of a job from its grant to a partial refund, as numbers of actions.
 type span struct{ job, from, to int }
 
-// overlapping says whether refunds of different jobs were under way at once.
+// overlapping reports whether refunds of different jobs overlapped.
 func overlapping(refunds []span) bool {
 	for i, a := range refunds {
 		for _, b := range refunds[:i] {
@@ -74,8 +76,8 @@ func overlapping(refunds []span) bool {
 	return false
 }
 
-// broken is by how much jobs break the promise of their limit. Where refunds of a token bucket overlap, only spans that begin with the
-// first job are looked at: since then, it takes at most the capacity and what was refilled.
+// broken returns by how much jobs break their limit's promise. If refunds of a token bucket overlap, it looks only at spans
+// that start with the first job: from there, the jobs take at most the capacity and the refill.
 func broken(l algebra.Limit, jobs []promised, refunds []span) float64 {
 	if l.Window || !overlapping(refunds) {
 		return excess(l, jobs)
@@ -89,17 +91,17 @@ func broken(l algebra.Limit, jobs []promised, refunds []span) float64 {
 	return worst
 }
 
-// smallWorld is one in which all sequences of actions are tried, in the model, and some of them on the database.
+// smallWorld is a world in which the model tries all sequences of actions. Some of them also run on the database.
 type smallWorld struct {
 	limits []ratelimit.Limit
-	counts []float64 // that are consumed and reserved
-	pick   int       // the shard that is looked at first
+	counts []float64 // to consume and reserve
+	pick   int       // the shard to look at first
 
 	numbers []algebra.Limit
 	shards  int
 }
 
-// smallAction is one of: take counts (perhaps reserving), charge a token of the first limit, refund a part of a job, or wait.
+// smallAction takes counts (perhaps reserving), charges a token of the first limit, refunds a part of a job, or waits.
 type smallAction struct {
 	counts  []float64
 	reserve bool
@@ -121,7 +123,7 @@ func (a smallAction) String() string {
 	return fmt.Sprintf("take %v, reserving: %v", a.counts, a.reserve)
 }
 
-// smallState is what became of a small world. It is copied, never changed in place.
+// smallState is the state of a small world. It is copied, never changed in place.
 type smallState struct {
 	now     algebra.Micros
 	rows    [][]algebra.Row
@@ -131,20 +133,20 @@ type smallState struct {
 }
 
 type smallJob struct {
-	began int // the action that it is
+	began int // the number of its action
 	runAt algebra.Micros
 	parts []smallPart
 }
 
-// smallPart is what a job took of one limit.
+// smallPart is what a job took from one limit.
 type smallPart struct {
 	limit int
-	own   algebra.Micros // when that limit alone would let it run
-	left  float64        // what was not given back
+	own   algebra.Micros // when that limit alone lets it run
+	left  float64        // what was not refunded
 	taken algebra.Taken
 }
 
-// try carries an action out, in a copy.
+// try applies an action to a copy of the state.
 func (w smallWorld) try(s smallState, a smallAction) (next smallState, granted bool) {
 	granted = true
 	switch {
@@ -161,7 +163,7 @@ func (w smallWorld) try(s smallState, a smallAction) (next smallState, granted b
 	return s, granted
 }
 
-// charge takes a token of the first limit: of one row, if that has it.
+// charge takes a token of the first limit, from one row if that row has it.
 func (w smallWorld) charge(s smallState) smallState {
 	l, rows := w.numbers[0], slices.Clone(s.rows[0])
 	if len(rows) > 1 && l.Available(rows[w.pick], w.shards, s.now) >= 1 {
@@ -174,14 +176,14 @@ func (w smallWorld) charge(s smallState) smallState {
 	return s
 }
 
-// take is what _ratelimit_apply and its short forms do.
+// take does what _ratelimit_apply and its short forms do.
 func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 	job := smallJob{began: len(s.done), runAt: s.now}
 	rows := slices.Clone(s.rows)
 	atOnce := true // one row of each limit has enough
 	for i, count := range a.counts {
 		if count > w.numbers[i].Capacity {
-			return s, false // no promise can hold for it
+			return s, false // it has no promise
 		}
 		if count > 0 && w.shards > 1 {
 			atOnce = atOnce && len(rows[i]) > 0 && w.numbers[i].Available(rows[i][w.pick], w.shards, s.now) >= count
@@ -252,7 +254,7 @@ func (w smallWorld) refund(s smallState, a smallAction) smallState {
 	return s
 }
 
-// actions are all that can be tried.
+// actions returns all possible actions.
 func (w smallWorld) actions(s smallState) (all []smallAction) {
 	for _, reserve := range []bool{false, true} {
 		for which := 1; which < 1<<len(w.limits); which++ {
@@ -282,10 +284,10 @@ func (w smallWorld) actions(s smallState) (all []smallAction) {
 	return append(all, smallAction{wait: time.Second})
 }
 
-// broken says how a promise is broken, if one is.
+// broken describes a broken promise, or returns an empty string.
 func (w smallWorld) broken(s smallState) string {
 	for i, l := range w.numbers {
-		own, all := make([]promised, 0, 8), make([]promised, 0, 8) // at the limit's own time, and at that of all limits
+		own, all := make([]promised, 0, 8), make([]promised, 0, 8) // at the limit's own time, and at the time of all limits
 		for _, job := range s.jobs {
 			for _, p := range job.parts {
 				if p.limit == i {
@@ -297,7 +299,7 @@ func (w smallWorld) broken(s smallState) string {
 		if e := broken(l, own, s.refunds); e >= rounding {
 			return fmt.Sprintf("%v: %v too much", w.limits[i], e)
 		}
-		// When all have to wait for one, the promise holds at that time, too, as long as nothing is refunded.
+		// When all limits wait for one, the promise also holds at that time, as long as nothing is refunded.
 		if e := excess(l, all); len(s.refunds) == 0 && e >= rounding {
 			return fmt.Sprintf("%v, waiting for others: %v too much", w.limits[i], e)
 		}
@@ -305,7 +307,7 @@ func (w smallWorld) broken(s smallState) string {
 	return ""
 }
 
-// every tries every sequence of so many actions.
+// every tries every sequence of a number of actions.
 func (w smallWorld) every(t *testing.T, s smallState, actions int, ended func(smallState)) {
 	if actions == 0 {
 		ended(s)
@@ -325,7 +327,8 @@ func (w smallWorld) every(t *testing.T, s smallState, actions int, ended func(sm
 	}
 }
 
-// smallWorlds are limits of each kind, with a capacity below, at and above the rate, with shards, and two that wait for one another.
+// smallWorlds are limits of each kind, with a capacity below, at and above the rate, with shards, and two limits that wait
+// for each other.
 func smallWorlds() (worlds []smallWorld) {
 	type define func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit
 	window := func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit {
@@ -371,7 +374,7 @@ func testSmallWorlds(t *testing.T) {
 	}
 	sequences := 0
 	for _, w := range smallWorlds() {
-		// A sample of all sequences is played on the database, too.
+		// A sample of all sequences also runs on the database.
 		var sample []smallState
 		ended := 0
 		w.every(t, smallState{now: algebra.At(noon), rows: make([][]algebra.Row, len(w.limits))}, actions, func(s smallState) {
@@ -389,7 +392,7 @@ func testSmallWorlds(t *testing.T) {
 	t.Logf("%d sequences of %d actions", sequences, actions)
 }
 
-// replay plays a sequence on the database. Rows and answers must be those of the model.
+// replay runs a sequence on the database. Rows and answers must equal the model's.
 func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction) {
 	t.Helper()
 	limiter, clock := newLimiter()
@@ -483,14 +486,14 @@ func tableModel(t *testing.T, db ratelimit.DB) model {
 	return m
 }
 
-// ledger is what was promised of one limit and key since it began anew.
+// ledger is what a limit has promised for a key since its last start.
 type ledger struct {
 	limit   algebra.Limit
-	jobs    map[int]promised // by number, what was not given back
+	jobs    map[int]promised // by number; what was not refunded
 	refunds []span
 }
 
-// player plays random sequences on a database and in the model, and keeps the ledgers.
+// player runs random sequences on a database and in the model, and keeps the ledgers.
 type player struct {
 	*testing.T
 	r       *rand.Rand
@@ -502,7 +505,7 @@ type player struct {
 	ledgers map[rowsOf]*ledger
 	jobs    []*playedJob
 	actions int
-	alone   bool    // one refund is under way at a time
+	alone   bool    // refunds do not overlap
 	worst   float64 // excess by overlapping refunds, in capacities
 	told    []string
 }
@@ -513,7 +516,7 @@ type playedJob struct {
 	asks []ask
 }
 
-// define makes the i-th limit, with other numbers than before. Its kind, period and start stay.
+// define makes the i-th limit, with new numbers. Its kind, period and start stay.
 func (p *player) define(i, window, shards int) ratelimit.Limit {
 	capacity := oneOf(p.r, 4.0, 10, 15)
 	options := []ratelimit.Option{ratelimit.Capacity(capacity), ratelimit.Shards(shards)}
@@ -527,7 +530,7 @@ func (p *player) define(i, window, shards int) ratelimit.Limit {
 	return ratelimit.TokenBucket(name, rate, time.Minute, options...)
 }
 
-// forget begins the ledger of a limit and key anew.
+// forget starts a new ledger for a limit and key.
 func (p *player) forget(id rowsOf) { delete(p.ledgers, id) }
 
 func (p *player) ledger(a ask) *ledger {
@@ -538,13 +541,13 @@ func (p *player) ledger(a ask) *ledger {
 	return p.ledgers[id]
 }
 
-// fail tells the whole story.
+// fail prints the whole sequence.
 func (p *player) fail(format string, args ...any) {
 	p.Helper()
 	p.Fatalf("%s\n%s", strings.Join(p.told, "\n"), fmt.Sprintf(format, args...))
 }
 
-// call calls a verb, on the database and in the model, which must agree. It returns the model's receipt.
+// call calls a verb on the database and in the model. Both must agree. It returns the model's receipt.
 func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (ratelimit.Result, grant, bool) {
 	p.Helper()
 	var requests []ratelimit.Request
@@ -552,7 +555,7 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 		requests = append(requests, a.request())
 	}
 	picks := randomPick(p.r)
-	pick := func() shardpick.Func { // one shard, since above READ COMMITTED the second is not looked at
+	pick := func() shardpick.Func { // one shard: above READ COMMITTED, a call looks at only one
 		two := picks.again()
 		return func(n int) (int, int) { a, _ := two(n); return a, a }
 	}
@@ -587,7 +590,7 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 	return result, from, want
 }
 
-// ask makes up a request that the promise covers: for no more than the capacity.
+// ask makes a random request that the promise covers: for at most the capacity.
 func (p *player) ask() []ask {
 	key := oneOf(p.r, "a", "b")
 	var asks []ask
@@ -621,14 +624,14 @@ func (p *player) consume() {
 	}
 }
 
-// refund gives back one of the latest jobs, or the one whose turn it is.
+// refund refunds one of the latest jobs, or only the latest if refunds must not overlap.
 func (p *player) refund() {
 	if len(p.jobs) == 0 {
 		return
 	}
 	job := p.jobs[len(p.jobs)-1-p.r.IntN(min(len(p.jobs), 8))]
 	if p.alone {
-		job = p.jobs[len(p.jobs)-1] // nothing was granted since, so no other refund was under way
+		job = p.jobs[len(p.jobs)-1] // no grant came after it, so no refund overlaps
 		for _, l := range p.ledgers {
 			if slices.ContainsFunc(l.refunds, func(s span) bool { return s.job != job.n && s.to > job.began }) {
 				return
@@ -649,7 +652,7 @@ func (p *player) refund() {
 	result, left, _ := p.call("refund", job.receipt, job.grant, asks)
 	twice := p.r.IntN(8) == 0
 	if twice {
-		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which nobody finds out
+		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which is not detected
 	}
 	for _, a := range asks {
 		id := rowsOf{Name: a.limit.Name(), Key: a.key}
@@ -658,7 +661,7 @@ func (p *player) refund() {
 			continue
 		}
 		own, ours := l.jobs[job.n]
-		if !ours || twice { // of before: what it gave back is not of this ledger
+		if !ours || twice { // an older ledger had the tokens that it gave back
 			p.call("reset", "", grant{}, []ask{a})
 			p.forget(id)
 			continue
@@ -670,7 +673,7 @@ func (p *player) refund() {
 	job.consumption = consumption{result.Receipt(), left}
 }
 
-// play takes so many actions.
+// play takes a number of random actions.
 func (p *player) play(actions int) {
 	for range actions {
 		p.actions++
@@ -705,7 +708,8 @@ func (p *player) play(actions int) {
 	}
 }
 
-// testPromisesOnEveryHandle plays on every handle and level; each has two limits, of the kinds and numbers of shards in turn.
+// testPromisesOnEveryHandle plays on every handle and level. Each has two limits; their kinds and numbers of shards take
+// turns.
 func testPromisesOnEveryHandle(t *testing.T) {
 	var mu sync.Mutex
 	n, worst := 0, 0.0
@@ -739,8 +743,8 @@ func testPromisesOnEveryHandle(t *testing.T) {
 	})
 }
 
-// testPromisesOfConcurrentCallers has callers at once, in transactions of every level, on the pool and coalesced. The clock stands still
-// while they call, so that it is known when each job is told to run.
+// testPromisesOfConcurrentCallers runs callers at once, in transactions of every level, on the pool and coalesced. The
+// clock stands still while they call, so it is known when each job may run.
 func testPromisesOfConcurrentCallers(t *testing.T) {
 	r := newRand(t)
 	pool := newPool(t, 8)
@@ -772,7 +776,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 		}
 		var mine *job
 		for range 3 {
-			if mine != nil && r.IntN(2) == 0 { // give back half, or all
+			if mine != nil && r.IntN(2) == 0 { // refund half, or all
 				var requests []ratelimit.Request
 				half := oneOf(r, 1, 0.5)
 				for _, l := range limits {
@@ -857,6 +861,6 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 		}
 	}
 	if granted < 50 || refunded < 10 {
-		t.Errorf("%d grants and %d refunds are no test", granted, refunded)
+		t.Errorf("%d grants and %d refunds: this tested too little", granted, refunded)
 	}
 }

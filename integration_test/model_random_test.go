@@ -24,8 +24,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// model is the whole limiter as a pure function over a map: what the table should hold, and what each call should answer. The
-// decisions are those of internal/inmemory, the database of package ratelimittest.
+// model is the whole limiter as a pure function over a map: it says what the table should contain and what each call should
+// answer. Its decisions are those of internal/inmemory, the database of package ratelimittest.
 type model inmemory.Table
 
 type (
@@ -33,13 +33,13 @@ type (
 	modelRow = inmemory.Row
 )
 
-// ask is a request in the model's terms.
+// ask is a request as the model sees it.
 type ask struct {
 	limit   ratelimit.Limit
 	key     string
 	count   float64
 	reserve bool
-	upTo    bool // count is the most
+	upTo    bool // count is an upper bound
 }
 
 func (a ask) request() ratelimit.Request {
@@ -56,7 +56,7 @@ func (a ask) request() ratelimit.Request {
 	return request
 }
 
-// numbers is the limit's definition as the algebra knows it, with the key's grid.
+// numbers returns the limit's definition for the algebra, with the key's grid.
 func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
@@ -71,7 +71,7 @@ func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	return n
 }
 
-// sum is what several asks for the same rows add up to.
+// sum is the total of several asks for the same rows.
 type sum struct {
 	rowsOf
 	numbers      algebra.Limit
@@ -79,19 +79,19 @@ type sum struct {
 	count, floor float64
 	need         float64 // count + floor, without rounding floor
 	reserve      bool
-	most         float64 // above 0: count is 1 or, once it is known, what is taken
+	most         float64 // if above 0, count is 1 or, once known, the taken count
 }
 
 func (d sum) demand(rows []algebra.Row) algebra.Demand {
 	return algebra.Demand{Limit: d.numbers, Rows: rows, Shards: d.shards, Count: d.count, Floor: d.floor}
 }
 
-// forfeits says whether what is granted may forfeit tokens until its work runs.
+// forfeits reports whether a grant may forfeit tokens until its work runs.
 func forfeits(ds []sum) bool {
 	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
 }
 
-// grant is what a receipt says.
+// grant is the content of a receipt.
 type grant struct {
 	at, runAt algebra.Micros
 	taken     map[rowsOf]grantPart
@@ -111,7 +111,7 @@ func (g grant) algebra(id rowsOf) algebra.Taken {
 	return algebra.Taken{At: g.at, RunAt: g.runAt, Count: p.count, Held: p.held, Part: part}
 }
 
-// readReceipt is what a receipt says, which must be the very same as what the model says.
+// readReceipt returns the content of a receipt. The model's must be exactly equal.
 func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
 	t.Helper()
 	var r struct {
@@ -170,12 +170,12 @@ func sums(verb string, asks []ask) []sum {
 	return ds
 }
 
-// possible says whether the asks can ever be granted.
+// possible reports whether the asks can ever be granted.
 func possible(ds []sum) bool {
 	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
 }
 
-// do carries out a call at now. pick is the two shards to look at. A refund is of g, which is what is left of it afterwards.
+// do carries out a call at now. pick is the two shards to look at. A refund is of g, which then has what is left.
 func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now algebra.Micros) inmemory.Answer {
 	demands := make([]inmemory.Demand, len(ds))
 	ids := make([]rowsOf, len(ds))
@@ -209,7 +209,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 	}
 }
 
-// refund is the receipt of what is left after a refund, which found the rows in the answer.
+// refund returns the receipt after a refund that found the answer's rows.
 func (g grant) refund(ds []sum, answer inmemory.Answer, now algebra.Micros) grant {
 	left := grant{g.at, g.runAt, maps.Clone(g.taken)}
 	for i, d := range ds {
@@ -228,7 +228,7 @@ func (g grant) refund(ds []sum, answer inmemory.Answer, now algebra.Micros) gran
 	return left
 }
 
-// grantOf is what the receipt of a call that was granted says.
+// grantOf returns the content of a granted call's receipt.
 func grantOf(ds []sum, answer inmemory.Answer, now, runAt algebra.Micros) grant {
 	g := grant{now, runAt, map[rowsOf]grantPart{}}
 	for i, d := range ds {
@@ -241,7 +241,7 @@ func grantOf(ds []sum, answer inmemory.Answer, now, runAt algebra.Micros) grant 
 	return g
 }
 
-// retryAt is what the call should say after it was carried out.
+// retryAt returns the call's RetryAt after it was carried out.
 func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
 	at, granted := now, answer.Granted
 	var demands []algebra.Demand
@@ -255,7 +255,7 @@ func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebr
 	for i, d := range ds {
 		rows := m.rows(d.rowsOf)
 		switch {
-		case verb == "refund": // of as many rows as there are
+		case verb == "refund": // of all existing rows
 			at = max(at, d.numbers.When(rows, max(len(rows), d.shards), 0, 0, now))
 		case verb == "check" && granted && forfeits(ds):
 			at = max(at, d.numbers.When(d.numbers.Spread(rows, d.shards, lefts[i], now), d.shards, 0, 0, now))
@@ -282,7 +282,7 @@ func (m model) rows(id rowsOf) []algebra.Row {
 	return rows
 }
 
-// readTable is the table as a model.
+// readTable reads the table as a model.
 func readTable(t *testing.T, db querier) model {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
@@ -307,8 +307,8 @@ func readTable(t *testing.T, db querier) model {
 	return m
 }
 
-// TestModel plays random sequences of every operation, with limits that change, shards that come and go and a clock that
-// steps back and forth, against the database and against the model. Answers and tables must be the same to the last bit.
+// TestModel plays random sequences of every operation against the database and the model. Limits change, shards come and
+// go, and the clock steps back and forth. Answers and tables must be equal, to the last bit.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	for i := range 4 {
@@ -325,7 +325,7 @@ func playModel(t *testing.T, calls int) {
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
 	}
-	_, clock := newLimiter() // each call has a Limiter of its own, since one refuses a name with two definitions
+	_, clock := newLimiter() // each call has its own Limiter: a Limiter refuses a name with two definitions
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption
@@ -413,7 +413,7 @@ func playModel(t *testing.T, calls int) {
 			if told := readReceipt(t, receipt); !told.equal(left) {
 				t.Fatalf("%s\nthe receipt: %s\nthe model:   %+v", story, receipt, left)
 			}
-			if verb == "refund" && r.IntN(4) > 0 { // else the old one will be used again
+			if verb == "refund" && r.IntN(4) > 0 { // otherwise the old receipt is used again
 				*from = consumption{receipt, left}
 			} else {
 				consumptions = append(consumptions, consumption{receipt, left})
@@ -423,11 +423,11 @@ func playModel(t *testing.T, calls int) {
 		}
 	}
 	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
-		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls are no test", granted, denied, ups, calls)
+		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls: this tested too little", granted, denied, ups, calls)
 	}
 }
 
-// randomUpTo makes of a call one that takes what is there: no reservation, and no key twice.
+// randomUpTo turns a call into an UpTo call: without a reservation, and with each key once.
 func randomUpTo(r *rand.Rand, asks []ask) (all []ask) {
 	for i, a := range asks {
 		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() && other.key == a.key }) {
@@ -442,7 +442,7 @@ func randomUpTo(r *rand.Rand, asks []ask) (all []ask) {
 	return all
 }
 
-// consumption is what can be refunded.
+// consumption is a grant that can be refunded.
 type consumption struct {
 	receipt ratelimit.Receipt
 	grant   grant
@@ -473,7 +473,7 @@ func (g grant) equal(other grant) bool {
 	return len(g.taken) == 0 && len(other.taken) == 0 || g.at == other.at && g.runAt == other.runAt && maps.Equal(g.taken, other.taken)
 }
 
-// picks is a sequence of choices that can be played again.
+// picks is a sequence of random choices that can be repeated.
 type picks struct{ seed uint64 }
 
 func randomPick(r *rand.Rand) picks { return picks{r.Uint64()} }
@@ -489,7 +489,7 @@ func (p picks) again() shardpick.Func {
 	}
 }
 
-// call calls the verb of that name.
+// call calls a verb by its name.
 func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, requests []ratelimit.Request) (ratelimit.Result, error) {
 	switch verb {
 	case "consume":
@@ -505,9 +505,9 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	}
 }
 
-// TestModelHoldsForConcurrentCallers lets transactions of every level, some of which roll back, consume and refund a few
-// keys at once, by the database's clock. For each key, all that was granted must fit the capacity, the refill between the
-// first and the last grant, and maxReserved.
+// TestModelHoldsForConcurrentCallers runs transactions of every level that consume and refund a few keys at once, by the
+// database's clock. Some roll back. For each key, all grants must fit the capacity, the refill between the first and the
+// last grant, and maxReserved.
 func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 16)
@@ -515,7 +515,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 		ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10)),
 		ratelimit.TokenBucket("sharded", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10), ratelimit.Shards(4)),
 		ratelimit.FixedWindow("window", 10, time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
-		// What a window has left is lost, and a slow machine needs time to take it.
+		// The rest of a window is lost, and a slow machine needs time to take it.
 		ratelimit.FixedWindow("sharded window", 10, 2*time.Second, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
 	}
 	type account struct {
@@ -536,7 +536,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 		}
 		return n.Capacity + refill + *limit.Config().MaxReserved
 	}
-	// reached says whether enough was granted, of everything, that the bound is what stops it.
+	// reached reports whether every limit granted so much that only the bound stops it.
 	reached := func() bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -564,7 +564,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20), reserve: r.IntN(4) == 0}
 					asks, requests = append(asks, a), append(requests, a.request())
 				}
-				refund := r.IntN(10) == 0 // of what had to wait, it gives nothing back
+				refund := r.IntN(10) == 0 // a request that had to wait gets no refund
 				var result ratelimit.Result
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
 					if result, err = limiter.Consume(ctx, tx, requests...); err == nil && r.IntN(10) == 0 {

@@ -16,8 +16,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/replay"
 )
 
-// TestReplayPredictsARun plays random calls on a Postgres, by a clock of the test's. The replay of what the observer has seen,
-// by the same definition, must foretell every decision and the longest wait of each key.
+// TestReplayPredictsARun plays random calls on a Postgres, by the test's clock. A replay of the observed events by the same
+// definition must predict every decision, and the longest wait of each key.
 func TestReplayPredictsARun(t *testing.T) {
 	t.Parallel()
 	pool, r := newPool(t, 1), newRand(t)
@@ -81,12 +81,12 @@ func TestReplayPredictsARun(t *testing.T) {
 			t.Errorf("%v: the longest waits are %v, want %v", limit, got, waits)
 		}
 		if i < 5 && (granted < 20 || c.Denied < 20) {
-			t.Errorf("%v: %d of %d granted is no test", limit, granted, len(events))
+			t.Errorf("%v: %d of %d granted: this tested too little", limit, granted, len(events))
 		}
 	}
 }
 
-// replayed is the report on events by one limit.
+// replayed returns the report on events for one limit.
 func replayed(t *testing.T, events []replay.Event, limit ratelimit.Limit) *replay.Report {
 	t.Helper()
 	report, err := replay.Run(func(yield func(replay.Event, error) bool) {
@@ -115,7 +115,7 @@ func TestReplayReadsAQuery(t *testing.T) {
 	first := noon.Add(123456 * time.Microsecond)
 	for _, row := range []struct {
 		sql  string
-		want string // the events, or a part of the error
+		want string // the events, or part of the error
 	}{
 		{"SELECT created_at, user_id FROM messages ORDER BY 1", "17 1, 4711 1"},
 		{"SELECT created_at, sender, tokens FROM messages ORDER BY 1", "ann 1.5, <b> 20"},

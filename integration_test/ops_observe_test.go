@@ -23,7 +23,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/observe"
 )
 
-// meter is OpenTelemetry's SDK with a reader that is asked.
+// meter is OpenTelemetry's SDK with a reader that the tests query.
 type meter struct {
 	*testing.T
 	*observe.Metrics
@@ -40,7 +40,7 @@ func newMeter(t *testing.T) meter {
 	return meter{t, metrics, reader}
 }
 
-// points is what a metric holds, by its attributes: of a counter its value; of a histogram count, and sum where it is wanted.
+// points returns the values of a metric by its attributes: a counter's value, a histogram's count and, if asked for, sum.
 func (m meter) points(name string) map[string]float64 {
 	m.Helper()
 	var all metricdata.ResourceMetrics
@@ -197,7 +197,7 @@ func TestMetricsOfRetries(t *testing.T) {
 	}}
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
 	attempts := 0
-	conflicts := func(ctx context.Context, tx pgx.Tx) error { // with another transaction, which commits first, twice
+	conflicts := func(ctx context.Context, tx pgx.Tx) error { // twice with another transaction that commits first
 		var n int
 		if err := tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits").Scan(&n); err != nil {
 			return err
@@ -227,13 +227,13 @@ func TestMetricsOfRetries(t *testing.T) {
 		t.Errorf("decisions %v", got)
 	}
 
-	// The last attempt is not followed by another.
+	// No attempt follows the last one.
 	attempts, failures = 0, nil
 	if err := limiter.InTx(t.Context(), pool, conflicts, ratelimit.Attempts(2)); !gaveUpAfter(err, 2) || !slices.Equal(failures, []int{1}) {
 		t.Errorf("%v, told of %v", err, failures)
 	}
 
-	// SendTx, too: a statement of the batch cannot be serialized once.
+	// SendTx, too: one statement of the batch fails once with a serialization failure.
 	failures = nil
 	if _, err := pool.Exec(t.Context(), `CREATE SEQUENCE tries; CREATE FUNCTION fail_once() RETURNS void LANGUAGE plpgsql AS
 		$$ BEGIN IF nextval('tries') = 1 THEN RAISE serialization_failure; END IF; END $$`); err != nil {
@@ -246,7 +246,7 @@ func TestMetricsOfRetries(t *testing.T) {
 	}
 }
 
-// A statement of a Coalescer counts once, with the calls that it decided.
+// A Coalescer's statement counts once, with the number of calls that it decided.
 func TestMetricsOfBatches(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -266,7 +266,7 @@ func TestMetricsOfBatches(t *testing.T) {
 		t.Fatal("granted")
 	}
 
-	release := holdFlights(t, coalescer, pool) // two calls that go straight to the pool
+	release := holdFlights(t, coalescer, pool) // two calls that are sent at once
 	flight := enqueue(t, coalescer, nil, slices.Repeat([]ratelimit.Request{limit.Key("ann")}, 50)...)
 	release()
 	flight.wg.Wait()
@@ -278,7 +278,7 @@ func TestMetricsOfBatches(t *testing.T) {
 	if got := m.points("ratelimit.coalesced.batch.size"); got[""] != 1+2+1 || got["sum "] != 1+2+50 {
 		t.Fatalf("fifty that waited: %v", got)
 	}
-	for range 7 { // each a statement of its own
+	for range 7 { // each with its own statement
 		if _, err := limiter.Consume(t.Context(), coalescer, wide.Key("ann")); err != nil {
 			t.Error(err)
 		}
@@ -288,8 +288,8 @@ func TestMetricsOfBatches(t *testing.T) {
 	}
 }
 
-// A caller who goes while his statement waits for a row is no error, with lib/pq neither, which tells of a canceled statement;
-// one that takes longer than he allows is.
+// A caller that leaves while its statement waits for a row causes no error, not even with lib/pq, which reports a canceled
+// statement. A statement that exceeds its caller's deadline does.
 func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 	t.Parallel()
 	url := newMigrated(t)
@@ -309,7 +309,8 @@ func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 		if _, err := new(ratelimit.Limiter).Consume(t.Context(), tx, request); err != nil {
 			t.Fatal(err)
 		}
-		// It goes once its statement waits: lib/pq asks the server once to cancel, which does nothing before a statement has begun.
+		// The caller leaves once its statement waits: lib/pq asks the server only once to cancel, which has no effect
+		// before the statement has begun.
 		consume := func(reason error) {
 			t.Helper()
 			ctx := &ending{t.Context(), make(chan struct{}), reason}
@@ -336,7 +337,7 @@ func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 	}
 }
 
-// ending is a context that is over, for a reason, when done is closed.
+// ending is a context that ends, for a reason, when done is closed.
 type ending struct {
 	context.Context
 	done   chan struct{}
@@ -354,7 +355,7 @@ func (c *ending) Err() error {
 	}
 }
 
-// logged is the records that a Log has written.
+// logged is the list of a Log's records.
 type logged struct {
 	mu sync.Mutex
 	bytes.Buffer
@@ -394,7 +395,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		w.check(ann)
 		w.do(w.limiter.Reset(w.Context(), w.db, limit.Key("bob")))
 		if got := out.records(w.T); len(got) != 0 {
-			w.Errorf("what was granted is logged: %v", got)
+			w.Errorf("a grant is logged: %v", got)
 		}
 		w.deny(ann, site.Global())
 		got := out.records(w.T)
@@ -409,7 +410,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 			w.Errorf("mistakes: %v", got)
 		}
 		if _, isTx := w.db.(pgx.Tx); !isTx {
-			elsewhere := connect(w.T, newSchema(w.T), 1) // where there are no functions
+			elsewhere := connect(w.T, newSchema(w.T), 1) // a schema without the functions
 			_, err := w.limiter.Consume(w.Context(), elsewhere, ann)
 			got := out.records(w.T)
 			if err == nil || len(got) != 1 || got[0]["level"] != "ERROR" || got[0]["limit"] != "perUser" || got[0]["verb"] != "consume" || got[0]["error"] != err.Error() {
@@ -418,7 +419,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 			cancelled, cancel := context.WithCancel(w.Context())
 			cancel()
 			if _, err := w.limiter.Consume(cancelled, elsewhere, ann); err == nil || len(out.records(w.T)) != 0 {
-				w.Error("a caller that went away is logged")
+				w.Error("a caller that left is logged")
 			}
 		}
 		if len(m.points("ratelimit.decisions")) < 5 {
@@ -460,7 +461,7 @@ func TestTheLogKeepsKeysToItself(t *testing.T) {
 	}
 }
 
-// A flood of denials is a few records that together account for all but those since the last one.
+// A flood of denials causes few records. Together they count all denials, except those after the last record.
 func TestAFloodOfDenialsDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -490,7 +491,7 @@ func TestAFloodOfDenialsDoesNotFloodTheLog(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	deny(quiet.Global()) // is not drowned
+	deny(quiet.Global()) // this one still gets a record
 	time.Sleep(every)
 	deny(flooded.Global())
 	took := time.Since(begin)

@@ -77,7 +77,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 	})
 }
 
-// pooledElsewhere is a pool of its own, for what would break the handle under test.
+// pooledElsewhere makes another pool, for errors that would break the handle under test.
 func pooledElsewhere(w world) *pgxpool.Pool { return newPool(w.T, 1) }
 
 func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
@@ -94,7 +94,7 @@ func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
 		if result.RetryAt.Before(before) || result.RetryAt.After(after) {
 			w.Fatalf("decided at %v, not between %v and %v", result.RetryAt, before, after)
 		}
-		// Inside a transaction, time goes on.
+		// Inside a transaction, At still advances.
 		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&before))
 		refund, err := limiter.Refund(w.Context(), w.db, result.Receipt(), limit.Key("ann").Count(0))
 		w.do(err)
@@ -119,7 +119,7 @@ func TestALimitFromAConfigFileWorksLikeOneInGo(t *testing.T) {
 		limit, err := ratelimit.New(config)
 		w.do(err)
 		same := ratelimit.FixedWindow("messages", 2, 90*time.Minute, ratelimit.Capacity(3), ratelimit.MaxReserved(0), ratelimit.Start(noon))
-		w.grant(limit.Key("ann"), same.Key("ann").Count(2)) // one definition, by two ways
+		w.grant(limit.Key("ann"), same.Key("ann").Count(2)) // one definition, written in two ways
 		w.retries(w.deny(limit.Key("ann").Reserve()), 90*time.Minute)
 	})
 }

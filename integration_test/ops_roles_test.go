@@ -30,15 +30,15 @@ func asRole(t *testing.T, pool *pgxpool.Pool, role string, conns int) *pgxpool.P
 	})
 }
 
-// createRole makes a role without any rights, which goes at the end, with what it owns.
+// createRole makes a role without any rights. The role and its objects are dropped at the end.
 func createRole(t *testing.T, pool *pgxpool.Pool) (role string) {
 	t.Helper()
 	role = "txlimit_test_" + strings.ToLower(rand.Text())
 	if _, err := pool.Exec(t.Context(), "CREATE ROLE "+role); err != nil {
-		t.Fatalf("this test makes roles, which takes a user with CREATEROLE: %v", err)
+		t.Fatalf("this test makes roles, so its user needs CREATEROLE: %v", err)
 	}
 	t.Cleanup(func() {
-		// The connection's own context is over by now.
+		// The connection's own context is over by then.
 		db, err := sql.Open("pgx", pool.Config().ConnString())
 		if err == nil {
 			defer db.Close()
@@ -48,13 +48,13 @@ func createRole(t *testing.T, pool *pgxpool.Pool) (role string) {
 			t.Error(err)
 		}
 	})
-	if _, err := pool.Exec(t.Context(), "GRANT "+role+" TO CURRENT_USER"); err != nil { // a no-op for a superuser
+	if _, err := pool.Exec(t.Context(), "GRANT "+role+" TO CURRENT_USER"); err != nil { // no effect for a superuser
 		t.Fatal(err)
 	}
 	return role
 }
 
-// newRole makes a role with these privileges in the pool's schema, and a connection that acts as it.
+// newRole makes a role with these privileges in the pool's schema, and a connection that uses the role.
 func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string) *pgx.Conn {
 	t.Helper()
 	role := createRole(t, pool)
@@ -67,13 +67,13 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 	return acquire(t, asRole(t, pool, role, 1))
 }
 
-// named puts the names of a test into SQL that is documented for the schema app and the role app_user.
+// named puts a test's names into SQL that is documented for the schema app and the role app_user.
 func named(sql, schema, role string) string {
 	sql = regexp.MustCompile(`\bapp_user\b`).ReplaceAllString(sql, role)
 	return regexp.MustCompile(`\bapp\b`).ReplaceAllString(sql, schema)
 }
 
-// seed makes rows of the limits that everyVerb uses.
+// seed makes rows for the limits that everyVerb uses.
 func seed(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	limiter, _ := newLimiter()
@@ -84,7 +84,7 @@ func seed(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// everyVerb uses every path of the limiter once, and says how each went. Rows are there after seed.
+// everyVerb uses every path of the limiter once, and returns the outcomes. It needs the rows of seed.
 func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 	t.Helper()
 	limiter, clock := newLimiter()
@@ -93,7 +93,7 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
 	ctx := t.Context()
 	only := func(_ ratelimit.Result, err error) error { return err }
-	sweep := func() error { // of the row that nothing else uses
+	sweep := func() error { // deletes a row that nothing else uses
 		later := ratelimit.Limiter{Clock: func() time.Time { return clock.now.Add(1000 * time.Hour) }}
 		_, err := later.Sweep(ctx, db, ratelimit.TokenBucket("idle", 10, time.Minute))
 		return err
@@ -113,8 +113,8 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 	}
 }
 
-// everyWay uses the limiter in every way there is, each once or a little more, and says how each went: the verbs, and what else
-// asks the database in a form of its own.
+// everyWay uses the limiter in every way, each at least once, and returns the outcomes: the verbs, and everything else with
+// its own SQL.
 func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 	t.Helper()
 	ctx := t.Context()
@@ -161,7 +161,7 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 	return ways
 }
 
-// wantWays wants all ways to work but these, which must be refused for want of rights.
+// wantWays wants all ways to work except the refused ones, which must fail because of missing rights.
 func wantWays(t *testing.T, ways map[string]error, refused ...string) {
 	t.Helper()
 	for way, err := range ways {
@@ -180,7 +180,7 @@ func wantWays(t *testing.T, ways map[string]error, refused ...string) {
 	}
 }
 
-// wantRefused wants statements to be refused for want of rights.
+// wantRefused wants statements to fail because of missing rights.
 func wantRefused(t *testing.T, pool *pgxpool.Pool, statements ...string) {
 	t.Helper()
 	for _, sql := range statements {
@@ -194,15 +194,15 @@ func wantRefused(t *testing.T, pool *pgxpool.Pool, statements ...string) {
 	}
 }
 
-// What nobody but the owner should be able to do.
+// Statements that only the owner may run.
 var ownersOnly = []string{
 	"TRUNCATE rate_limits", "DROP TABLE rate_limits", "ALTER TABLE rate_limits ADD COLUMN x text", "CREATE TRIGGER t BEFORE INSERT ON rate_limits EXECUTE FUNCTION f()",
 	"CREATE INDEX ON rate_limits (ts)", "DROP FUNCTION ratelimit_reset", "ALTER FUNCTION ratelimit_reset COST 1", "DROP VIEW rate_limits_turn_00",
 }
 
-// What touches rows past the functions.
+// Statements that touch rows without the functions.
 var rowsByHand = []string{
-	"SELECT * FROM rate_limits", "SELECT count(*) FROM rate_limits", // which a reader may
+	"SELECT * FROM rate_limits", "SELECT count(*) FROM rate_limits", // a reader may do this
 	"INSERT INTO rate_limits VALUES ('bucket', 'seeded', 1, 1, 1e9, now())", "UPDATE rate_limits SET value = 1e9", "DELETE FROM rate_limits",
 	"LOCK TABLE rate_limits IN EXCLUSIVE MODE; SELECT 1", "SELECT FROM rate_limits FOR UPDATE",
 }
@@ -254,7 +254,7 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	}
 }
 
-// A reader looks, by the library and by hand. What it may not do fails closed, and says so.
+// A reader can look, with the library and by hand. All else fails closed, with an error that says so.
 func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
@@ -275,8 +275,8 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	wantRefused(t, reader, ownersOnly...)
 	wantRefused(t, reader, rowsByHand[2:]...)
 
-	// In a transaction, the error is that of any statement without rights: it names the table and no key, ends the transaction,
-	// and neither COMMIT nor another attempt makes a grant of it.
+	// In a transaction, missing rights cause an error like that of any other statement: it names the table but no key, and
+	// aborts the transaction. Neither COMMIT nor a retry turns it into a grant.
 	tx, err := reader.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -297,7 +297,8 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	}
 }
 
-// newDefiner makes a schema whose owner has no rights but those of an owner, and an application's role that consumes with his.
+// newDefiner makes a schema whose owner has only an owner's rights, and an application's role that consumes with those
+// rights.
 func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
 	t.Helper()
 	admin = connect(t, newSchema(t), 2)
@@ -323,7 +324,7 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('{bucket}', '{seeded}')")
 	wantWays(t, everyWay(t, owner))
 
-	// Another role that may use the schema cannot borrow the owner's rights.
+	// Another role that may use the schema cannot use the owner's rights.
 	role := createRole(t, admin)
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+schemaOf(t, admin)+" TO "+role)
 	other := asRole(t, admin, role, 1)
@@ -334,8 +335,8 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 	}
 }
 
-// Where new tables are granted to the roles of an API, as in the schema public of Supabase, these can reset and delete, until the
-// rights are taken away.
+// In some schemas, new tables are granted to an API's roles, as in Supabase's schema public. These roles can reset and
+// delete until the rights are revoked.
 func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	t.Parallel()
 	owner := connect(t, newSchema(t), 2)

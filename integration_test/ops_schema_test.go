@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// catalog is what a schema holds of ours, as text, without the schema's name.
+// catalog returns our objects in a schema as text, without the schema's name.
 func catalog(t *testing.T, db querier, schema string) string {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `
@@ -53,7 +53,7 @@ func catalog(t *testing.T, db querier, schema string) string {
 	return strings.NewReplacer(pgx.Identifier{schema}.Sanitize()+".", "", schema+".", "").Replace(text)
 }
 
-// schemaOf is the schema that a URL of newSchema leads to.
+// schemaOf returns the schema of a URL from newSchema.
 func schemaOf(t *testing.T, db ratelimit.DB) (name string) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), "SELECT current_schema()").Scan(&name); err != nil {
@@ -62,7 +62,7 @@ func schemaOf(t *testing.T, db ratelimit.DB) (name string) {
 	return name
 }
 
-// works tries the limiter.
+// works wants the limiter to work.
 func works(t *testing.T, db ratelimit.DB) {
 	t.Helper()
 	var limiter ratelimit.Limiter
@@ -161,7 +161,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 			}
 			var app, limits bool
 			if err := pool.QueryRow(t.Context(), "SELECT to_regclass('app') IS NOT NULL, to_regclass('rate_limits') IS NOT NULL").Scan(&app, &limits); err != nil || app != oursFirst || limits == oursFirst {
-				t.Fatalf("after the first went down: app %v, limits %v, %v", app, limits, err)
+				t.Fatalf("after the first one's Down: app %v, limits %v, %v", app, limits, err)
 			}
 			if _, err := providers[0].Up(t.Context()); err != nil {
 				t.Fatal(err)
@@ -209,7 +209,7 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 			}
 			works(t, pool)
 
-			// From here on with goose.
+			// From here on, goose migrates.
 			db, err := sql.Open("pgx", url)
 			if err != nil {
 				t.Fatal(err)
@@ -287,7 +287,7 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 			t.Errorf("search_path %s: %d deleted, %v", path, deleted, err)
 		}
 	}
-	// A table of that name which comes first in somebody's search_path is not used.
+	// A table with that name in another schema of the search_path is not used, even if it comes first.
 	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE rate_limits (LIKE "+schema+".rate_limits); SET search_path = pg_temp, "+schema); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// sweep sweeps, which must work.
+// sweep sweeps, and wants no error.
 func (w world) sweep(limits ...ratelimit.Limit) int64 {
 	w.Helper()
 	deleted, err := w.limiter.Sweep(w.Context(), w.db, limits...)
@@ -32,7 +32,7 @@ func (w world) sweep(limits ...ratelimit.Limit) int64 {
 	return deleted
 }
 
-// TestASweepDeletesWhatSaysNothing writes rows by hand. An hour before noon, which is what counts, is 11:00.
+// TestASweepDeletesWhatSaysNothing writes rows by hand. A row must have been full at 11:00, an hour before noon.
 func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(20))
@@ -60,7 +60,7 @@ func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 		{"before all time", bucket, "0, 1, 1e9, '-infinity'", false},
 		{"NaN, which is full", bucket, "0, 1, 'NaN', '2026-07-01 11:00Z'", true},
 		{"Infinity, which is full", bucket, "0, 1, 'Infinity', '2026-07-01 11:00Z'", true},
-		{"shards that nobody could have", bucket, "0, 0, 20, '2026-06-01Z'", false},
+		{"an invalid number of shards", bucket, "0, 0, 20, '2026-06-01Z'", false},
 
 		{"nothing saved up, nothing owed", none, "0, 1, 0, '2026-07-01 11:00Z'", true},
 		{"nothing saved up, debt paid", none, "0, 1, -10, '2026-07-01 10:59Z'", true},
@@ -111,7 +111,7 @@ func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 	}
 }
 
-// Every key has a grid of its own if the window has no start, and is swept by that, whatever characters it has.
+// Without a start, every key has its own grid of windows. The sweep must use it, whatever the key's characters.
 func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 	t.Parallel()
 	limiter, clock := newLimiter()
@@ -124,7 +124,7 @@ func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 	for _, request := range requests {
 		w.grant(request.Count(10))
 	}
-	var resets []time.Time // when the windows of all keys are over
+	var resets []time.Time // the ends of all keys' windows
 	for _, request := range requests {
 		resets = append(resets, w.check(request.Count(0)).Requests[0].ResetAt)
 	}
@@ -144,7 +144,7 @@ func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 	}
 }
 
-// sweep deletes from the model what a sweep must: the rows of limits that are full, and have been for an hour.
+// sweep deletes from the model the rows that a sweep must delete: those of limits that have been full for an hour.
 func (m model) sweep(limits []ratelimit.Limit, now algebra.Micros) (deleted int64) {
 	for id, rows := range m {
 		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
@@ -164,9 +164,9 @@ func (m model) sweep(limits []ratelimit.Limit, now algebra.Micros) (deleted int6
 	return deleted
 }
 
-// TestASweepChangesNoDecision plays random sequences of every verb at random instants, with a sweep now and then, against the database,
-// against the model that is swept as well, and against one that never is. Whether something is granted, when to try
-// again and what is left must be the same in all of them. The clock steps back and forth, by up to an hour.
+// TestASweepChangesNoDecision plays random sequences of every verb at random instants, with some sweeps, on the database,
+// on a model that is swept, too, and on one that never is. All must agree on each grant, on RetryAt and on what is left.
+// The clock steps back and forth, by up to an hour.
 func TestASweepChangesNoDecision(t *testing.T) {
 	t.Parallel()
 	for i := range 2 {
@@ -177,8 +177,8 @@ func TestASweepChangesNoDecision(t *testing.T) {
 	}
 }
 
-// TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, against the model that is
-// swept. (A sharded limit that begins anew takes from all shards at first, so that more of them are refilled.)
+// TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, on the database and
+// on the swept model. (A sharded limit without rows first takes from all shards, so more of them are refilled.)
 func TestASweepOfLimitsThatChangeAndAreSharded(t *testing.T) {
 	t.Parallel()
 	for i := range 2 {
@@ -201,15 +201,15 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 	latest := clock.now
 	granted, denied := 0, 0
 	var deleted, back int64
-	// Until there was enough of everything.
+	// Until everything has happened often enough.
 	for n := 0; n < calls || granted < calls/4 || denied < calls/100 || deleted < int64(calls/50) || back < int64(calls/20); n++ {
 		if n == 5*calls {
-			t.Fatalf("%d grants, %d denials, %d rows swept and %d calls at a clock that was set back are no test of %d calls", granted, denied, deleted, back, n)
+			t.Fatalf("%d grants, %d denials, %d rows swept and %d calls at a clock that was set back, of %d calls: this tested too little", granted, denied, deleted, back, n)
 		}
 		for i := range limits {
 			if changing && (n == 0 || r.IntN(40) == 0) {
 				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1+r.IntN(4))
-			} else if !changing && n%100 == 0 { // others, with rows of their own
+			} else if !changing && n%100 == 0 { // other keys, with their own rows
 				limits[i] = randomLimit(r, fmt.Sprintf("limit %d after %d", i, n), 1)
 			}
 		}
@@ -226,7 +226,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			if len(some) == 0 {
 				continue
 			}
-			// By the latest instant that there was, since from the one to which a clock has stepped back it may do so again.
+			// The sweep is as of the latest instant that the clock has shown: a clock that stepped back may reach it again.
 			sweeper := ratelimit.Limiter{Clock: func() time.Time { return latest }}
 			got, err := sweeper.Sweep(t.Context(), pool, some...)
 			if want := swept.sweep(some, algebra.At(latest)); err != nil || got != want {
@@ -267,7 +267,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 				answer := m.do(verb, ds, pick.again(), &left, now)
 				want := answer.Granted
 				if got := err == nil && (result.OK || verb == "reset"); got != want {
-					t.Fatalf("%s\nthe model that is %s says %v", story, name, want)
+					t.Fatalf("%s\nthe model that is %s: %v", story, name, want)
 				}
 				if retryAt := m.retryAt(verb, ds, answer, now); verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
 					t.Fatalf("%s\nRetryAt by the model that is %s: %v", story, name, retryAt.Time())
@@ -285,7 +285,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 		for id, rows := range never {
 			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 			if i < 0 {
-				continue // of before
+				continue // an older limit
 			}
 			for _, then := range []time.Time{clock.now, latest.Add(-time.Hour)} {
 				full := numbers(limits[i], id.Key)
@@ -295,10 +295,10 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			}
 		}
 	}
-	t.Logf("%d grants, %d denials, %d rows swept, %d calls before an instant that had been", granted, denied, deleted, back)
+	t.Logf("%d grants, %d denials, %d rows swept, %d calls before an instant that the clock had shown", granted, denied, deleted, back)
 }
 
-// idle writes rows of the limit l for keys "0", "1", ..., full for a long time.
+// idle writes rows of the limit l for keys "0", "1", ... that have been full for a long time.
 func idle(t *testing.T, db handle, n int) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, n-1))
@@ -316,7 +316,8 @@ func countRows(t *testing.T, db ratelimit.DB) (n int64) {
 	return n
 }
 
-// A sweep works wherever it can make transactions of its own, READ COMMITTED whatever the default is; elsewhere it is refused.
+// A sweep works on every handle on which it can begin its own transactions, READ COMMITTED whatever the default is.
+// Elsewhere it is refused.
 func TestWhereASweepWorks(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -337,7 +338,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sqlConn.Close() //nolint:errcheck // gives it back
+	defer sqlConn.Close() //nolint:errcheck // returns it to the pool
 	exec := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
 	simple := reconfigured(t, strict, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
 	handles := map[string]ratelimit.DB{
@@ -361,7 +362,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sqlTx.Rollback() //nolint:errcheck // was only read
+	defer sqlTx.Rollback() //nolint:errcheck // it only reads
 	window := ratelimit.FixedWindow("w", 10, time.Minute)
 	for name, test := range map[string]struct {
 		db     ratelimit.DB
@@ -377,7 +378,7 @@ func TestWhereASweepWorks(t *testing.T) {
 		"a nil sql.DB":            {ratelimit.SQL((*sql.DB)(nil)), []ratelimit.Limit{limit}},
 		"no limits":               {pool, nil},
 		"the zero limit":          {pool, []ratelimit.Limit{limit, {}}},
-		"a limit that is wrong":   {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
+		"a limit that is invalid": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
 		"two kinds of one name":   {pool, []ratelimit.Limit{limit, window, ratelimit.FixedWindow("l", 10, time.Minute)}},
 		"two periods of one name": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("l", 10, time.Hour)}},
 	} {
@@ -397,7 +398,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	}
 }
 
-// Plans share a name. A row is deleted if it is full by every plan that is passed.
+// Plans share a name. A row is deleted if it is full by every given plan.
 func TestASweepMindsEveryPlan(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -418,13 +419,13 @@ func TestASweepMindsEveryPlan(t *testing.T) {
 	if result, err := limiter.Check(t.Context(), pool, pro.Key("ann").Count(0)); err != nil || result.Remaining >= 5000 {
 		t.Errorf("%v left, %v", result.Remaining, err)
 	}
-	clock.Advance(45*time.Hour + time.Minute) // 5000 at 100 an hour
+	clock.Advance(45*time.Hour + time.Minute) // more than 5000 at 100 an hour need
 	sweep(0)
 	clock.Advance(time.Hour)
 	sweep(1)
 }
 
-// Rows that somebody has locked stay, and nobody waits: not even of all shards of a key, of which one is locked.
+// Rows that a transaction has locked stay, and the sweep does not wait. If one shard of a key is locked, all of them stay.
 func TestASweepLeavesWhatIsLocked(t *testing.T) {
 	t.Parallel()
 	limiter, clock := newLimiter()
@@ -445,15 +446,15 @@ func TestASweepLeavesWhatIsLocked(t *testing.T) {
 	}
 	w.do(holder.Rollback(t.Context()))
 
-	// It took nobody in: the key is as full as before.
+	// The key is as full as before.
 	w.holds(sharded.Key("locked"), 10)
 	if deleted := w.sweep(limit, sharded); deleted != 4 {
-		t.Errorf("%d rows deleted when they were free", deleted)
+		t.Errorf("%d rows deleted after they were unlocked", deleted)
 	}
 }
 
-// Who wants a row that a sweep is deleting waits for its commit. Then it is granted what a full limit grants: in READ COMMITTED at once,
-// above it when the transaction has run again.
+// A call that wants a row that a sweep is deleting waits for the sweep's commit. Then it gets what a full limit grants: in
+// READ COMMITTED at once, at higher levels when the transaction is retried.
 func TestWhoMeetsASweep(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
@@ -507,7 +508,7 @@ func TestWhoMeetsASweep(t *testing.T) {
 	}
 }
 
-// A sweep that is given up says how many rows are gone, and leaves a usable connection.
+// A cancelled sweep returns the number of deleted rows, and leaves a usable connection.
 func TestASweepThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -533,7 +534,7 @@ func TestASweepThatIsGivenUp(t *testing.T) {
 	}
 }
 
-// Several sweeps at once do not wait for each other, nor count anything twice.
+// Several sweeps at once do not wait for each other, and count no row twice.
 func TestSeveralSweepsAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -551,14 +552,14 @@ func TestSeveralSweepsAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if left := countRows(t, pool); deleted.Load() != 10_000 || left != 0 { // what one has locked, and another has left, the one has deleted
+	if left := countRows(t, pool); deleted.Load() != 10_000 || left != 0 { // a row that one sweep skipped is deleted by the sweep that had locked it
 		t.Errorf("%d rows deleted, %d are left", deleted.Load(), left)
 	}
 }
 
-// TestSweepsAmongTraffic consumes keys in bursts, on every kind of handle and at every level, about as often as they become full, while
-// sweeps delete them at the very instant: their clock is an hour ahead. The balance of each key is known from the grants, as
-// an upper bound, and must never be below zero. Nor may much be lost.
+// TestSweepsAmongTraffic consumes keys in bursts, on every kind of handle and at every level, about as often as they become
+// full. Meanwhile sweeps delete them as soon as they are full: their clock is an hour ahead. The grants give an upper bound
+// of each key's balance, which must never be negative. Nor may much be lost.
 func TestSweepsAmongTraffic(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -572,12 +573,12 @@ func TestSweepsAmongTraffic(t *testing.T) {
 		ratelimit.FixedWindow("window", 10, 100*time.Millisecond),
 		ratelimit.TokenBucket("sharded", 100, time.Second, ratelimit.Capacity(12), ratelimit.Shards(3)),
 	}
-	var ahead time.Duration // of this process' clock is the database's
+	var ahead time.Duration // the database's clock minus this process'
 	var now time.Time
 	if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
 		t.Fatal(err)
 	}
-	ahead = time.Until(now) - time.Millisecond // how long the answer took at the most, about; and in any case some time passes before the sweep
+	ahead = time.Until(now) - time.Millisecond // about the longest time for the answer; and some time passes before the sweep
 
 	var limiter ratelimit.Limiter
 	var retries atomic.Int64
@@ -631,7 +632,7 @@ func TestSweepsAmongTraffic(t *testing.T) {
 	defer stop()
 
 	type account struct {
-		balance float64 // at most, after the latest grant
+		balance float64 // upper bound, after the latest grant
 		last    time.Time
 	}
 	accounts := map[rowsOf]*account{}
@@ -682,7 +683,7 @@ func TestSweepsAmongTraffic(t *testing.T) {
 		before := min(acc.balance+refill(acc.last, first), n.Capacity)
 		acc.balance, acc.last = before+refill(first, last)-float64(len(grants)), last
 		if acc.balance < -1e-6 {
-			t.Fatalf("burst %d, %v, %s: %d grants from %v to %v, where at most %v could be had", bursts, limit, key, len(grants), first, last, acc.balance+float64(len(grants)))
+			t.Fatalf("burst %d, %v, %s: %d grants from %v to %v, where at most %v were available", bursts, limit, key, len(grants), first, last, acc.balance+float64(len(grants)))
 		}
 		expected += min(before, 2*float64(len(ways)))
 		granted += float64(len(grants))
@@ -690,13 +691,14 @@ func TestSweepsAmongTraffic(t *testing.T) {
 	}
 	stop()
 	sweeps.Wait()
-	t.Logf("%d bursts: %v grants where %.0f were there when they began; %d rows swept meanwhile, %d transactions run again", bursts, granted, expected, deleted, retries.Load())
+	t.Logf("%d bursts: %v grants where %.0f were available when they began; %d rows swept meanwhile, %d transactions retried", bursts, granted, expected, deleted, retries.Load())
 	if deleted < int64(bursts)/10 || granted < 0.7*expected {
 		t.Errorf("%d rows swept among %d bursts, %v grants of %.0f: too few", deleted, bursts, granted, expected)
 	}
 }
 
-// A sweep walks the primary key, whatever the table was like when its plan was made: each batch reads what it looks at and no more.
+// A sweep walks the primary key, whatever the table had when its plan was made: each batch reads only the rows that it
+// looks at.
 func TestASweepWalksThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -707,7 +709,7 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, rows := range []string{"0", "1", "40", "6000"} { // at which the plan is made
+	for _, rows := range []string{"0", "1", "40", "6000"} { // when the plan is made
 		exec(`TRUNCATE rate_limits`)
 		exec(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 10, now() FROM generate_series(1, ` + rows + `) AS i`)
 		exec(`ANALYZE rate_limits`)
@@ -751,8 +753,8 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 	}
 }
 
-// With sweeps, the table is as large as what is in use, not as what ever was.
-func TestTheTableStaysSmall(t *testing.T) { // not parallel: VACUUM keeps what a transaction of another test might still see
+// With sweeps, the table's size follows the keys in use, not all keys ever used.
+func TestTheTableStaysSmall(t *testing.T) { // not parallel: VACUUM keeps rows that another test's transaction might still see
 	pool := newPool(t, 1)
 	if _, err := pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
@@ -818,7 +820,7 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 			t.Errorf("ratelimit_sweep(%s): %v, want %q", arguments, err, text)
 		}
 	}
-	for _, level := range levels[1:] { // where it would conflict with whoever uses what it has read
+	for _, level := range levels[1:] { // at these levels, it would conflict with every user of a row that it has read
 		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), "SELECT * FROM ratelimit_sweep('l', 10, '1 minute')")
 			return err
@@ -830,7 +832,7 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	if n := countRows(t, pool); n != 10 {
 		t.Errorf("%d rows are left", n)
 	}
-	// A key with more rows than a batch, which only a hand can make, does not hold it up.
+	// A key with more rows than a batch does not stop the sweep. Such a key can only be made by hand.
 	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'l', '0', i, 1, 1, now() FROM generate_series(1, 2500) AS i`); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// asTenant runs a function in a transaction of a tenant's.
+// asTenant runs a function in a tenant's transaction.
 func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx)) {
 	t.Helper()
 	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -29,13 +29,13 @@ func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx
 	}
 }
 
-// Under a policy, every function works on the rows of the tenant, and on no others.
+// Under a policy, every function works on the rows of its tenant, and no others.
 func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
 	role, schema := createRole(t, owner), schemaOf(t, owner)
 	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
-	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(docSQL(t, "docs/security.md", "CREATE POLICY")) // and not app.tenant
+	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(docSQL(t, "docs/security.md", "CREATE POLICY")) // but not app.tenant
 	mustExec(t, owner, policy)
 	app := asRole(t, owner, role, 4)
 	var limiter ratelimit.Limiter
@@ -55,7 +55,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, want := range []float64{1, 1, 2} {
-				if held := result.Requests[i].Remaining; math.Floor(held) != want { // the clock ticks
+				if held := result.Requests[i].Remaining; math.Floor(held) != want { // the clock runs
 					t.Errorf("tenant %q holds %v of limit %d, want %v", tenant, held, i, want)
 				}
 			}
@@ -76,8 +76,8 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	}
 	before := tableOf(t, owner)
 
-	// Another's rows cannot be seen, nor consumed from: to write one is refused, and so nothing is granted. What finds no row, a
-	// refund or a reset, does nothing.
+	// A tenant can neither see nor consume another's rows: writing one is refused, so nothing is granted. A refund or a
+	// reset finds no row and does nothing.
 	foreign := []ratelimit.Request{bucket.Key("acme", "ann"), window.Key("acme", "ann"), wide.Key("acme", "ann")}
 	for _, tenant := range []string{"globex", "acm", "acme|ann", "%", "acme\\", ""} {
 		attack := func(name, want string, do func(ctx context.Context, db handle) error) {
@@ -88,7 +88,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 					t.Fatal(err)
 				}
 				if err := do(t.Context(), inside); sqlState(err) != want || want == "" && err != nil {
-					t.Errorf("tenant %q, %s of another's: %v, want %q", tenant, name, err, want)
+					t.Errorf("tenant %q, %s of another tenant's: %v, want %q", tenant, name, err, want)
 				}
 				if err := inside.Rollback(t.Context()); err != nil {
 					t.Error(err)
@@ -126,7 +126,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
 			var n int
 			if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits WHERE key LIKE 'acme%'").Scan(&n); err != nil || n != 0 {
-				t.Errorf("tenant %q sees %d rows of another's, %v", tenant, n, err)
+				t.Errorf("tenant %q sees %d rows of another tenant, %v", tenant, n, err)
 			}
 		})
 	}
@@ -135,8 +135,9 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	}
 }
 
-// A schema for each tenant, with limits of its own: chosen for each transaction on one pool, whose connections have prepared
-// the statements for another tenant before; and with a role for each, that may not use the other's.
+// A schema for each tenant, with its own limits. In one variant, each transaction on one pool selects the schema; the
+// connections have prepared the statements for another tenant before. In the other, each tenant has a role that may not use
+// the other schema.
 func TestASchemaForEachTenant(t *testing.T) {
 	t.Parallel()
 	a, b := newPool(t, 2), newPool(t, 2)
@@ -175,12 +176,12 @@ func TestASchemaForEachTenant(t *testing.T) {
 			return err
 		})
 		if err == nil || denied(err) || sqlState(err) == "" {
-			t.Errorf("in another's schema: %v, want an error of the database", err)
+			t.Errorf("in another tenant's schema: %v, want an error of the database", err)
 		}
 	}
 	for verb, err := range everyVerb(t, tenant) {
 		if err != nil {
-			t.Errorf("%s in his own schema: %v", verb, err)
+			t.Errorf("%s in its own schema: %v", verb, err)
 		}
 	}
 	if after := tableOf(t, b); after != before {

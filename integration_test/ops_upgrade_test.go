@@ -32,15 +32,15 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// What an upgrade relies on, migrate first and then deploy:
+// Upgrades rely on these rules. Operators migrate first and then deploy.
 //
-//   - A newer schema serves older libraries: no function changes its arguments, its columns or what it answers. One that has to
-//     gets a new name. TestOlderLibrariesWorkOnTheNewestSchema
-//   - A newer library on an older schema fails closed, with an error that says what is missing, in what is new to it, and works
-//     in the rest. TestTheLibraryOnOlderSchemas
-//   - Migrating disturbs nobody. TestMigrationsUnderTraffic
+//   - A newer schema serves older libraries: no function changes its arguments, columns or answers. If one must, it gets a new name.
+//     TestOlderLibrariesWorkOnTheNewestSchema
+//   - A newer library on an older schema fails closed in its new functions, with an error that says what is missing. The rest works.
+//     TestTheLibraryOnOlderSchemas
+//   - Migrations do not disturb running calls. TestMigrationsUnderTraffic
 
-// uses is every way in which the library uses the schema, and the migration that brought what it needs.
+// uses are all ways in which the library uses the schema, each with the migration that it needs.
 var uses = []struct {
 	name      string
 	migration int64
@@ -95,7 +95,7 @@ var uses = []struct {
 	}},
 	{"SendTx, denied", 1, func(ctx context.Context, pool *pgxpool.Pool) error {
 		var err error
-		for err == nil { // until it is denied
+		for err == nil { // until a call is denied
 			err = sendTx(ctx, pool, plain.Key("b").Count(plain.Capacity()))
 		}
 		if denied(err) {
@@ -151,7 +151,7 @@ func TestTheLibraryOnOlderSchemas(t *testing.T) {
 					}
 					continue
 				}
-				// It fails closed, and says what to look for. (That it is the views that are missing is another SQLSTATE.)
+				// The call fails closed, and the error says what to look for. (A missing view has another SQLSTATE.)
 				if state := sqlState(err); state != "42883" && state != "42P01" {
 					t.Errorf("%s needs migration %d, and on %d: %v", use.name, use.migration, version, err)
 				} else if !strings.Contains(err.Error(), "has the schema of package migrations been migrated") {
@@ -162,7 +162,7 @@ func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	}
 }
 
-// clone is a copy of the directory of migrations, in which a person works.
+// clone is a copy of the directory of migrations, as in a developer's clone.
 type clone struct {
 	*testing.T
 	dir string
@@ -193,7 +193,7 @@ func (c clone) write(name, text string) {
 	}
 }
 
-// edit replaces what is in a file once.
+// edit replaces a text that occurs once in a file.
 func (c clone) edit(name, old, with string) {
 	c.Helper()
 	text := c.read(name)
@@ -203,7 +203,7 @@ func (c clone) edit(name, old, with string) {
 	c.write(name, strings.Replace(text, old, with, 1))
 }
 
-// generate is make generate.
+// generate does what make generate does.
 func (c clone) generate() {
 	c.Helper()
 	if err := migrationgen.Write(c.dir); err != nil {
@@ -211,7 +211,7 @@ func (c clone) generate() {
 	}
 }
 
-// migrations are the names of the files for goose.
+// migrations returns the names of the files for goose.
 func (c clone) migrations() []string {
 	c.Helper()
 	names, err := fs.Glob(os.DirFS(c.dir), "0*.sql")
@@ -232,7 +232,7 @@ func (c clone) release() {
 	}
 }
 
-// files are all files, with their texts.
+// files returns all files, with their texts.
 func (c clone) files() map[string]string {
 	c.Helper()
 	files := map[string]string{}
@@ -254,7 +254,7 @@ func (c clone) later() {
 	c.release()
 	for _, change := range []func(){
 		c.oneLine,
-		func() { // another body, and a new function
+		func() { // a changed body, and a new function
 			c.edit("engine/consume.sql", "-- Locks nothing.", "-- Locks nothing, again.")
 			c.write("engine/reset.sql", c.read("engine/reset.sql")+`
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_rows(name text, OUT rows bigint)
@@ -269,7 +269,7 @@ $body$;
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows a limit has; not how many keys.';
 `)
 		},
-		func() { // a comment, and two bodies, one of which has been changed before
+		func() { // a changed comment, and two changed bodies, one of them for the second time
 			c.edit("engine/keys.sql", "The limited keys:", "The keys limited now:")
 			c.edit("engine/reset.sql", "count(*) INTO rows", "count(r.key) INTO rows")
 			c.edit("engine/apply.sql", "lost a hundred races", "lost one hundred races")
@@ -287,7 +287,7 @@ func (c clone) oneLine() {
 	c.edit("engine/apply.sql", "lost 100 races", "lost a hundred races")
 }
 
-// TestAOneLineChangeAfterARelease is what a fix of one function costs: one line in the source, and a migration that holds this
+// TestAOneLineChangeAfterARelease shows what a fix of one function takes: one line in the source, and a migration with this
 // function alone.
 func TestAOneLineChangeAfterARelease(t *testing.T) {
 	t.Parallel()
@@ -341,7 +341,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 		t.Error("the migration does not change _ratelimit_apply alone")
 	}
 	if at(released) != old {
-		t.Error("the way back does not lead back")
+		t.Error("Down does not restore the old function")
 	}
 }
 
@@ -359,13 +359,13 @@ func goTo(t *testing.T, provider *goose.Provider, version int64) {
 	}
 }
 
-// TestEveryUpgradePathLeadsToTheSame goes from each version to each other, in a history that goes on after today's with changes
-// of all kinds. What a version is does not depend on the way to it, and the newest is schema.sql.
+// TestEveryUpgradePathLeadsToTheSame migrates from each version to each other, in a history that continues after today's
+// with changes of all kinds. A version is the same whatever the path to it, and the newest one is schema.sql.
 func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	t.Parallel()
 	c := newClone(t)
 	c.later()
-	// The table: by hand, as the generator asks for.
+	// The table changes by a hand-written migration, as the generator asks for.
 	c.edit("engine/table.sql", "    PRIMARY KEY", "    more   integer          NOT NULL DEFAULT 0,\n    PRIMARY KEY")
 	c.edit("engine/consume.sql", "-- Locks nothing, again.", "-- Locks nothing, not even more.")
 	err := migrationgen.Write(c.dir)
@@ -416,8 +416,9 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	}
 }
 
-// TestMigrationsUnderTraffic migrates from the first version to the newest of a history that goes on after today's, back and up again,
-// while the library is in use: no call fails, none of them waits for long, no more is granted than is due, and no row is touched.
+// TestMigrationsUnderTraffic migrates from the first version to the newest of a history that continues after today's, back
+// and up again, while the library is in use. No call fails or waits for long, no more is granted than is due, and no row is
+// touched.
 func TestMigrationsUnderTraffic(t *testing.T) {
 	t.Parallel()
 	c := newClone(t)
@@ -493,7 +494,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	}
 	step(newest)
 	for deadline := time.Now().Add(20 * time.Second); calls.Load() < granted.Load()+10 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond) // until the bound is what stops them
+		time.Sleep(time.Millisecond) // until only the bound stops them
 	}
 	stop.Store(true)
 	wg.Wait()
@@ -503,7 +504,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 		t.Errorf("%d were granted, %d are due", granted.Load(), bound)
 	}
 	if granted.Load() < capacity || calls.Load() < granted.Load()+10 {
-		t.Errorf("%d calls, %d of them granted: the bound is not what stops them", calls.Load(), granted.Load())
+		t.Errorf("%d calls, %d of them granted: they did not reach the bound", calls.Load(), granted.Load())
 	}
 	var after string
 	if err := pool.QueryRow(t.Context(), untouched).Scan(&after); err != nil || after != before {
@@ -516,17 +517,17 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	}
 }
 
-// A record is what a released version of the library sends, and what it was answered: testdata/statements/VERSION.json.
+// A record has the statements of a released version of the library, and the answers: testdata/statements/VERSION.json.
 type record struct {
 	Statements []statement
 	Calls      []recordedCall
 }
 
-// statement is one that the library prepares: with these types of arguments and columns, or its connections fail.
+// statement is a statement that the library prepares. Its arguments and columns must keep these types, or connections fail.
 type statement struct {
 	SQL       string
 	Arguments []uint32
-	Columns   []string // with their types
+	Columns   []string // with types
 }
 
 type recordedCall struct {
@@ -539,8 +540,9 @@ var recordFlag = flag.String("record", "", "write the statements of the library 
 
 const records = "testdata/statements"
 
-// TestOlderLibrariesWorkOnTheNewestSchema plays what each version sent on today's schema. The newest record has to be what today's
-// library sends: if that was released, record it under a new name, and leave the old ones as they are.
+// TestOlderLibrariesWorkOnTheNewestSchema runs the statements of each version on today's schema. The newest record must
+// have the statements of today's library. If that version was released, record today's under a new name, and keep the old
+// records.
 func TestOlderLibrariesWorkOnTheNewestSchema(t *testing.T) {
 	t.Parallel()
 	today := recordToday(t)
@@ -576,7 +578,7 @@ func TestOlderLibrariesWorkOnTheNewestSchema(t *testing.T) {
 	}
 }
 
-// play sends what was recorded and wants the same answers.
+// play runs the statements of a record and wants the same answers.
 func play(t *testing.T, old record) {
 	t.Helper()
 	pool := connect(t, newMigrated(t), 1)
@@ -593,7 +595,7 @@ func play(t *testing.T, old record) {
 	}
 }
 
-// describe has the database say what a statement takes and gives.
+// describe returns a statement's argument types and columns, from the database.
 func describe(t *testing.T, pool *pgxpool.Pool, sql string) statement {
 	t.Helper()
 	s := statement{SQL: sql}
@@ -619,7 +621,7 @@ func acquireFor[T any](t *testing.T, pool *pgxpool.Pool, do func(conn *pgx.Conn)
 	return result, err
 }
 
-// send sends a statement with arguments as text.
+// send sends a statement with its arguments as text.
 func send(t *testing.T, pool *pgxpool.Pool, sql string, arguments []*string) (answer string) {
 	t.Helper()
 	var args []any
@@ -637,7 +639,7 @@ func send(t *testing.T, pool *pgxpool.Pool, sql string, arguments []*string) (an
 	return answer
 }
 
-// recorder notes what is sent on a *sql.DB.
+// recorder records the statements on a *sql.DB.
 type recorder struct {
 	db   *sql.DB
 	sent []sent
@@ -654,7 +656,7 @@ func (r *recorder) QueryContext(ctx context.Context, query string, args ...any) 
 }
 
 func (r *recorder) note(query string, args []any) {
-	// The library has it in the form in which the row comes as one column: what counts is what is inside.
+	// The library sends a form that returns the row as one column. Record the inner statement.
 	query = strings.TrimSuffix(strings.TrimPrefix(query, "SELECT encode(record_send(q), 'hex') FROM ("), ") AS q")
 	s := sent{sql: query}
 	for _, arg := range args {
@@ -668,7 +670,7 @@ func (r *recorder) note(query string, args []any) {
 	r.sent = append(r.sent, s)
 }
 
-// recordToday uses the library as it is in every way, at instants that are always the same.
+// recordToday uses today's library in every way, always at the same instants.
 func recordToday(t *testing.T) record {
 	t.Helper()
 	url := newMigrated(t)
@@ -689,7 +691,7 @@ func recordToday(t *testing.T) record {
 			t.Fatal(err)
 		}
 	}
-	receipts := make([]ratelimit.Receipt, len(all)) // of the last consumption that was granted
+	receipts := make([]ratelimit.Receipt, len(all)) // of the last granted consumption
 	for round := range 6 {
 		for i, limit := range all {
 			request := limit.Key("ann").Count(float64(1 + (round+i)%3))
@@ -721,7 +723,7 @@ func recordToday(t *testing.T) record {
 		recordRaising(ctx, t, r, limiter, bucket.Key("ann"), sharded.Key("cid"))
 		recordCoalesced(ctx, t, r, clock.now)
 		start, now := noon, clock.now.Add(time.Hour+time.Minute)
-		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // which the library does in a transaction of its own
+		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // the library sends this in its own transaction
 			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
 			Start: &start, Now: &now,
 		})
@@ -729,7 +731,8 @@ func recordToday(t *testing.T) record {
 		clock.Advance(1700 * time.Millisecond)
 	}
 
-	// The same again, on a schema of its own, for the types and the answers: what went by a batch was only noted down above.
+	// The same statements again, on another schema, for the types and the answers. Those of a batch were only recorded
+	// above.
 	var recorded record
 	pool := connect(t, newMigrated(t), 1)
 	for _, s := range r.sent {
@@ -743,7 +746,7 @@ func recordToday(t *testing.T) record {
 	return recorded
 }
 
-// sqlcOn is a DB for sqlc's code, which calls QueryRow alone.
+// sqlcOn is a DB for sqlc's code, which calls only QueryRow.
 type sqlcOn struct {
 	dbsqlc.DBTX
 	db ratelimit.DB
@@ -753,7 +756,7 @@ func (s sqlcOn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return s.db.QueryRow(ctx, sql, args...)
 }
 
-// recordRaising notes down what would be sent in a batch.
+// recordRaising records the statements of a batch.
 func recordRaising(ctx context.Context, t *testing.T, r *recorder, limiter *ratelimit.Limiter, requests ...ratelimit.Request) {
 	t.Helper()
 	batch := &pgx.Batch{}
@@ -769,12 +772,12 @@ func recordRaising(ctx context.Context, t *testing.T, r *recorder, limiter *rate
 	}
 }
 
-// recordCoalesced notes down what a coalescer sends: two keys that are asked for alike, and one with different counts.
+// recordCoalesced records a coalescer's statements: for two keys with equal counts, and for one with different counts.
 func recordCoalesced(ctx context.Context, t *testing.T, r *recorder, now time.Time) {
 	t.Helper()
 	grid := pgtype.Timestamptz{Time: noon.Add(-time.Hour), Valid: true}
 	n := len(r.sent)
-	_, _ = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Coalesce(ctx, dbsqlc.CoalesceParams{ // its columns are nothing that database/sql can scan
+	_, _ = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Coalesce(ctx, dbsqlc.CoalesceParams{ // database/sql cannot scan its columns
 		Names: []string{"coalesced", "coalesced window"}, Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute},
 		Capacities: []float64{4, 3}, Keys: []string{"ann", "bob", "cid"}, Defs: []int32{1, 2, 1}, Starts: []pgtype.Timestamptz{{}, grid, {}},
 		Repeats: []int32{3, 1}, Counts: []float64{1, 2}, Floors: []float64{0, -5},

@@ -71,8 +71,8 @@ func TestRPCObserveOnlyLetsDeniedCallsPass(t *testing.T) {
 	}, limit.Key("ann"))
 }
 
-// A row that a transaction holds has the statement wait, while the client goes or its deadline passes. Neither is a fault of the
-// database, so FailOpen lets nobody through.
+// A statement waits for a row that a transaction holds, while the client leaves or its deadline passes. The database is not
+// at fault, so FailOpen does not let the call through.
 func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 3, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
@@ -110,13 +110,13 @@ func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
 		if o.called.Load() != 1 {
 			o.Errorf("the handler was called %d times", o.called.Load())
 		}
-		o.nothingWaitsFor(tx) // else it may still be granted
+		o.nothingWaitsFor(tx) // otherwise it may still be granted
 		o.world().do(tx.Rollback(o.Context()))
 		o.world().holds(limit.Key("ann"), 2)
 	}, limit.Key("ann"))
 }
 
-// Where transactions are SERIALIZABLE unless they say otherwise, a conflict is no failure of the database.
+// In a database whose default is SERIALIZABLE, a conflict is no failure of the database.
 func TestRPCWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
@@ -130,7 +130,7 @@ func TestRPCWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 			}
 		}
 		client := serve()
-		o.wants(client, codes.OK) // so that there is a row
+		o.wants(client, codes.OK) // this makes the row
 		tx := o.hold(limit.Key("ann"))
 		answered := make(chan codes.Code, 1)
 		go func() {

@@ -23,7 +23,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/rpclimit"
 )
 
-// denial reads the details of a denial, as any client does: the delay, or -1, and the violations.
+// denial reads the details of a denial, as any client does: the delay (-1 if there is none) and the violations.
 func (o *office) denial(s *status.Status) (delay time.Duration, violations string) {
 	o.Helper()
 	if s.Code() != codes.ResourceExhausted {
@@ -76,7 +76,7 @@ func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
 		}
 		o.clock.Advance(171428572 * time.Microsecond)
 		if _, s := client.say(o.Context(), "hello"); s.Code() != codes.OK || o.called.Load() != 4 {
-			o.Errorf("when it was told to retry: %v, called %d times", s, o.called.Load())
+			o.Errorf("retried at the given time: %v, called %d times", s, o.called.Load())
 		}
 		if d := o.observed(); len(d) != 6 || d[0].Code != codes.OK || !d[0].Passed || d[4].Code != codes.ResourceExhausted || d[4].Passed || !denied(d[4].Err) {
 			o.Errorf("observed %+v", d)
@@ -84,7 +84,7 @@ func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
 	}, perUser.Key("secret user"), perTeam.Key("secret team"), perTeam.Key("secret team").Count(0.5), perSite.Global())
 }
 
-// wants makes a call and holds its code against the one wanted, and the calls of the handler.
+// wants makes a call, and compares its code and the number of the handler's calls with those wanted.
 func (o *office) wants(client rpcClient, code codes.Code, header ...string) *status.Status {
 	o.Helper()
 	called := o.called.Load()
@@ -107,24 +107,24 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 		requests []ratelimit.Request
 		err      error
 		code     codes.Code
-		message  string // a part of it
+		message  string // part of the message
 		details  int
 	}{
-		"more than it can ever hold": {[]ratelimit.Request{limit.Key("secret").Count(3)}, nil, codes.ResourceExhausted, "can never be granted", 0},
-		"no key":                     {[]ratelimit.Request{limit.Key("")}, nil, codes.InvalidArgument, "the key or the count", 0},
-		"a key that has a NUL":       {[]ratelimit.Request{limit.Key("secret\x00")}, nil, codes.InvalidArgument, "the key or the count", 0},
-		"no limit":                   {[]ratelimit.Request{ratelimit.Limit{}.Key("secret")}, nil, codes.Internal, "", 0},
-		"nothing":                    {nil, nil, codes.Internal, "", 0},
-		"an unknown error":           {nil, errors.New("secret"), codes.Internal, "", 0},
-		"gRPC's error":               {nil, fmt.Errorf("secret: %w", status.Error(codes.Unauthenticated, "who are you?")), codes.Unauthenticated, "who are you?", 0},
-		"Connect's error":            {nil, fmt.Errorf("secret: %w", byConnect), codes.Unauthenticated, "who are you?", 1},
-		"no credential":              {nil, fmt.Errorf("secret: %w", &httplimit.StatusError{Status: 401, Detail: "who are you?"}), codes.Unauthenticated, "who are you?", 0},
-		"forbidden":                  {nil, &httplimit.StatusError{Status: 403, Detail: "not you"}, codes.PermissionDenied, "not you", 0},
-		"two credentials":            {nil, &httplimit.StatusError{Status: 400, Detail: "which one?"}, codes.InvalidArgument, "which one?", 0},
-		"another status":             {nil, &httplimit.StatusError{Status: 503, Detail: "secret"}, codes.Internal, "", 0},
+		"more than the capacity": {[]ratelimit.Request{limit.Key("secret").Count(3)}, nil, codes.ResourceExhausted, "can never be granted", 0},
+		"no key":                 {[]ratelimit.Request{limit.Key("")}, nil, codes.InvalidArgument, "the key or the count", 0},
+		"a key that has a NUL":   {[]ratelimit.Request{limit.Key("secret\x00")}, nil, codes.InvalidArgument, "the key or the count", 0},
+		"no limit":               {[]ratelimit.Request{ratelimit.Limit{}.Key("secret")}, nil, codes.Internal, "", 0},
+		"nothing":                {nil, nil, codes.Internal, "", 0},
+		"an unknown error":       {nil, errors.New("secret"), codes.Internal, "", 0},
+		"gRPC's error":           {nil, fmt.Errorf("secret: %w", status.Error(codes.Unauthenticated, "who are you?")), codes.Unauthenticated, "who are you?", 0},
+		"Connect's error":        {nil, fmt.Errorf("secret: %w", byConnect), codes.Unauthenticated, "who are you?", 1},
+		"no credential":          {nil, fmt.Errorf("secret: %w", &httplimit.StatusError{Status: 401, Detail: "who are you?"}), codes.Unauthenticated, "who are you?", 0},
+		"forbidden":              {nil, &httplimit.StatusError{Status: 403, Detail: "not you"}, codes.PermissionDenied, "not you", 0},
+		"two credentials":        {nil, &httplimit.StatusError{Status: 400, Detail: "which one?"}, codes.InvalidArgument, "which one?", 0},
+		"another status":         {nil, &httplimit.StatusError{Status: 503, Detail: "secret"}, codes.Internal, "", 0},
 	}
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.FailOpen = true // that is for the database
+		o.limit.FailOpen = true // FailOpen is only for database errors
 		o.limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
 			row := rows[call.Header.Get("Row")]
 			return row.requests, row.err
@@ -223,7 +223,7 @@ func TestRPCAStreamIsLimitedWhenItOpens(t *testing.T) {
 		client := serve()
 		for range 2 {
 			conversation := client.chat(o.Context())
-			for range 3 { // messages are not limited
+			for range 3 { // the messages are not limited
 				if got, s := conversation.tell("hello"); s.Code() != codes.OK || got != "hello" {
 					o.Fatalf("%q, %v", got, s)
 				}
@@ -262,7 +262,7 @@ func TestRPCEachMessageOfAStreamIsLimited(t *testing.T) {
 		}
 		o.world().holds(words.Key("ann"), 2)
 		o.world().holds(streams.Key("ann"), 1)
-		// Unary calls are not messages of a stream.
+		// A unary call is not a message of a stream.
 		o.wants(client, codes.OK)
 		o.world().holds(words.Key("ann"), 2)
 	}, streams.Key("ann"))

@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// byHand is what the SQL function ratelimit answers.
+// byHand is a row of the SQL function ratelimit.
 type byHand struct {
 	ok                    bool
 	remaining, retryAfter float64
@@ -28,7 +28,7 @@ type byHand struct {
 	retryAt, resetAt, at  time.Time
 }
 
-// askSQL asks the function that is typed by hand.
+// askSQL calls the function ratelimit.
 func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHand, err error) {
 	c := a.limit.Config()
 	var key *string
@@ -43,9 +43,9 @@ func askSQL(ctx context.Context, db ratelimit.DB, a ask, now time.Time) (r byHan
 	return r, err
 }
 
-// TestByHandAnswersLikeTheLibrary asks random requests of random rows, in SQL and in Go, one after the other on the same rows: the
-// answers and the rows are the same to the bit and to the microsecond. At retry_at a denial becomes a grant, and a microsecond
-// earlier it does not.
+// TestByHandAnswersLikeTheLibrary makes random requests on random rows, first in SQL and then in Go on the same rows. The
+// answers and the rows must be equal, to the bit and the microsecond. A denied request must be granted at retry_at, and
+// still be denied a microsecond earlier.
 func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 	t.Parallel()
 	for part, settings := range []string{
@@ -57,7 +57,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {
 			t.Parallel()
 			if settings != "" {
-				needsMode(t, pgx.QueryExecModeCacheStatement) // read as text, what the function answers would depend on them
+				needsMode(t, pgx.QueryExecModeCacheStatement) // as text, the function's answers would depend on them
 			}
 			r := newRand(t)
 			tx, err := newPool(t, 1).Begin(t.Context())
@@ -87,12 +87,12 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
 				value := a.limit.Capacity() / float64(shards) * oneOf(r, 0, 0, r.Float64(), 1, -1, -10*r.Float64())
 				ts := now.Add(time.Duration(oneOf(r, 0, -1, -r.Int64N(1e6), -r.Int64N(1e12), r.Int64N(1e9))) * time.Microsecond)
-				rows := oneOf(r, shards, shards, shards, 0, 1+r.IntN(3)) // some of them have been sharded otherwise
+				rows := oneOf(r, shards, shards, shards, 0, 1+r.IntN(3)) // some limits had another number of shards
 				fresh := func() {
 					t.Helper()
 					w.must("DELETE FROM rate_limits WHERE name = 'limit' AND key = $1", a.key)
 					for shard := range rows {
-						insert(t, tx, a.key, shard, rows, value, ts) // alike, so that it does not matter which is picked
+						insert(t, tx, a.key, shard, rows, value, ts) // equal rows, so the picked shard does not matter
 					}
 				}
 				fresh()
@@ -143,13 +143,13 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 				}
 			}
 			if !enough() {
-				t.Errorf("%d denials, %d debts and %d windows are no test", denials, debts, windows)
+				t.Errorf("%d denials, %d debts and %d windows: this tested too little", denials, debts, windows)
 			}
 		})
 	}
 }
 
-// holding is what the table holds for a key.
+// holding returns a key's rows in the table.
 func (w world) holding(key string) string {
 	w.Helper()
 	var text string
@@ -167,7 +167,7 @@ func (w world) must(sql string, args ...any) {
 	}
 }
 
-// Without a start, a fixed window's grid is a hash of name and key. SQL and Go must see the same windows.
+// Without a start, a fixed window's grid is a hash of name and key. SQL and Go must use the same windows.
 func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -237,7 +237,7 @@ func TestByHandInstantsAreExact(t *testing.T) {
 	}
 }
 
-// One limit, asked for in Go, in SQL, through a Coalescer and in a batch at once, grants what it has and no more.
+// Calls in Go, in SQL, through a Coalescer and in a batch use one limit at once. Together they get its tokens and no more.
 func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{
@@ -332,7 +332,7 @@ func TestByHandReservations(t *testing.T) {
 			w.do(err)
 			return r
 		}
-		// max_reserved unset: no bound. 0: none. Positive: as many.
+		// Without max_reserved there is no bound. With 0, nothing may be reserved. A positive number is the bound.
 		if r := sql(limit(), 1000, true); !r.ok || r.remaining != -990 || r.retryAfter != 5940 {
 			w.Fatalf("without a bound: %+v", r)
 		}
@@ -356,7 +356,7 @@ func TestByHandReservations(t *testing.T) {
 		}
 		w.holds(five.Key("ann"), -5)
 
-		// 3 - 3.7 is below -0.7, though 3.7 - 0.7 is 3: enough but for rounding, as in Go.
+		// 3 - 3.7 is below -0.7, although 3.7 - 0.7 is 3: enough except for rounding, as in Go.
 		rounded := ratelimit.TokenBucket("rounded", 3, time.Minute, ratelimit.MaxReserved(0.7))
 		r, err := askSQL(w.Context(), w.db, ask{limit: rounded, key: "ann", count: 3.7, reserve: true}, w.clock.now)
 		if err != nil || !r.ok {
@@ -366,11 +366,12 @@ func TestByHandReservations(t *testing.T) {
 	})
 }
 
-// What is wrong is an error that says so, writes nothing and is no grant.
+// Invalid arguments raise an error that says what is wrong. Nothing is written or granted.
 func TestByHandRefusesWhatIsWrong(t *testing.T) {
 	behaviour(t, func(w world) {
 		for arguments, text := range map[string]string{
-			`'l', 'ann'`:                                                               `rate limit 'l': rate NULL is not between`,
+			`'l', 'ann'`:                                                               `rate limit 'l': no program has published it`,
+			`'l', 'ann', shards => 2`:                                                  `rate limit 'l': rate NULL is not between`,
 			`'l', 'ann', 10`:                                                           `period NULL is not between`,
 			`NULL, 'ann', 10, '1 minute'`:                                              `rate limit NULL: the name is empty`,
 			`'', 'ann', 10, '1 minute'`:                                                `the name is empty`,
@@ -458,7 +459,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			w.Errorf("something was written:\n%s", rows)
 		}
 
-		// What is only odd works, with the names as they are.
+		// Unusual arguments work, with the names as they are.
 		for _, arguments := range []string{
 			`'o''limit', 'a''b"c%s$1', 10, '1 minute'`,
 			`'l', 'ann', 10, '1 minute', 0`,
@@ -479,7 +480,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 	})
 }
 
-// Rows that somebody has written by hand, however odd, grant no more than the capacity, and do not fail.
+// Rows written by hand, however unusual, grant no more than the capacity, and cause no error.
 func TestByHandStandsOddRows(t *testing.T) {
 	behaviour(t, func(w world) {
 		for i, row := range []string{
@@ -534,7 +535,7 @@ func TestByHandADenialIsAnErrorOnRequest(t *testing.T) {
 	})
 }
 
-// The error is not one of QueueConsume's denials, though it has the same SQLSTATE.
+// The error is not one of QueueConsume's denials, although it has the same SQLSTATE.
 func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -645,7 +646,7 @@ func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := writer.Exec(t.Context(), calls["fresh"]); err != nil { // if all has been swept, there is nothing to be refused
+	if _, err := writer.Exec(t.Context(), calls["fresh"]); err != nil { // makes a row: without one, there is nothing to refuse
 		t.Error(err)
 	}
 	reader := newRole(t, pool, true, "SELECT")
@@ -657,7 +658,7 @@ func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
 	}
 }
 
-// The first thing that somebody does: psql, and what it prints.
+// A user's first steps: psql, and its output.
 func TestByHandInPsql(t *testing.T) {
 	t.Parallel()
 	psql, err := exec.LookPath("psql")
@@ -679,7 +680,7 @@ func TestByHandInPsql(t *testing.T) {
 	}
 }
 
-// An application may have functions of these names already, with other arguments.
+// An application may already have functions with these names, and other arguments.
 func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
@@ -706,7 +707,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	}
 }
 
-// newTenants makes the table and trigger of docs/sql.md.
+// newTenants makes the table and trigger from docs/sql.md.
 func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
@@ -716,11 +717,11 @@ func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	return pool
 }
 
-// The trigger of docs/sql.md, with many who insert at once, of several tenants, at every isolation level: what is in the table is
-// what the limit allows, exactly.
+// The trigger of docs/sql.md, with many concurrent inserts by several tenants, at every isolation level. The table must
+// have exactly the rows that the limit allows.
 func TestByHandATriggerLimitsInserts(t *testing.T) {
 	t.Parallel()
-	const allowed = 200 // the capacity; 100 more come in a minute
+	const allowed = 200 // the capacity; 100 more are refilled in a minute
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -767,7 +768,7 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 					t.Errorf("%s has %d messages, and %v left of %d and %d that were refilled", tenant, n, remaining, allowed, refilled)
 				}
 			}
-			// One statement is one decision: more than can ever be had is an error of its own.
+			// One statement is one decision: a statement for more than the capacity gets another error.
 			_, err := pool.Exec(t.Context(), `INSERT INTO messages SELECT 'fresh', 'x' FROM generate_series(1, 201)`)
 			if sqlState(err) != "22023" {
 				t.Errorf("201 at once: %v", err)
@@ -786,7 +787,7 @@ func oneOfTwo[T any](g int, even, odd T) T {
 	return odd
 }
 
-// Who may insert need not be able to touch the limits: then the trigger's function runs as its owner.
+// A role that may insert does not need rights on the limits: the trigger's function runs with its owner's rights.
 func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	t.Parallel()
 	pool := newTenants(t, 2)
@@ -800,7 +801,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 		t.Errorf("without rights on the limits: %v", err)
 	}
 	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "ALTER FUNCTION limit_messages()"), schema, ""))
-	// A table of its own, which comes first in its search_path, does not help.
+	// The role's own table, first in its search_path, does not change that.
 	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE rate_limits (LIKE `+schema+`.rate_limits)`); err != nil && sqlState(err) != "42501" {
 		t.Fatal(err)
 	}
@@ -816,7 +817,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.rate_limits`); sqlState(err) != "42501" {
 		t.Errorf("the role can touch the limits: %v", err)
 	}
-	// Nor can a table of its own, with that function for a trigger, take the tokens of others.
+	// Nor can the role use that function as a trigger on its own table to take the tokens of others.
 	_, err := role.Exec(t.Context(), `CREATE TEMP TABLE mine (tenant text); CREATE TRIGGER mine AFTER INSERT ON mine
 		REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION `+schema+`.limit_messages()`, pgx.QueryExecModeSimpleProtocol)
 	if sqlState(err) != "42501" {
@@ -824,7 +825,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	}
 }
 
-// The function of docs/sql.md that PostgREST calls before each request, in the request's transaction and as its role.
+// The function of docs/sql.md that PostgREST calls before each request, in the request's transaction and with its role.
 func TestByHandAPreRequest(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -851,7 +852,7 @@ func TestByHandAPreRequest(t *testing.T) {
 		t.Error(err)
 	}
 	if rows := tableOf(t, pool); rows != "" {
-		t.Errorf("a request that failed, and one that reads, are counted:\n%s", rows)
+		t.Errorf("a failed request and a read-only request are counted:\n%s", rows)
 	}
 	if err := request("POST", ann, pgx.ReadWrite, nil); err != nil {
 		t.Error(err)

@@ -21,7 +21,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// docBlocks is the SQL of a page of the docs, as it is printed. The page is a path from the root of the repository.
+// docBlocks returns the SQL blocks of a page of the docs, as printed. The page is a path from the root of the repository.
 func docBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile("../" + page)
@@ -34,7 +34,7 @@ func docBlocks(t *testing.T, page string) (blocks []string) {
 	return blocks
 }
 
-// docSQL is the one block of a page that has these words in it.
+// docSQL returns the only block of a page that contains these words.
 func docSQL(t *testing.T, page, words string) (block string) {
 	t.Helper()
 	for _, b := range docBlocks(t, page) {
@@ -51,7 +51,7 @@ func docSQL(t *testing.T, page, words string) (block string) {
 	return block
 }
 
-// night is the limits of docs/operations.md, and a pool with their rows.
+// night has the limits of docs/operations.md, and a pool with their rows.
 type night struct {
 	*testing.T
 	pool    *pgxpool.Pool
@@ -81,7 +81,7 @@ func (n *night) exec(sql string) int64 {
 	return tag.RowsAffected()
 }
 
-// is asks a query that answers yes or no.
+// is runs a query that answers true or false.
 func (n *night) is(sql string, args ...any) (yes bool) {
 	n.Helper()
 	if err := n.pool.QueryRow(n.Context(), sql, args...).Scan(&yes); err != nil {
@@ -90,11 +90,12 @@ func (n *night) is(sql string, args ...any) (yes bool) {
 	return yes
 }
 
-// whileOneWaits has one transaction consume and another call wait for it, while do looks at that, and then ends it.
+// whileOneWaits makes a transaction consume and another call wait for it. It calls do meanwhile, and then ends the
+// transaction.
 func (n *night) whileOneWaits(do func(blocker int)) {
 	n.Helper()
 	key := nightMessages.Key("ann")
-	n.consume(n.pool, key) // so that there is a row: whoever waits to insert one has not written yet
+	n.consume(n.pool, key) // makes the row: a call that waits to insert it has not written yet
 	tx, err := n.pool.Begin(n.Context())
 	if err != nil {
 		n.Fatal(err)
@@ -108,11 +109,11 @@ func (n *night) whileOneWaits(do func(blocker int)) {
 		n.Error(err)
 	}
 	if err := <-done; err != nil {
-		n.Errorf("when nobody stands in the way: %v", err)
+		n.Errorf("when no transaction is in the way: %v", err)
 	}
 }
 
-// first is the first column of what a query answers.
+// first returns the first column of a query's result.
 func (n *night) first(sql string) (column []string) {
 	n.Helper()
 	rows, err := n.pool.Query(n.Context(), sql)
@@ -140,7 +141,7 @@ func toText(v any) string {
 	return "?"
 }
 
-// TestOperationsAt3AM runs the SQL of the recipes as it is printed.
+// TestOperationsAt3AM runs the SQL of the recipes as printed.
 func TestOperationsAt3AM(t *testing.T) {
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
@@ -170,7 +171,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		},
 		"backend_xid": func(n *night, sql string) {
 			n.whileOneWaits(func(blocker int) {
-				// Once the transactions of other tests that are older have ended.
+				// True once older transactions of other tests have ended.
 				eventually(n.T, "the query shows the open transaction before the one that waits for it", func() bool {
 					return n.is(`WITH q AS (`+strings.TrimSuffix(sql, ";")+`)
 						SELECT EXISTS (SELECT FROM q AS culprit JOIN q AS victim ON victim.blocked_by = ARRAY[culprit.pid] AND victim.xact_start > culprit.xact_start
@@ -184,10 +185,10 @@ func TestOperationsAt3AM(t *testing.T) {
 				blocked = func() bool {
 					return n.is(`SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`, blocker)
 				}
-				eventually(n.T, "the query shows who waits for whom", blocked)
+				eventually(n.T, "the query shows which session waits for which", blocked)
 			})
 			if blocked() {
-				n.Error("the query shows somebody who waits, when nobody does any more")
+				n.Error("the query shows a waiting session, but none waits any more")
 			}
 		},
 		"name = 'signUps' AND key = ''": func(n *night, sql string) {
@@ -238,7 +239,7 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Errorf("%d rows deleted", rows)
 				}
 				if !n.consume(n.pool, user.Count(20)) || n.consume(n.pool, user.Count(19)) {
-					n.Error("it is not the capacity that it may use")
+					n.Error("not its whole capacity can be used")
 				}
 			}
 		},
@@ -255,7 +256,7 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Errorf("shut out for %v, %v", result.RetryAfter, err)
 				}
 				if !n.consume(n.pool, nightMessages.Key("user-18")) {
-					n.Error("somebody else is shut out")
+					n.Error("another key is shut out")
 				}
 				if used { // with shards
 					n.exec(docSQL(n.T, "docs/operations.md", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
@@ -270,14 +271,14 @@ func TestOperationsAt3AM(t *testing.T) {
 				// An hour later.
 				n.exec(`UPDATE rate_limits SET ts = ts - interval '1 hour 1 minute' WHERE key = 'user-17'`)
 				if !n.consume(n.pool, user.Count(10)) || n.consume(n.pool, user.Count(5)) {
-					n.Error("an hour later it is not as after any hour")
+					n.Error("an hour later, the balance is not as usual")
 				}
 			}
 		},
 	})
 }
 
-// TestOperationsInProduction runs the SQL of the sections on production as it is printed.
+// TestOperationsInProduction runs the SQL of the sections on production as printed.
 func TestOperationsInProduction(t *testing.T) {
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
@@ -289,7 +290,7 @@ func TestOperationsInProduction(t *testing.T) {
 			n.exec(`INSERT INTO rate_limits VALUES ('sendMessage', 'user-17', 0, 1, 0, now() + interval '74 years')`)
 			n.consume(n.pool, nightMessages.Key("user-18"))
 			if n.consume(n.pool, user) {
-				n.Error("it is refilled before the clock is there again")
+				n.Error("it is refilled before the clock is back at that time")
 			}
 			if rows := n.exec(sql); rows != 1 {
 				n.Errorf("%d rows deleted", rows)
@@ -306,7 +307,7 @@ func TestOperationsInProduction(t *testing.T) {
 				_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows))
 				return err
 			}
-			// As a dump loads it: with an empty search_path, and then the rows of the limit.
+			// As a dump is loaded: with an empty search_path, and then the rows of the limit.
 			restore := func(rows int) error {
 				return pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
 					if _, err := tx.Exec(n.Context(), `SELECT set_config('search_path', '', true)`); err != nil {
@@ -346,7 +347,7 @@ func TestOperationsInProduction(t *testing.T) {
 			moved := newPool(n.T, 1)
 			mustExec(n.T, moved, strings.ReplaceAll(named(sql, schemaOf(n.T, n.pool), ""), "limits.rate_limits", schemaOf(n.T, moved)+".rate_limits"))
 			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
-				n.Error("where it has moved to, something else than the rest is left")
+				n.Error("the new key does not have the rest of the old one")
 			}
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
@@ -359,7 +360,7 @@ func TestOperationsInProduction(t *testing.T) {
 	})
 }
 
-// runDoc runs tests of a page's blocks, each of which is named by words that are in it.
+// runDoc runs tests of a page's blocks. Words in a block identify it.
 func runDoc(t *testing.T, page string, tests map[string]func(n *night, sql string)) {
 	t.Helper()
 	for words, test := range tests {
@@ -370,7 +371,8 @@ func runDoc(t *testing.T, page string, tests map[string]func(n *night, sql strin
 	}
 }
 
-// TestEverySQLBlockOfTheDocsIsTested wants a call of docSQL or runDoc for every block of the README and of the pages under docs/.
+// TestEverySQLBlockOfTheDocsIsTested wants a call of docSQL or runDoc for every SQL block of the README and of the pages
+// under docs/.
 func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 	t.Parallel()
 	asked := askedBlocks(t)
@@ -402,7 +404,7 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 	}
 }
 
-// askedBlocks is the words by which the tests of this package ask docSQL and runDoc for blocks, by page.
+// askedBlocks returns the words, by page, with which this package's tests ask docSQL and runDoc for blocks.
 func askedBlocks(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("*_test.go")
@@ -442,7 +444,7 @@ func askedBlocks(t *testing.T) map[string][]string {
 	return asked
 }
 
-// literal is the value of a string literal, "" of anything else.
+// literal returns the value of a string literal, or "" for any other expression.
 func literal(e ast.Expr) string {
 	lit, ok := e.(*ast.BasicLit)
 	if !ok {
@@ -455,7 +457,7 @@ func literal(e ast.Expr) string {
 	return s
 }
 
-// sweeps wants a sweep, of more rows than are in a batch, to delete those that have been full for an hour, and no others.
+// sweeps wants a sweep of more rows than a batch has to delete exactly those that have been full for an hour.
 func (n *night) sweeps(sql, name string) {
 	n.Helper()
 	rows := func(keys, ts string, value int) {
@@ -481,13 +483,14 @@ func (n *night) sweeps(sql, name string) {
 	}
 }
 
-// renamesItsSchema wants all calls to fail while the schema has another name, or to work on what has taken the old one.
+// renamesItsSchema wants all calls to fail while the schema has another name, or to use the schema that has the old name
+// now.
 func (n *night) renamesItsSchema() {
 	n.Helper()
 	old := schemaOf(n.T, n.pool)
 	renamed := old + "_renamed"
 	key := nightMessages.Key("ann")
-	// There, the session has the new name in its path.
+	// In that transaction, the session has the new name in its path.
 	there := func(do func(tx pgx.Tx)) {
 		n.Helper()
 		err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
@@ -543,7 +546,7 @@ func (n *night) renamesItsSchema() {
 	works(n.T, n.pool)
 }
 
-// What docs/operations.md says does not work.
+// docs/operations.md says that this does not work.
 func TestNoRowLiftsALimit(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{nightMessages, nightSignUps} {
@@ -552,13 +555,13 @@ func TestNoRowLiftsALimit(t *testing.T) {
 			n.exec(`DELETE FROM rate_limits`)
 			n.exec(`INSERT INTO rate_limits SELECT '` + limit.Name() + `', 'user-17', 0, 1, ` + row)
 			if !n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity())) || n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity()/2)) {
-				n.Errorf("%v: a row of %s grants something else than the capacity", limit, row)
+				n.Errorf("%v: a row of %s does not grant exactly the capacity", limit, row)
 			}
 		}
 	}
 }
 
-// The queries on the keys are for a replica, too: they run where nothing may be written.
+// The queries on the keys must also run on a replica, in a read-only transaction.
 func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -575,7 +578,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	}
 }
 
-// The calls of docs/sql.md are those of the Go limits that other pages have.
+// The calls in docs/sql.md are the Go limits of other pages.
 func TestTheDocumentedCallsInSQL(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)

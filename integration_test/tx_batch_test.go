@@ -20,7 +20,7 @@ var execModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-// batchWays are the ways to send a batch, each as a transaction of its own. The connection must be clean afterwards.
+// batchWays are the ways to send a batch, each as its own transaction. The connection must be clean afterwards.
 var batchWays = map[string]func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error{
 	"pool": func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error {
 		return pool.SendBatch(ctx, batch).Close()
@@ -41,7 +41,7 @@ var batchWays = map[string]func(ctx context.Context, pool *pgxpool.Pool, batch *
 	},
 }
 
-// inBatchWays runs a test in every way, on a pool of one connection, which must outlive it.
+// inBatchWays runs a test in every way, on a pool of one connection. The connection must not be replaced.
 func inBatchWays(t *testing.T, test func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error)) {
 	t.Helper()
 	for way, send := range batchWays {
@@ -72,7 +72,7 @@ func backend(t *testing.T, pool *pgxpool.Pool) (pid uint32) {
 	return pid
 }
 
-// reconfigured is another pool for the same schema.
+// reconfigured makes another pool for the same schema.
 func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config := pool.Config()
@@ -85,7 +85,7 @@ func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)
 	return other
 }
 
-// queue queues, which must work.
+// queue queues a call, and wants no error.
 func queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests ...ratelimit.Request) *ratelimit.Result {
 	t.Helper()
 	result, err := limiter.QueueConsume(t.Context(), batch, requests...)
@@ -98,7 +98,7 @@ func queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests 
 	return result
 }
 
-// sameAsConsume holds random batches against Consume in a schema of its own.
+// sameAsConsume compares random batches with Consume in another schema.
 func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error) {
 	t.Helper()
 	r := newRand(t)
@@ -119,7 +119,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 			}
 			requests = append(requests, request)
 		}
-		// One with shards, where nothing depends on which of them was picked.
+		// With shards, where the result does not depend on the picked shard.
 		if r.IntN(5) == 0 {
 			requests = append(requests, ratelimit.TokenBucket("sharded", 7, time.Minute, ratelimit.Shards(3)).Key("ann").Count(7))
 		}
@@ -132,7 +132,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 			}
 			continue
 		}
-		clear(requests) // the caller's
+		clear(requests) // the caller may reuse it
 		err = send(t.Context(), pool, &batch)
 		if !reflect.DeepEqual(*result, want) || !reflect.DeepEqual(err, wantErr) {
 			t.Fatalf("batch:   %+v, %v\nConsume: %+v, %v", *result, err, want, wantErr)
@@ -152,7 +152,8 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 	}
 }
 
-// table is what rate_limits holds, read in the binary format: it may not depend on the session's settings, as tableOf does.
+// table returns the rows of rate_limits, read in the binary format. Unlike tableOf, it does not depend on the session's
+// settings.
 func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
 	t.Helper()
 	var (
@@ -192,7 +193,7 @@ func TestABatchAnswersAsConsumeDoes(t *testing.T) {
 			t.Parallel()
 			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
 				startWith(t, c.ConnConfig, settings)
-				if server.Pooled() { // in a mode without text, which the test itself could not read in these settings
+				if server.Pooled() { // in a binary mode: in these settings, the test could not read text
 					c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 				}
 			})
@@ -212,7 +213,7 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 	bucket := ratelimit.TokenBucket("bucket", 1, time.Minute)
 	other := ratelimit.TokenBucket("other", 100, time.Minute)
 	wide := ratelimit.TokenBucket("wide", 3, time.Minute, ratelimit.Shards(3))
-	calls := map[string]func(key string) []ratelimit.Request{ // of which only one is granted
+	calls := map[string]func(key string) []ratelimit.Request{ // only one of them is granted
 		"one limit": func(key string) []ratelimit.Request { return []ratelimit.Request{bucket.Key(key)} },
 		"several": func(key string) []ratelimit.Request {
 			return []ratelimit.Request{bucket.Key(key), other.Key(key).Count(5)}
@@ -258,7 +259,7 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 					t.Fatalf("%s, place %d: %+v, %v, want a denial by the first", name, place, result, err)
 				}
 				if n := jobs(t, pool, "count(*)"); n != 2 {
-					t.Fatalf("%s, place %d: %d jobs, want what was before", name, place, n)
+					t.Fatalf("%s, place %d: %d jobs, want those from before", name, place, n)
 				}
 			}
 		}
@@ -299,7 +300,7 @@ func TestOneBatchMayHoldSeveralConsumptions(t *testing.T) {
 			t.Errorf("%v: %+v, %+v, %+v, %+v", err, first, second, third, fourth)
 		}
 		if result, err := limiter.Check(t.Context(), pool, limit.Key("k").Count(2)); err != nil || !result.OK {
-			t.Errorf("%+v, %v: what was granted did not come back", result, err)
+			t.Errorf("%+v, %v: the granted tokens did not come back", result, err)
 		}
 	})
 }
@@ -388,7 +389,7 @@ func TestAnothersPT429IsPassedOn(t *testing.T) {
 				t.Errorf("%+v, %v", result, err)
 			}
 		}
-		// Not even one that comes out of our own statement.
+		// The same holds for an error out of our own statement.
 		for _, detail := range []string{``, `{}`, `1`, `{"at": 1, "ord": [2], "value": [1], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [1], "ts": [1], "more": 1}`} {
 			_, err := pool.Exec(t.Context(), fmt.Sprintf(`CREATE OR REPLACE FUNCTION full_up_trigger() RETURNS trigger LANGUAGE plpgsql AS
 				$$ BEGIN RAISE SQLSTATE 'PT429' USING MESSAGE = 'full up', DETAIL = '%s'; END $$;
@@ -454,7 +455,7 @@ func TestABatchEndsWithItsContext(t *testing.T) {
 			if err := send(t.Context(), pool, &batch); err != nil || !result.OK {
 				t.Errorf("afterwards: %+v, %v", result, err)
 			}
-			eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
+			eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
 		})
 	}
 }
@@ -471,7 +472,7 @@ func TestADenialNamesNoKeys(t *testing.T) {
 	if _, err := results.Exec(); err != nil {
 		t.Fatal(err)
 	}
-	_, err := results.Exec() // read by hand, it is the server's error
+	_, err := results.Exec() // without the library, it is the server's error
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: bucket, other" || strings.Contains(fmt.Sprintf("%+v", *pgErr), "ann@") {
 		t.Errorf("%+v", err)

@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// firstStatements are what a function of InTx may begin with: all that a pgx.Tx can do, and the verbs.
+// firstStatements are the possible first statements of a function for InTx: everything that a pgx.Tx can do, and the verbs.
 var firstStatements = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	"Consume": func(ctx context.Context, tx pgx.Tx) error {
 		_, err := new(ratelimit.Limiter).Consume(ctx, tx, firstLimit.Key("a"))
@@ -99,7 +99,7 @@ var firstStatements = map[string]func(ctx context.Context, tx pgx.Tx) error{
 
 var firstLimit = ratelimit.TokenBucket("first", 10, time.Hour)
 
-// Whatever comes first is in the transaction, at its level, and is committed or rolled back with the rest.
+// The first statement, whatever it is, runs in the transaction, at its level. It is committed or rolled back with the rest.
 func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -155,7 +155,7 @@ func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 	}
 }
 
-// A limit that comes first costs no round trip, with the queue and without it.
+// A limit as the first statement costs no extra round trip, with the queue and without it.
 func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 	t.Parallel()
 	needsMode(t, pgx.QueryExecModeCacheStatement)
@@ -183,7 +183,7 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			run() // prepares
+			run() // this prepares the statements
 			before := n.Load()
 			run()
 			if n := n.Load() - before; n != row.want {
@@ -193,7 +193,7 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 	}
 }
 
-// A transaction that does not begin: no statement runs outside it, and InTx says why, even if fn does not.
+// A transaction does not begin. No statement runs outside it, and InTx returns the cause, even if fn does not.
 func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -218,7 +218,7 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 							t.Errorf("%s: no error", name)
 						}
 						if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
-							t.Errorf("%s: a statement that follows has no error", name)
+							t.Errorf("%s: a later statement has no error", name)
 						}
 						if _, err := tx.Conn().Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
 							t.Errorf("%s: a statement on its connection has no error", name)
@@ -238,7 +238,7 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 	}
 }
 
-// A first statement whose own context is over leaves the transaction to the next.
+// If the context of a first statement is over, the next statement begins the transaction.
 func TestAFirstStatementThatIsNotSent(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -261,7 +261,7 @@ func TestAFirstStatementThatIsNotSent(t *testing.T) {
 	}
 }
 
-// Who keeps a transaction that did not begin has no hold on its connection, which goes to others.
+// A caller that keeps a transaction that did not begin cannot use its connection, which goes back to the pool.
 func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -280,7 +280,7 @@ func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 	}
 }
 
-// Where fn hides that its connection broke, it is known all the same that nothing was committed.
+// Even if fn hides that its connection broke, InTx knows that nothing was committed.
 func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -301,7 +301,7 @@ func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	if err != nil || result.Requests[0].Remaining != 10 {
 		t.Errorf("%+v, %v, want 10 remaining", result, err)
 	}
-	// But not if fn has committed, which it should not.
+	// This does not hold if fn has committed, which it should not.
 	var limiter ratelimit.Limiter
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		return errors.Join(tx.Commit(ctx), tx.Conn().Close(ctx))
@@ -311,7 +311,7 @@ func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 	}
 }
 
-// Where a function is missing, the error is Consume's, as fn returns it, and what follows does not run.
+// If a function is missing in the schema, InTx returns Consume's error as fn does. Later statements do not run.
 func TestInTxWithoutTheSchema(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -328,7 +328,7 @@ func TestInTxWithoutTheSchema(t *testing.T) {
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 					_, err := limiter.Consume(ctx, tx, firstLimit.Key("a"))
 					if _, err := tx.Exec(ctx, "CREATE TABLE outside ()"); err == nil {
-						t.Error("a statement that follows has no error")
+						t.Error("a later statement has no error")
 					}
 					if hide {
 						return nil
@@ -344,13 +344,13 @@ func TestInTxWithoutTheSchema(t *testing.T) {
 				}
 			}
 			if _, err := pool.Exec(t.Context(), "SELECT FROM outside"); sqlState(err) != "42P01" {
-				t.Errorf("%v, want no such table", err)
+				t.Errorf("%v, want an undefined table", err)
 			}
 		})
 	}
 }
 
-// A function that has sent nothing can roll back, as deferred rollbacks do, and return an error of its own.
+// A function that has sent nothing can roll back, as deferred rollbacks do, and return its own error.
 func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -362,7 +362,7 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 		defer tx.Rollback(ctx)
 		return mine
 	})
-	if err != mine { //nolint:errorlint // as it is
+	if err != mine { //nolint:errorlint // it must not be wrapped
 		t.Errorf("%v, want it as it is", err)
 	}
 	for range 2 {
@@ -379,14 +379,14 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 	}
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) })
 	if err == nil {
-		t.Error("what was rolled back is said to be committed")
+		t.Error("a rolled back transaction is reported as committed")
 	}
 	if n := pool.Stat().NewConnsCount(); n != 1 {
 		t.Errorf("%d connections were made, want one", n)
 	}
 }
 
-// Conflicts at the first statement have none of its queries prepared again.
+// A conflict at the first statement does not make its queries be prepared again.
 func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	t.Parallel()
 	needsMode(t, pgx.QueryExecModeCacheStatement)
@@ -410,7 +410,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 			return err
 		}, ratelimit.Attempts(4))
 	}
-	if err := consume("a"); err != nil { // prepares
+	if err := consume("a"); err != nil { // this prepares the statement
 		t.Fatal(err)
 	}
 	if !bytes.Contains(sent.Bytes(), []byte("_ratelimit_consume(")) {
@@ -428,7 +428,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	}
 }
 
-// tapped keeps what is sent, by one goroutine at a time.
+// tapped keeps the sent bytes. One goroutine at a time may use it.
 type tapped struct {
 	net.Conn
 	sent *bytes.Buffer
@@ -438,7 +438,7 @@ func (c tapped) Write(b []byte) (int, error) {
 	return io.MultiWriter(c.sent, c.Conn).Write(b)
 }
 
-// ownHandle is no type that InTx knows.
+// ownHandle is a type that InTx does not know.
 type ownHandle struct{ *pgxpool.Pool }
 
 func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
@@ -466,7 +466,8 @@ func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 	}
 }
 
-// Who has the connection may use it beside tx: there all that fn does is in the transaction, and another one is refused.
+// A caller that has the connection may use it beside tx. What fn does there is in the transaction, and BEGIN on it is
+// refused.
 func TestInTxOnAConnectionBeginsBeforeTheFunction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -488,7 +489,7 @@ func TestInTxOnAConnectionBeginsBeforeTheFunction(t *testing.T) {
 	}
 	var n int
 	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
-		t.Errorf("%d rows are left of what was rolled back, %v", n, err)
+		t.Errorf("%d rows of the rolled back transaction are left, %v", n, err)
 	}
 	err = limiter.InTx(t.Context(), conn, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Isolation("no level"))
 	if sqlState(err) != "42601" {

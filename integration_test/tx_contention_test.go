@@ -17,14 +17,15 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// serializable lets 16 goroutines run transactions for so long, and counts commits and serialization failures.
+// serializable lets 16 goroutines run transactions for a time, and counts commits and serialization failures.
 func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(ctx context.Context, tx pgx.Tx, goroutine int) error) (commits, failures int64) {
 	t.Helper()
 	var wg sync.WaitGroup
 	until := time.Now().Add(d)
 	for g := range 16 {
 		wg.Go(func() {
-			// At a pace: while one commit waits for the disk, no dead row of the others can be pruned, and a page must not fill up.
+			// With pauses: while one commit waits for the disk, dead rows of the others cannot be pruned, and the page must
+			// not fill up.
 			for ; time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
 					return work(t.Context(), tx, g)
@@ -45,14 +46,14 @@ func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(c
 	return commits, failures
 }
 
-// fill puts rows of other keys into the table and lets the planner know how small it is.
+// fill inserts rows of other keys, and tells the planner how small the table is.
 func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'own', i::text, 0, 1, 1e9, now() FROM generate_series(1, $1::int) AS i`, rows)
 	if err == nil {
 		_, err = pool.Exec(t.Context(), `ANALYZE rate_limits`)
 	}
-	if err == nil { // an ANALYZE halfway would have everything planned anew, for a larger table
+	if err == nil { // a later ANALYZE would plan everything again, for a larger table
 		_, err = pool.Exec(t.Context(), `ALTER TABLE rate_limits SET (autovacuum_enabled = off)`)
 	}
 	if err != nil {
@@ -60,11 +61,11 @@ func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 	}
 }
 
-// TestDistinctKeysNeverConflict is not parallel: it wants the machine for itself.
+// TestDistinctKeysNeverConflict is not parallel: it needs the whole machine.
 //
-// In the warm test the rows lie with room around them, as they do in a table that has been in use. On a page that was
-// filled at one go, the first versions have to move to other pages, with new index entries, and those meet on an index leaf
-// until all have found room: some hundred serialization failures in the first second, none afterwards.
+// In the warm test, the rows have free space around them, as in a table that has been in use. On a page that was filled at
+// once, the first new versions have to move to other pages, with new index entries. These conflict on an index leaf until
+// all rows have space: some hundred serialization failures in the first second, none afterwards.
 func TestDistinctKeysNeverConflict(t *testing.T) {
 	limit := ratelimit.TokenBucket("own", 1e9, time.Second)
 	var limiter ratelimit.Limiter
@@ -90,14 +91,14 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 		})
 		enough := int64(unlessShort(1000, 200))
 		if failures != 0 || commits < enough {
-			t.Errorf("own keys must not conflict")
+			t.Errorf("different keys must not conflict")
 		}
 		_, failures = measure("a bare UPDATE", func(ctx context.Context, tx pgx.Tx, key string) error {
 			_, err := tx.Exec(ctx, bareUpdate, key)
 			return err
 		})
 		if failures < enough {
-			t.Errorf("a bare UPDATE hardly conflicts: this test cannot see conflicts")
+			t.Errorf("a bare UPDATE has almost no conflicts: this test cannot see conflicts")
 		}
 	})
 	for _, rows := range []int{0, 10_000} {
@@ -106,7 +107,8 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			fill(t, pool, rows)
 			r := newRand(t)
 			const calls = 40_000
-			// While the index has few leaves, they meet on them: the i-th about as often as 1 in i times what the disk's slowness makes it.
+			// While the index has few leaves, transactions conflict on them. The i-th commit does about as often as 1 in i,
+			// times a factor for the disk's slowness.
 			const few = 10_000
 			var early atomic.Int64
 			var commits, attempts atomic.Int64
@@ -140,11 +142,11 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 	}
 }
 
-// bareUpdate is the name of a prepared statement: pgx forgets one that it prepared by itself when it fails.
+// bareUpdate is the name of a prepared statement. If pgx prepares one by itself, it drops it when it fails.
 const bareUpdate = "bareUpdate"
 
-// prepare runs the work on each connection of the pool until its plans are the lasting ones (after five executions), made
-// for the table as it is now.
+// prepare runs the work on each connection of the pool until its plans are generic (after five executions), made for the
+// table as it is now.
 func prepare(t *testing.T, pool *pgxpool.Pool, work func(ctx context.Context, tx pgx.Tx, key string) error) {
 	t.Helper()
 	for range pool.Config().MaxConns {
@@ -152,7 +154,7 @@ func prepare(t *testing.T, pool *pgxpool.Pool, work func(ctx context.Context, tx
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Release() // not before the others have got theirs
+		defer conn.Release() // at the end, so that each loop gets another connection
 		_, err = conn.Conn().Prepare(t.Context(), bareUpdate, `UPDATE rate_limits SET value = value - 1 WHERE name = 'own' AND key = $1 AND shard = 0`)
 		for range 7 {
 			if err == nil {
@@ -168,12 +170,12 @@ func prepare(t *testing.T, pool *pgxpool.Pool, work func(ctx context.Context, tx
 }
 
 // TestLimitsInAnyOrderNeverDeadlock asks for the same limits in different orders, in transactions of every level and
-// without one, sharded limits among them. Not parallel: it wants the machine for itself.
+// without one. Some limits are sharded. It is not parallel: it needs the whole machine.
 func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 	pool := newPool(t, 32)
 	r := newRand(t)
 	var limiter ratelimit.Limiter
-	const capacity = 300 // of each; reached, so that shards are combined and calls denied
+	const capacity = 300 // of each; the callers reach it, so that shards are combined and calls denied
 	limits := make([]ratelimit.Limit, 6)
 	granted := make([]atomic.Int64, len(limits))
 	for i := range limits {
@@ -206,7 +208,7 @@ func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 				case denied(err):
 					time.Sleep(time.Millisecond)
 				default:
-					t.Errorf("%s: %v", levels[g%3], err) // 40P01 among them
+					t.Errorf("%s: %v", levels[g%3], err) // a deadlock is 40P01
 					return
 				}
 			}
@@ -220,13 +222,13 @@ func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, remaining := granted[i].Load(), result.Requests[0].Remaining
-		if diff := float64(capacity-got) - remaining; diff > 1e-5 || diff < -1e-2 { // a little is refilled meanwhile
+		if diff := float64(capacity-got) - remaining; diff > 1e-5 || diff < -1e-2 { // a little was refilled meanwhile
 			t.Errorf("%s: %d granted and %v remaining of %d", limit.Name(), got, remaining, capacity)
 		}
 	}
 }
 
-// TestFirstUsesDoNotDeadlock lets calls meet on limits that have no rows yet: those, too, must be taken in everybody's order.
+// TestFirstUsesDoNotDeadlock: calls use limits that have no rows yet. These must be locked in the common order, too.
 func TestFirstUsesDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	a, b, c := ratelimit.TokenBucket("a", 10, time.Hour), ratelimit.TokenBucket("b", 10, time.Hour), ratelimit.TokenBucket("c", 10, time.Hour)
@@ -270,7 +272,7 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 				t.Error(err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Error("a call waits for locks that another took out of order")
+			t.Error("a call waits for locks that another call took out of order")
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Error(err)
@@ -296,7 +298,7 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 	})
 }
 
-// Whoever waits for a row has locked none that comes after it: whatever the call, and in whatever order it names them.
+// A call that waits for a row has locked none of the later rows, whatever the call and the order of its requests.
 func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 	t.Parallel()
 	a, b := ratelimit.TokenBucket("a", 100, time.Hour), ratelimit.TokenBucket("b", 100, time.Hour)
@@ -340,7 +342,7 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 4)
-			for _, used := range []call{c.first, c.later} { // so that all rows are there
+			for _, used := range []call{c.first, c.later} { // so that all rows exist
 				if err := consume(a.Global(), b.Global())(t.Context(), pool); err != nil {
 					t.Fatal(err)
 				}
@@ -365,7 +367,7 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			if err := c.later(ctx, pool); err != nil {
-				t.Errorf("what comes later is locked: %v", err)
+				t.Errorf("a later row is locked: %v", err)
 			}
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Error(err)
@@ -377,8 +379,8 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 	}
 }
 
-// A refund writes what all rows hold together. So it must have locked them, those too that were made while it waited for others
-// that were there before.
+// A refund writes the total of all rows. So it must have locked all of them, including those that were made while it waited
+// for earlier ones.
 func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 5)
@@ -418,7 +420,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 	}()
 	waitingFor(t, pool, anew)
 	end(anew)
-	waitingFor(t, pool, holder) // past a, whose row it was to lock is gone
+	waitingFor(t, pool, holder) // it is past a: the row that it was to lock is gone
 	other := begin(a.Count(3))
 	end(holder)
 	waitingFor(t, pool, other)
@@ -432,7 +434,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 	}
 }
 
-// backwards asks as the library does not: it sorts.
+// backwards asks in an order that the library never uses: the library sorts.
 func backwards(ctx context.Context, db ratelimit.DB) error {
 	var granted bool
 	err := db.QueryRow(ctx, `SELECT granted FROM _ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}')`).Scan(&granted)
@@ -442,19 +444,19 @@ func backwards(ctx context.Context, db ratelimit.DB) error {
 	return err
 }
 
-// Whoever finds that the row was deleted while he waited for it makes a new one, as of now: one as of when he began to wait
-// would be refilled at once for all that time.
+// A call waits for a row and finds it deleted. It makes a new row as of now. A row as of the start of the wait would at
+// once be refilled for all of the wait.
 func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket("bucket", 10, time.Hour)
 	other := ratelimit.TokenBucket("other", 10, time.Hour)
 	sharded := ratelimit.TokenBucket("sharded", 10, time.Hour, ratelimit.Shards(2))
 	for name, requests := range map[string][]ratelimit.Request{
-		"one":                {bucket.Global()},
-		"several":            {bucket.Global(), other.Global()},
-		"a shard":            {sharded.Global()},
-		"more than one has":  {sharded.Global().Count(7)},
-		"shards and another": {other.Global(), sharded.Global().Count(7)},
+		"one":                     {bucket.Global()},
+		"several":                 {bucket.Global(), other.Global()},
+		"a shard":                 {sharded.Global()},
+		"more than one shard has": {sharded.Global().Count(7)},
+		"shards and another":      {other.Global(), sharded.Global().Count(7)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -488,7 +490,7 @@ func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
 			}
 			var first time.Time
 			if err := pool.QueryRow(t.Context(), "SELECT min(ts) FROM rate_limits").Scan(&first); err != nil || first.Before(waited) {
-				t.Errorf("a row as of %v, %v, but at %v somebody still waited for it", first, err, waited)
+				t.Errorf("a row as of %v, %v, but at %v a call still waited for it", first, err, waited)
 			}
 		})
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestHotLimitsInChaos cancels, times out and kills connections at random while the goroutines of two processes queue, and
-// then counts. A transaction is an order, its tokens and its row: all of it or nothing, and the row of every order that was
-// acknowledged. Not parallel: it counts goroutines.
+// TestHotLimitsInChaos cancels calls, runs into timeouts and kills connections at random, while the goroutines of two
+// processes queue. Then it counts. A transaction is an order: its tokens and its row, all or nothing. The row of every
+// acknowledged order must be there. The test is not parallel: it counts goroutines.
 func TestHotLimitsInChaos(t *testing.T) {
 	r := newRand(t)
 	const capacity = 1e6
@@ -61,7 +61,7 @@ func TestHotLimitsInChaos(t *testing.T) {
 		level, end, endAt, pause := oneOf(r, levels...), r.IntN(8), r.IntN(3), time.Duration(r.IntN(2_000_000))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if r.IntN(2) == 0 { // in the queue, on deck, or while it runs
+		if r.IntN(2) == 0 { // in the queue, next in line, or running
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(60_000_000)))
 			defer cancel()
 		}
@@ -148,7 +148,7 @@ func TestHotLimitsInChaos(t *testing.T) {
 			var n int
 			err := watch.QueryRow(t.Context(), `SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 				WHERE application_name = 'txlimit_chaos' ORDER BY random() LIMIT 1) AS victim`).Scan(&n)
-			// 08P01: PgBouncer was about to lend this query the connection that the one before has terminated.
+			// 08P01: PgBouncer gave this query a connection that the last query has terminated.
 			if err != nil && sqlState(err) != "08P01" {
 				t.Error(err)
 			}
@@ -163,7 +163,7 @@ func TestHotLimitsInChaos(t *testing.T) {
 		}
 	}
 
-	for i := range limiters { // the turns are there for the next
+	for i := range limiters { // the turns are free again
 		pools[i].Reset() // some of its idle connections have been killed
 		for _, limit := range limits {
 			holdTurn(t, &limiters[i], pools[i], limit.Global())()
@@ -190,13 +190,13 @@ func TestHotLimitsInChaos(t *testing.T) {
 	}
 	for _, id := range ids {
 		if !acknowledged[id] && !unknown[id] {
-			t.Errorf("order %s was committed, and its caller was told that it was not", id)
+			t.Errorf("order %s was committed, but its caller got an error that says it was not", id)
 		}
 		delete(acknowledged, id)
 	}
 	for id, told := range acknowledged {
 		if told {
-			t.Errorf("order %s was acknowledged, and is not there", id)
+			t.Errorf("order %s was acknowledged, but its row is missing", id)
 		}
 	}
 	for _, limit := range limits {

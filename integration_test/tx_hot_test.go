@@ -20,12 +20,12 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// queued is how many queues there are: of hot limits, keys and shards, those that meet on a view counted once.
+// queued returns the number of queues: of hot limits, keys and shards. Those that share a view count once.
 func queued(limiter *ratelimit.Limiter) int {
 	return reflect.ValueOf(limiter).Elem().FieldByName("queues").FieldByName("byStripe").Len()
 }
 
-// nobodyQueues checks what must be so when every InTx has returned.
+// nobodyQueues checks what must hold after every InTx has returned.
 func nobodyQueues(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) {
 	t.Helper()
 	if n := queued(limiter); n != 0 {
@@ -35,7 +35,7 @@ func nobodyQueues(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) 
 	eventually(t, "all connections are back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
 
-// waitingForTurns is how many transactions wait for a turn in the database.
+// waitingForTurns returns how many transactions wait for a turn in the database.
 func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IN
@@ -46,7 +46,7 @@ func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// holdTurn takes the turn on hot limits, and returns when it has it. The function it returns ends that.
+// holdTurn takes the turn on hot limits, and returns when it has it. The returned function releases it.
 func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db txBeginner, requests ...ratelimit.Request) (release func()) {
 	t.Helper()
 	running, end := make(chan struct{}), make(chan struct{})
@@ -64,10 +64,10 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db txBeginner, requests 
 	select {
 	case <-running:
 	case err := <-done:
-		t.Errorf("the turn was not to be had: %v", err)
+		t.Errorf("could not get the turn: %v", err)
 		return func() {}
 	case <-time.After(20 * time.Second):
-		t.Error("the turn was not to be had within 20 s")
+		t.Error("could not get the turn within 20 s")
 	}
 	return func() {
 		t.Helper()
@@ -78,16 +78,16 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db txBeginner, requests 
 	}
 }
 
-// beginNow is a first statement: with it the transaction of InTx begins, and its turn in the database.
+// beginNow is a first statement. With it, InTx's transaction begins, and gets its turn in the database.
 func beginNow(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "SELECT")
 	return err
 }
 
-// nothing is a function for InTx that only has to be reached.
+// nothing is a function for InTx that does nothing.
 func nothing(context.Context, pgx.Tx) error { return nil }
 
-// TestHotLimitsAreExact is TestOverGrant with the queue. Not parallel: it wants the machine for itself.
+// TestHotLimitsAreExact is TestOverGrant with the queue. It is not parallel: it needs the whole machine.
 func TestHotLimitsAreExact(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst), ratelimit.Shards(shards))
@@ -98,7 +98,7 @@ func TestHotLimitsAreExact(t *testing.T) {
 				var limiter ratelimit.Limiter
 				lost := 0.0
 				if shards > 1 {
-					lost = 5 // those that are full at the start lose a little
+					lost = 5 // shards that are full at the start lose a little
 				}
 				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
 					err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -113,7 +113,7 @@ func TestHotLimitsAreExact(t *testing.T) {
 	}
 }
 
-// inLine is a context that says when somebody begins to wait for its end: then it is in the queue.
+// inLine is a context that tells when its caller begins to wait for its end. The caller is then in the queue.
 type inLine struct {
 	context.Context
 	once  *sync.Once
@@ -145,7 +145,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
-				if i < n-1 { // be slower than the next one is in getting past the queue
+				if i < n-1 { // run until the next one is past the queue
 					eventually(t, "the next one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
 				}
 				return nil
@@ -170,7 +170,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	nobodyQueues(t, &limiter, pool)
 }
 
-// Two limiters with a pool each are two processes.
+// Two limiters with one pool each stand for two processes.
 func TestHotTransactionsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	for _, processes := range []int{1, 2} {
@@ -199,7 +199,7 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 										if _, err := limiter.Consume(ctx, tx, one.Key("k")); err != nil {
 											return err
 										}
-										_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // whoever sees an old snapshot fails
+										_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // a transaction with an old snapshot fails
 										return err
 									}, options...)
 									if err != nil {
@@ -228,12 +228,12 @@ func TestHotTransactionsDoNotConflict(t *testing.T) {
 	}
 }
 
-// conflicts counts why transactions on one hot limit had to run again.
+// conflicts counts why transactions on one hot limit were retried.
 type conflicts struct {
-	// In SERIALIZABLE, a COMMIT lets go of its locks just before it notes that it is over (ProcReleaseLocks, then
-	// ReleasePredicateLocks, in PostgreSQL's resowner.c): whoever begins in that gap is taken for concurrent. If two of one process
-	// are held up there, those of other processes fail, again and again, until one of the two goes on. (A debugger that stops two
-	// there shows it.) So it is transactions that are counted here, not their attempts.
+	// In SERIALIZABLE, a COMMIT releases its locks just before it is marked as finished (ProcReleaseLocks, then
+	// ReleasePredicateLocks, in PostgreSQL's resowner.c). A transaction that begins in that gap counts as concurrent. If
+	// two transactions of one process stop there, those of other processes fail again and again, until one of the two goes
+	// on. (A debugger that stops two there shows this.) So the test counts transactions, not attempts.
 	gap  atomic.Int64
 	real atomic.Int64
 }
@@ -250,7 +250,7 @@ func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, failed int, 
 	}
 }
 
-// wantNone wants no conflict, but for a twentieth of the commits in the gap, if they can meet there.
+// wantNone wants no conflict. If transactions can meet the gap of a COMMIT, a twentieth of the commits may.
 func (c *conflicts) wantNone(t *testing.T, commits int64, canMeet bool) {
 	t.Helper()
 	most := int64(0)
@@ -278,8 +278,8 @@ func TestEveryTurnHasItsView(t *testing.T) {
 	}
 }
 
-// At REPEATABLE READ there is a conflict as soon as two transactions take from one shard at the same time; in SERIALIZABLE
-// also when one reads a shard that another takes from.
+// At REPEATABLE READ, two transactions conflict if they take from one shard at the same time. In SERIALIZABLE they also
+// conflict if one only reads the shard.
 func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -326,7 +326,7 @@ func hotShards(t *testing.T, level pgx.TxIsoLevel) {
 	wg.Wait()
 	spare := int64(0)
 	if level == pgx.Serializable {
-		spare = 32 * 20 / 20 // a row that moves to another page writes to the index, where all keys are neighbours
+		spare = 32 * 20 / 20 // a row that moves to another page writes to the index, where keys share leaves
 	}
 	if n := attempts.Load(); n < 32*20 || n > 32*20+spare {
 		t.Errorf("%d attempts for %d commits", n, 32*20)
@@ -370,16 +370,16 @@ func TestHotEndsWithItsContext(t *testing.T) {
 	ends := func(t *testing.T, err error) {
 		t.Helper()
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, want that of the context", err)
+			t.Errorf("%v, want the context's error", err)
 		}
-		eventually(t, "nobody waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
+		eventually(t, "no transaction waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
 	}
 	t.Run("in the queue", func(t *testing.T) {
 		begin(t)
 		release := holdTurn(t, limiter, pool, limit.Global())
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 2)
-		for range 2 { // the second stays in the process
+		for range 2 { // the second waits in the process
 			go func() { errs <- limiter.InTx(ctx, pool, nothing, ratelimit.Hot(limit.Global())) }()
 		}
 		eventually(t, "one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
@@ -451,7 +451,7 @@ func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
 			var limiter ratelimit.Limiter
-			for range 3 { // more than may be past the queue
+			for range 3 { // more than the queue lets through
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
@@ -519,12 +519,12 @@ func TestHotWorksOnAnythingThatBegins(t *testing.T) {
 	})
 }
 
-// With a pool of 4, 64 goroutines that want one key leave connections for the others; without the queue they do not.
+// With a pool of 4, 64 goroutines that want one key leave connections for others. Without the queue they do not.
 func TestAHotKeyDoesNotDrainThePool(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	var conns []*pgxpool.Conn
-	for range 4 { // that none has to be made later
+	for range 4 { // so that no connection is opened later
 		conn, err := pool.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -578,7 +578,7 @@ func TestAHotKeyDoesNotDrainThePool(t *testing.T) {
 	n, worst = waited()
 	t.Logf("without, %d and %v", n, worst)
 	if n == 0 {
-		t.Error("nor without the queue: this test cannot see it")
+		t.Error("nothing waited without the queue: this test cannot see it")
 	}
 }
 
@@ -607,7 +607,7 @@ func TestSeveralHotLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 				}
 				err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 					attempts.Add(1)
-					for _, request := range requests { // one after another, in any order: the turns keep it from deadlocking
+					for _, request := range requests { // one after another, in any order: the turns prevent deadlocks
 						if _, err := limiter.Consume(ctx, tx, request); err != nil {
 							return err
 						}
@@ -640,7 +640,7 @@ func TestHotInHotIsRefused(t *testing.T) {
 		}
 	}
 	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
-		return limiter.InTx(ctx, pool, nothing) // which is not hot
+		return limiter.InTx(ctx, pool, nothing) // it is not hot
 	}, ratelimit.Hot(a.Global()))
 	if err != nil {
 		t.Error(err)
@@ -681,7 +681,7 @@ func TestHotSaysWhatTheRoleLacks(t *testing.T) {
 	try(acquire(t, connect(t, newSchema(t), 1)), "42P01")
 }
 
-// A lock_timeout of the caller's, or a statement_timeout, strikes those who wait in the database.
+// A lock_timeout or a statement_timeout of the caller ends a wait in the database.
 func TestHotPassesOnATimeoutOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("hot", 10, time.Hour)

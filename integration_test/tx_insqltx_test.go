@@ -19,8 +19,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// withEveryDriver runs a test on a pool of database/sql, with another of pgx's for the same schema to look at it by: with a
-// table of business rows, as in newJobs. No connection may be left taken.
+// withEveryDriver runs a test on a pool of database/sql, and gives it a pgx pool to inspect the same schema. There is a
+// table of business rows, as in newJobs. All connections must be returned at the end.
 func withEveryDriver(t *testing.T, conns int, test func(t *testing.T, db *sql.DB, pool *pgxpool.Pool)) {
 	t.Helper()
 	for _, driver := range drivers {
@@ -42,7 +42,7 @@ func TestInSQLTxRunsAgain(t *testing.T) {
 				_, err := limiter.Consume(ctx, pool, key)
 				return err
 			},
-			// Write skew: each reads what the other writes. The other commits after this one's last statement.
+			// Write skew: each transaction reads what the other writes. The other commits after this one's last statement.
 			"40001 of COMMIT": func(ctx context.Context, tx *sql.Tx, _ ratelimit.Request) error {
 				return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(other pgx.Tx) error {
 					if _, err := other.Exec(ctx, "SELECT done FROM jobs WHERE n = 2; UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
@@ -125,7 +125,7 @@ func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // gives it back
+		defer conn.Close() //nolint:errcheck // returns it to the pool
 		mine := errors.New("mine")
 		for i, row := range []struct {
 			on   sqlTxBeginner
@@ -133,7 +133,7 @@ func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 			want func(err error) bool
 		}{
 			{db, nil, func(err error) bool { return err == nil }},
-			{conn, mine, func(err error) bool { return err == mine }}, //nolint:errorlint // as it is: not wrapped
+			{conn, mine, func(err error) bool { return err == mine }}, //nolint:errorlint // it must not be wrapped
 			{conn, nil, func(err error) bool { return err == nil }},
 			{db, nil, denied},
 		} {
@@ -152,7 +152,7 @@ func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 			}
 		}
 		if n := jobs(t, pool, "sum(n)"); n != 1+2+10+12 {
-			t.Errorf("other rows than those of the transactions that were granted: sum %d", n)
+			t.Errorf("the rows are not those of the granted transactions: sum %d", n)
 		}
 		if left := remaining(t, pool, limit.Key("ann")); left > 0.1 {
 			t.Errorf("%v tokens are left", left)
@@ -199,7 +199,7 @@ func TestInSQLTxRollsBackOnPanicAndGoexit(t *testing.T) {
 		var limiter ratelimit.Limiter
 		limit := ratelimit.TokenBucket("messages", 1, time.Hour)
 		for name, end := range map[string]func(){"panic": func() { panic("a bug") }, "Goexit": runtime.Goexit} {
-			for range 3 { // more than may be past the queue
+			for range 3 { // more than the queue lets through
 				done := make(chan any)
 				go func() {
 					defer func() { done <- recover() }()
@@ -247,7 +247,7 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 				cancel()
 				return nil
 			},
-			"when it is rolled back already": func(_ context.Context, cancel func(), _ *sql.Tx) error {
+			"when it has been rolled back": func(_ context.Context, cancel func(), _ *sql.Tx) error {
 				cancel()
 				eventually(t, "database/sql has rolled it back", func() bool { return db.Stats().InUse == 0 })
 				return nil
@@ -263,7 +263,7 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 				}
 				return run(ctx, cancel, tx)
 			}, ratelimit.Hot(limit.Global()))
-			// lib/pq returns the server's error for a statement that was cancelled.
+			// lib/pq returns the server's error for a cancelled statement.
 			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -279,7 +279,7 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 		release := holdTurn(t, &ratelimit.Limiter{}, pool, limit.Global()) // of another process
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 3)
-		for range 3 { // one of them in the process, two past the queue, of which one waits in the database
+		for range 3 { // one waits in the process; two are past the queue, and one of these waits in the database
 			go func() {
 				errs <- limiter.InSQLTx(ctx, db, func(context.Context, *sql.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
 			}()
@@ -300,8 +300,8 @@ func TestInSQLTxEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two pools and limiters are two processes. With the queue nobody runs in vain, or hardly anybody (conflicts); without it,
-// somebody does.
+// Two pools and limiters stand for two processes. With the queue, no transactions are retried, or almost none (see
+// conflicts). Without it, some are.
 func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
@@ -320,7 +320,7 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 								if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
 									return err
 								}
-								_, err := tx.ExecContext(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // whoever sees an old snapshot fails
+								_, err := tx.ExecContext(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // a transaction with an old snapshot fails
 								return err
 							}, append(options, ratelimit.Attempts(1000))...)
 							if err != nil {
@@ -397,7 +397,7 @@ func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
 	}
 }
 
-// 64 goroutines, one key, for 3 s: not one token too many. Not parallel: it wants the machine for itself.
+// 64 goroutines, one key, 3 s: not one token too many. The test is not parallel: it needs the whole machine.
 func TestDatabaseSQLIsExact(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
 	for _, driver := range drivers {
@@ -424,7 +424,7 @@ func TestDatabaseSQLIsExact(t *testing.T) {
 	}
 }
 
-// Outside a transaction, the answer is there before the commit is: an error of that must not be lost.
+// Outside a transaction, the answer arrives before the commit. The caller must get an error of the commit.
 func TestDatabaseSQLNoticesACommitThatFails(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
@@ -460,7 +460,7 @@ func TestSQLRefusesWhatIsNoHandle(t *testing.T) {
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		transaction := func(ctx context.Context, raise string) (err error) { // as an ORM does it
+		transaction := func(ctx context.Context, raise string) (err error) { // as an ORM does
 			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
 			if err != nil {
 				return err
@@ -513,8 +513,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// Connections are killed, contexts end and functions panic at random moments. A transaction is a row and its tokens: all of it or
-// nothing, never twice, whatever its error says; none whose error is not that of COMMIT; and each that was acknowledged.
+// Connections are killed, contexts end and functions panic at random moments. A transaction is a row and its tokens: all or
+// nothing, never twice, whatever its error. One that failed before COMMIT is not there. One that was acknowledged is.
 func TestDatabaseSQLInChaos(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 5, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
@@ -542,7 +542,7 @@ func TestDatabaseSQLInChaos(t *testing.T) {
 						ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(40_000_000)))
 					}
 					kill, after, abandon := r.IntN(6) == 0, time.Duration(r.IntN(20_000_000)), r.IntN(20) == 0
-					kill = kill && !server.Pooled() // PgBouncer 1.18 crashes when a connection is killed as it is given to another client
+					kill = kill && !server.Pooled() // PgBouncer 1.18 crashes when a connection is killed while it is given to another client
 					var options []ratelimit.TxOption
 					if r.IntN(3) == 0 {
 						options = append(options, ratelimit.Hot(one.Global()))
@@ -622,10 +622,10 @@ func TestDatabaseSQLInChaos(t *testing.T) {
 				failed++
 			}
 			if times[id] > 1 || o.acknowledged && times[id] == 0 || !o.acknowledged && !o.committing && times[id] > 0 {
-				t.Errorf("order %d is there %d times: %v", id, times[id], o.err)
+				t.Errorf("order %d has %d rows: %v", id, times[id], o.err)
 			}
 		}
-		t.Logf("%d orders: %d acknowledged, %d failed, %d unsure; %d are there", len(outcomes), acknowledged, failed, len(outcomes)-acknowledged-failed, len(ids))
+		t.Logf("%d orders: %d acknowledged, %d failed, %d unsure; %d have rows", len(outcomes), acknowledged, failed, len(outcomes)-acknowledged-failed, len(ids))
 		if acknowledged == 0 || failed == 0 {
 			t.Error("this test has not seen everything")
 		}

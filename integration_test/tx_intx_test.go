@@ -19,7 +19,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// newJobs is a pool with a table of business rows.
+// newJobs makes a pool with a table of business rows.
 func newJobs(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
@@ -27,7 +27,7 @@ func newJobs(t *testing.T, conns int) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
+		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
 	})
 	return pool
 }
@@ -53,7 +53,7 @@ func TestInTxRetriesA40001OfAStatement(t *testing.T) {
 			if _, err := tx.Exec(ctx, "SELECT * FROM jobs"); err != nil { // takes the snapshot
 				return err
 			}
-			if attempts <= 2 { // somebody else consumes
+			if attempts <= 2 { // another transaction consumes
 				if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level))); err != nil {
 					return err
 				}
@@ -87,8 +87,8 @@ func TestInTxRetriesA40001OfCommit(t *testing.T) {
 	attempts, committed := 0, 0
 	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		attempts++
-		// Write skew: each reads what the other writes. The other commits first, but only after this one's last
-		// statement, so that it is COMMIT that fails.
+		// Write skew: each transaction reads what the other writes. The other commits first, but after this one's last
+		// statement, so it is COMMIT that fails.
 		if _, err := tx.Exec(ctx, "SELECT done FROM jobs WHERE n = 1"); err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 		var attempts, deadlocks atomic.Int64
 		var ready, wg sync.WaitGroup
 		ready.Add(2)
-		for _, order := range [][2]string{{"a", "b"}, {"b", "a"}} { // in two calls, so that nobody can sort them
+		for _, order := range [][2]string{{"a", "b"}, {"b", "a"}} { // in two calls, so the library cannot sort them
 			wg.Go(func() {
 				first := true
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -165,8 +165,8 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		// Mostly one deadlock; but the loser, running again, can be faster to the row that it has given up than the one who waited
-		// for it. In SERIALIZABLE an attempt may end by 40001, too.
+		// Mostly there is one deadlock. But the loser may retry, and reach the row that it released before the transaction
+		// that waits for it does. In SERIALIZABLE, an attempt may also end with 40001.
 		if n := attempts.Load() - deadlocks.Load(); deadlocks.Load() < 1 || n < 2 || n > 2 && level == pgx.ReadCommitted {
 			t.Errorf("%s: %d deadlocks, %d attempts", level, deadlocks.Load(), attempts.Load())
 		}
@@ -179,7 +179,7 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 	}
 }
 
-// conflict is a function for InTx that loses every time.
+// conflict is a function for InTx that conflicts every time.
 func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Limit, attempts *int) func(ctx context.Context, tx pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		*attempts++
@@ -207,7 +207,7 @@ func TestInTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
 			t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
 		}
 		if !errors.As(err, &pgErr) || pgErr.Code != "40001" {
-			t.Errorf("the database's error is not to be found in %v", err)
+			t.Errorf("the database's error is not in %v", err)
 		}
 	}
 	if n := jobs(t, pool, "count(*)"); n != 2 {
@@ -215,7 +215,7 @@ func TestInTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
 	}
 }
 
-// TestNestedRetriesDoNotMultiply has what has been tried as often as it may not tried again by what is around it.
+// TestNestedRetriesDoNotMultiply: after an inner transaction has used up its attempts, the outer one is not retried.
 func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	t.Parallel()
 	pool := newJobs(t, 4)
@@ -356,9 +356,9 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 		then  func(ctx context.Context, tx pgx.Tx) error
 		check func(err error) bool
 	}{
-		"an error of its own": {
+		"its own error": {
 			func(context.Context, pgx.Tx) error { return mine },
-			func(err error) bool { return err == mine }, //nolint:errorlint // as it is: not wrapped
+			func(err error) bool { return err == mine }, //nolint:errorlint // it must not be wrapped
 		},
 		"a wrapped error": {
 			func(context.Context, pgx.Tx) error { return fmt.Errorf("what I did: %w", mine) },
@@ -378,7 +378,7 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 			},
 			func(err error) bool { return sqlState(err) == "23505" },
 		},
-		"a COMMIT without an answer": { // it may have been committed: not to be run again
+		"a COMMIT without an answer": { // it may be committed, so it is not retried
 			func(_ context.Context, tx pgx.Tx) error { return tx.Conn().PgConn().Conn().Close() },
 			func(err error) bool {
 				return err != nil && sqlState(err) == "" && strings.HasPrefix(err.Error(), "ratelimit: commit: ") && !errors.Is(err, ratelimit.ErrAttemptsExhausted)
@@ -495,7 +495,8 @@ func TestInTxWorksOnAPoolAndAConnectionAtEveryLevel(t *testing.T) {
 	}
 }
 
-// Two limits and a business row, many at once on few connections: all there or nothing, and none lost.
+// Two limits and a business row, many transactions at once on few connections: each is all there or not at all, and none is
+// lost.
 func TestInTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 	t.Parallel()
 	pool := newJobs(t, 4)
@@ -549,12 +550,12 @@ func TestInTxSaysHowManyAttemptsItTookWhenTheContextEndsWithinOne(t *testing.T) 
 		return err
 	})
 	if !gaveUpAfter(err, 3) || !errors.Is(err, context.Canceled) || sqlState(err) != "40001" {
-		t.Errorf("%v, want the error of 3 attempts that tells of the cancellation and of the conflict", err)
+		t.Errorf("%v, want the error of 3 attempts, with the cancellation and the conflict", err)
 	}
-	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken one a little later
+	eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
 }
 
-// BEGIN in a transaction is only a warning, and COMMIT would end the one around it.
+// In a transaction, BEGIN causes only a warning, and COMMIT would end the outer transaction.
 func TestAConnectionInATransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := newJobs(t, 2)

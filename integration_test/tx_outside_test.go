@@ -14,7 +14,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// writing is every verb that writes.
+// writing are all verbs that write.
 func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]func(ctx context.Context, db ratelimit.DB) error {
 	return map[string]func(ctx context.Context, db ratelimit.DB) error{
 		"consume": func(ctx context.Context, db ratelimit.DB) error {
@@ -33,8 +33,8 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 	}
 }
 
-// refusesToWrite wants every verb that writes refused before it is sent: the pool's only connection is the transaction's, so that
-// nothing could be.
+// refusesToWrite wants every verb that writes to be refused before anything is sent. The pool's only connection belongs to
+// the transaction, so nothing could be sent.
 func refusesToWrite(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -78,7 +78,7 @@ func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		writes(kept, t, &limiter, request, pool) // the transaction has ended
+		writes(kept, t, &limiter, request, pool) // the transaction has ended, so writing is allowed
 	})
 	t.Run("database/sql", func(t *testing.T) {
 		t.Parallel()
@@ -135,7 +135,7 @@ func TestACheckOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
 		}
 		result, err := limiter.Check(ctx, pool, request.Count(0))
 		if result.Remaining != 10 {
-			t.Errorf("%v remain, want what is committed, 10", result.Remaining)
+			t.Errorf("%v remain, want the committed 10", result.Remaining)
 		}
 		return err
 	})
@@ -144,7 +144,7 @@ func TestACheckOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
 	}
 }
 
-// TestOutsideTxOutlivesTheRollback and is taken again by each attempt.
+// TestOutsideTxOutlivesTheRollback also shows that each attempt consumes again.
 func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
@@ -164,7 +164,7 @@ func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
 			return err
 		}
-		// A transaction that is begun with it has a pool of its own again.
+		// A transaction begun with such a context refuses its own pool again.
 		err := limiter.InTx(ratelimit.OutsideTx(ctx), pool, func(ctx context.Context, _ pgx.Tx) error {
 			_, err := limiter.Consume(ctx, pool, failed.Key("ann"))
 			return err
@@ -172,11 +172,11 @@ func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%v, want the inner transaction's pool refused", err)
 		}
-		// The row that the transaction holds is waited for until the context is over.
+		// The call waits for the row that the transaction holds, until its context is over.
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
 		if _, err := limiter.Consume(ratelimit.OutsideTx(short), pool, messages.Key("held")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v, want to wait for the transaction's row", err)
+			t.Errorf("%v, want a wait for the transaction's row", err)
 		}
 		return errAbandoned
 	})
@@ -190,10 +190,10 @@ func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 	}
 }
 
-// wrappedPool is a pool in a type of the application's.
+// wrappedPool is a pool inside an application's type.
 type wrappedPool struct{ *pgxpool.Pool }
 
-// TestPoolsThatAreNotRecognized are as the docs of OutsideTx say.
+// TestPoolsThatAreNotRecognized: they behave as the docs of OutsideTx say.
 func TestPoolsThatAreNotRecognized(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)

@@ -11,8 +11,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// The functions' plans are made once for a connection. One that is made while the table is all but empty must be as good when it
-// is full: it looks rows up by their keys, and does not read the index for those of the keys that it wants.
+// A connection plans the functions' statements once. A plan made on an almost empty table must still be good when the table
+// is full: it must look rows up by their keys, not read the whole index.
 func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 	t.Parallel()
 	conn := acquire(t, newPool(t, 1))
@@ -32,7 +32,7 @@ func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 		"coalesced": `SELECT _ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{4,5,6}', '{1,1,1}', '{}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"mixed":     `SELECT _ratelimit_coalesce('{l}', '{10}', '{1 min}', '{10}', '{5}', '{1}', '{}', '{}', '{}', '{}', '{1,2}', '{1,1}', '{1,1}', '{NULL,NULL}', '{1,2}', '{0,0}')`,
 	}
-	for _, rows := range []string{"0", "1", "3", "40"} { // at which the plans are made
+	for _, rows := range []string{"0", "1", "3", "40"} { // when the plans are made
 		exec(`TRUNCATE rate_limits`)
 		exec(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 10, now() FROM generate_series(1, ` + rows + `) AS i`)
 		exec(`ANALYZE rate_limits`)
@@ -65,13 +65,13 @@ func TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne(t *testing.T) {
 	}
 }
 
-// In SERIALIZABLE, whoever reads more rows than he takes from conflicts with others. For tables this small, reading all of it
-// looks as good to the planner as looking a row up.
+// In SERIALIZABLE, a transaction that reads more rows than it takes from conflicts with others. In a table this small, the
+// planner thinks that reading all rows is as good as an index lookup.
 func TestDifferentKeysDoNotConflictInATinyTable(t *testing.T) {
 	t.Parallel()
 	shardedLimit := ratelimit.TokenBucket("sharded", 1e6, time.Hour, ratelimit.Shards(2))
 	limit := ratelimit.TokenBucket("limit", 1e6, time.Hour)
-	for _, rows := range []int{0, 1, 2} { // when it was analyzed
+	for _, rows := range []int{0, 1, 2} { // when the table was analyzed
 		t.Run(fmt.Sprint(rows, " rows"), func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
@@ -92,7 +92,7 @@ func TestDifferentKeysDoNotConflictInATinyTable(t *testing.T) {
 				},
 				"sharded": func(key string) []ratelimit.Request { return []ratelimit.Request{shardedLimit.Key(key)} },
 			}
-			for _, requests := range ways { // the rows are there, the plans are made
+			for _, requests := range ways { // so that the rows exist and the plans are made
 				for i, conn := range conns {
 					for range 7 {
 						if _, err := limiter.Consume(t.Context(), conn, requests(fmt.Sprint(i))...); err != nil {
@@ -124,7 +124,7 @@ func TestDifferentKeysDoNotConflictInATinyTable(t *testing.T) {
 						t.Fatal(failed)
 					}
 				}
-				if conflicts > 1 { // a row that moves to another page writes to the index, where all keys are neighbours
+				if conflicts > 1 { // a row that moves to another page writes to the index, where keys share leaves
 					t.Errorf("%s: %d of 20 pairs of transactions on different keys conflicted", name, conflicts)
 				}
 			}

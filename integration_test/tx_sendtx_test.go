@@ -19,7 +19,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Nothing may leave a connection that a pool has to throw away.
+// A denial must not break a connection: the pool would have to replace it.
 func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
 	t.Parallel()
 	for way, send := range batchWays {
@@ -81,7 +81,7 @@ func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
 	}
 }
 
-// trips counts round trips: something is written, and then something is read.
+// trips counts round trips: a write followed by a read.
 type trips struct {
 	net.Conn
 	n       *atomic.Int64
@@ -132,12 +132,12 @@ func TestSendTxIsOneRoundTrip(t *testing.T) {
 				}
 				got = append(got, n.Load()-before)
 			}
-			// The first one connects and prepares. A denial is followed by ROLLBACK.
+			// The first call connects and prepares. A denial is followed by ROLLBACK.
 			want := []int64{1, 1, 2, 2, 2}
 			switch mode {
-			case pgx.QueryExecModeDescribeExec: // asks for a description each time
+			case pgx.QueryExecModeDescribeExec: // it asks for a description each time
 				want = []int64{2, 2, 3, 3, 3}
-			case pgx.QueryExecModeCacheDescribe: // asks for one again after an error
+			case pgx.QueryExecModeCacheDescribe: // it asks for a description again after an error
 				want = []int64{1, 1, 2, 3, 3}
 			}
 			if !slices.Equal(got[1:], want) {
@@ -156,7 +156,7 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 			limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
 			limit := ratelimit.TokenBucket("jobs", 20, time.Hour)
 			var granted, refused, tries atomic.Int64
-			// Whoever begins before this ends has a conflict with it, unless the level knows none.
+			// A transaction that begins before this one ends conflicts with it, unless its level has no conflicts.
 			first, err := pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -195,13 +195,13 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 				t.Errorf("%d granted, %d denied, %d rows, want 20, 20 and 22", granted.Load(), refused.Load(), jobs(t, pool, "count(*)"))
 			}
 			if level != pgx.ReadCommitted && tries.Load() == 40 {
-				t.Error("nothing was run again: this test has not seen a conflict")
+				t.Error("nothing was retried: this test has not seen a conflict")
 			}
 		})
 	}
 }
 
-// TestSendTxOverGrant is not parallel: it wants the machine for itself.
+// TestSendTxOverGrant is not parallel: it needs the whole machine.
 func TestSendTxOverGrant(t *testing.T) {
 	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
 	var limiter ratelimit.Limiter
@@ -326,7 +326,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 					func(batch *pgx.Batch) { batch.Queue("INSERT INTO jobs VALUES ($1)", 1) },
 					func(err error) bool { return sqlState(err) == "23505" && !strings.Contains(err.Error(), "ratelimit") }, false,
 				},
-				"one that a function wraps": {
+				"an error that a function wraps": {
 					func(batch *pgx.Batch) {
 						batch.Queue("INSERT INTO jobs VALUES ($1) RETURNING n", 1).QueryRow(func(row pgx.Row) error {
 							if err := row.Scan(new(int)); err != nil {
@@ -339,7 +339,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 						return sqlState(err) == "23505" && strings.HasPrefix(err.Error(), "what I did: ")
 					}, false,
 				},
-				"one that a function hides": {
+				"an error that a function hides": {
 					func(batch *pgx.Batch) {
 						batch.Queue("INSERT INTO jobs VALUES ($1) RETURNING n", 1).QueryRow(func(row pgx.Row) error {
 							_ = row.Scan(new(int))
@@ -369,7 +369,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 					},
 					func(err error) bool { return errors.Is(err, mine) }, true,
 				},
-				"a function's own error, that looks like a conflict and a denial": {
+				"a function's own error that looks like a conflict and a denial": {
 					func(batch *pgx.Batch) {
 						batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error {
 							return errors.Join(&pgconn.PgError{Code: "40001"}, &ratelimit.DeniedError{}, mine)
@@ -377,7 +377,7 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 					},
 					func(err error) bool { return errors.Is(err, mine) }, true,
 				},
-				"a function's own error, and then one of the server's": {
+				"a function's own error, then an error of the server": {
 					func(batch *pgx.Batch) {
 						batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return mine })
 						batch.Queue("INSERT INTO jobs VALUES ($1)", 1)

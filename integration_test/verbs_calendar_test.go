@@ -11,7 +11,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// utc reads an instant in UTC.
+// utc parses an instant in UTC.
 func utc(text string) time.Time {
 	t, err := time.Parse("2006-01-02 15:04:05.999999", text)
 	if err != nil {
@@ -64,7 +64,7 @@ func TestACalendarWindowBeginsAtMidnightInItsZone(t *testing.T) {
 	})
 }
 
-// TestACalendarWindowDoesWhatAFixedWindowDoes: rollover, debts, reservations, refunds, several limits, shards.
+// TestACalendarWindowDoesWhatAFixedWindowDoes covers rollover, debts, reservations, refunds, several limits and shards.
 func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, shards := range []int{1, 3} {
@@ -85,7 +85,7 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 			debt := monthly("debt")
 			charged, err := w.limiter.Charge(w.Context(), w.db, debt.Count(30*14))
 			w.do(err)
-			if want := utc("2027-05-01 00:00:00"); !charged.RetryAt.Equal(want) { // 13 windows later nothing is owed
+			if want := utc("2027-05-01 00:00:00"); !charged.RetryAt.Equal(want) { // 13 windows pay the debt
 				w.Fatalf("a charge of 14 months is paid at %v, want %v", charged.RetryAt, want)
 			}
 			if at, want := w.deny(debt).RetryAt, utc("2027-06-01 00:00:00"); !at.Equal(want) {
@@ -101,7 +101,7 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 					w.Fatalf("reservation %d runs at %v, want %v", i, last.RetryAt, runAt)
 				}
 			}
-			w.holds(reserved, -60) // the second one, which has to wait, forfeits the 10 tokens that the first one leaves
+			w.holds(reserved, -60) // the second reservation has to wait, and forfeits the 10 tokens that the first leaves
 			if at, want := w.deny(reserved.Reserve()).RetryAt, utc("2026-06-01 00:00:00"); !at.Equal(want) {
 				w.Fatalf("retry at %v, want %v", at, want)
 			}
@@ -150,7 +150,8 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 	})
 }
 
-// TestTwoLimitsWaitForACalendar: a reservation of a bucket and a month waits for the month, and the bucket forfeits.
+// TestTwoLimitsWaitForACalendar: a reservation of a bucket and a month has to wait for the month. The bucket forfeits
+// tokens meanwhile.
 func TestTwoLimitsWaitForACalendar(t *testing.T) {
 	behaviour(t, func(w world) {
 		month := ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.In("Europe/Paris")).Key("ann")
@@ -164,7 +165,8 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		w.holds(bucket, 4)
 		w.holds(month, 9)
 
-		// The refills of the month are known for 100 windows. A job that a bucket would let run after that is not promised.
+		// The refills of the month are known for 100 windows. A bucket that would let a job run after that does not promise
+		// it.
 		slow := ratelimit.TokenBucket("slow", 1, 1000*24*time.Hour).Key("ann")
 		w.grant(slow)
 		w.grant(slow.Count(1).Reserve(), month.Reserve())
@@ -174,7 +176,7 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		w.holds(saved, 5000)
 		w.grant(slow.Reserve(), saved.Reserve())
 
-		// A calendar that does not reserve itself forfeits, too, and has enough for a job that runs five windows later.
+		// A calendar window without reservations also forfeits. It has enough for a job that runs five windows later.
 		year := ratelimit.CalendarWindow("year's", 10, ratelimit.Month, ratelimit.Capacity(120), ratelimit.MaxReserved(0)).Key("ann")
 		later := ratelimit.TokenBucket("later", 1, 150*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
 		result = w.grant(later.Reserve(), year.Count(20))
@@ -185,8 +187,8 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 	})
 }
 
-// TestARefundByAClockThatIsYearsOffGivesNothingBack: the windows around the job are not in the client's list, so it cannot be said
-// that the job's window is not over.
+// TestARefundByAClockThatIsYearsOffGivesNothingBack: the client's list does not have the windows around the job. So the
+// client cannot know whether the job's window is over.
 func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -258,7 +260,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	limiter, clock := newLimiter()
 	clock.now = utc("2026-01-30 12:00:00")
 	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) {
-		if calls != 1 { // a statement for several calls knows no calendar
+		if calls != 1 { // a statement for several calls cannot decide calendar windows
 			t.Errorf("a statement for %d calls", calls)
 		}
 	}}
@@ -299,7 +301,7 @@ func TestPlansOfACalendarShareItsUnit(t *testing.T) {
 	})
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys know the same windows.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -355,8 +357,8 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	}
 }
 
-// TestASweepOfACalendarMindsEveryAnchor: keys of one limit have anchors of their own, and a sweep has one definition. It deletes only
-// what is full by every anchor.
+// TestASweepOfACalendarMindsEveryAnchor: each key of a limit may have its own anchor, but a sweep has one definition. The
+// sweep deletes only rows that are full by every anchor.
 func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -376,7 +378,7 @@ func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
 			t.Errorf("%v: the sweep deleted %d rows, %v, want %d", now, deleted, err, want)
 		}
 	}
-	sweep(time.Date(2026, 4, 10, 0, 0, 0, 0, time.UTC), 0) // a month by calls() has begun, and none of bob's
+	sweep(time.Date(2026, 4, 10, 0, 0, 0, 0, time.UTC), 0) // a month of calls() has begun, but none of bob's
 	if _, err := limiter.Consume(t.Context(), pool, fromThe15th.Key("bob")); !denied(err) {
 		t.Errorf("an eleventh call in a month: %v", err)
 	}

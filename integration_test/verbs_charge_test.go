@@ -20,7 +20,7 @@ func TestChargeIsUnconditional(t *testing.T) {
 			return result
 		}
 
-		result := charge(limit.Key("ann").Count(30)) // on a missing row, above the capacity and maxReserved
+		result := charge(limit.Key("ann").Count(30)) // without a row, and above the capacity and maxReserved
 		if result.Requests[0].Remaining != -20 {
 			w.Fatalf("charged: %+v", result)
 		}

@@ -59,7 +59,7 @@ func TestCheckAnswersAndWritesNothing(t *testing.T) {
 	})
 }
 
-// TestACheckOfZeroIsNeverDenied also where other requests of the call are, and far below -maxReserved.
+// TestACheckOfZeroIsNeverDenied, not even beside other requests, or far below -maxReserved.
 func TestACheckOfZeroIsNeverDenied(t *testing.T) {
 	behaviour(t, func(w world) {
 		limits := []ratelimit.Limit{
@@ -89,7 +89,7 @@ func TestACheckOfZeroIsNeverDenied(t *testing.T) {
 	})
 }
 
-// The reservation makes the call wait for longer than the windows of the other limit are listed.
+// The call's reservation waits for longer than the list of the other limit's windows covers.
 func TestACheckOfZeroIsNotDeniedBesideAReservation(t *testing.T) {
 	behaviour(t, func(w world) {
 		year := ratelimit.CalendarWindow("year", 1, ratelimit.Year)
@@ -146,7 +146,7 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 				if forfeits := consumed.OK && consumed.RetryAfter > 0; !near(s.Remaining, left) && !(forfeits && s.Remaining < left) {
 					w.Fatalf("step %d, request %d: check says %+v, consume %+v", step, i, check, consumed)
 				}
-				if consumed.OK { // what they say after the call differs
+				if consumed.OK { // after the call, the two differ
 					s.Remaining, s.ResetAt = check.Requests[i].Remaining, check.Requests[i].ResetAt
 				}
 			}
@@ -168,7 +168,7 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 	})
 }
 
-// told is what a result tells, without what is for its receipt.
+// told returns a result without what only its receipt needs.
 func told(r ratelimit.Result) ratelimit.Result {
 	told := ratelimit.Result{OK: r.OK, At: r.At, RetryAt: r.RetryAt, RetryAfter: r.RetryAfter, Remaining: r.Remaining, ResetAt: r.ResetAt}
 	for _, s := range r.Requests {

@@ -38,7 +38,7 @@ func TestTokenBucketGrantsItsCapacityThenItsRate(t *testing.T) {
 	})
 }
 
-// README.md in this folder shows this one.
+// README.md in this folder shows this test.
 func TestConsumeTakesTokens(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.Capacity(20))

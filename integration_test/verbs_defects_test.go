@@ -11,7 +11,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// What is known to be wrong in the implementation that this library is modelled on, and two traps in the article about it.
+// Known defects of the implementation that this library is modelled on, and two traps in the article about it.
 
 // sqlFails runs a statement in a savepoint and wants it to fail with a SQLSTATE ("": any).
 func (w world) sqlFails(state, sql string, args ...any) {
@@ -37,7 +37,7 @@ func TestDefectAClockThatStepsBackTakesAWindowsTokens(t *testing.T) {
 			w.grant(ann.Count(2))
 			for _, back := range []time.Duration{time.Microsecond, time.Second, time.Minute, 61 * time.Second, 1000 * time.Hour} {
 				w.clock.now = noon.Add(-back)
-				w.holds(ann, full-2) // nothing taken, nothing given
+				w.holds(ann, full-2) // unchanged
 				w.grant(ann.Count(0))
 				w.clock.now = noon
 				w.holds(ann, full-2)
@@ -45,7 +45,7 @@ func TestDefectAClockThatStepsBackTakesAWindowsTokens(t *testing.T) {
 			w.clock.now = noon.Add(-90 * time.Second)
 			w.grant(ann.Count(full - 2))
 			w.deny(ann.Count(0.001))
-			w.clock.now = noon.Add(-time.Microsecond) // time up to noon has been refilled once
+			w.clock.now = noon.Add(-time.Microsecond) // the tokens up to noon have been added before
 			w.deny(ann.Count(0.001))
 			w.clock.now = noon
 			w.deny(ann.Count(0.001))
@@ -110,9 +110,9 @@ func TestDefectTwoShardsDenyForEverWhatIsAboveHalfTheCapacity(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, count := range []float64{5.1, 6, 9, 10} {
 			key := sharded("hot", 2).Key(fmt.Sprint(count))
-			w.grant(key.Count(count)) // of a fresh one
+			w.grant(key.Count(count)) // without a row
 			w.clock.Advance(time.Hour)
-			w.grant(key.Count(count)) // of one with rows
+			w.grant(key.Count(count)) // with rows
 			w.grant(key.Count(10 - count))
 		}
 	})
@@ -143,7 +143,7 @@ func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 			key := limit.Key("team")
 			w.grant(key.Count(10))
 
-			// A large request that only asks is starved: whatever is refilled is gone before it asks again.
+			// A large request that only asks is starved: small requests take each refill before it asks again.
 			small := func() (granted int) {
 				for {
 					if _, err := w.limiter.Consume(w.Context(), w.db, key); err != nil {
@@ -160,7 +160,7 @@ func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 				w.deny(key.Count(8))
 			}
 
-			// One that reserves is told when, and nothing that comes later pushes it back.
+			// A large request that reserves gets an instant, and later requests do not push it back.
 			result := w.grant(key.Count(8).Reserve())
 			if result.RetryAfter <= 40*time.Second || result.RetryAfter > 48*time.Second {
 				w.Fatalf("reserved for %v from now", result.RetryAfter)
@@ -177,13 +177,13 @@ func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 			w.grant(key.Count(0)) // it runs
 			w.clock.Advance(6*time.Second + time.Millisecond)
 			if small() != 1 {
-				w.Fatal("after it the stream goes on")
+				w.Fatal("after it, the small requests must be granted again")
 			}
 		}
 	})
 }
 
-// The article's long listing compares with the count what the count has been taken from already.
+// The article's long listing compares the count with a balance that the count has already been subtracted from.
 func TestTrapTheCountIsSubtractedOnce(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
@@ -200,7 +200,7 @@ func TestTrapTheCountIsSubtractedOnce(t *testing.T) {
 	})
 }
 
-// In the article's code a maxReserved of 0 is no bound.
+// In the article's code, a maxReserved of 0 means no bound.
 func TestTrapMaxReservedZeroIsABound(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, options := range [][]ratelimit.Option{{}, {ratelimit.Shards(3)}} {

@@ -35,7 +35,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 			})
 		})
 	}
-	t.Run("arrays in another order than that of the locks", func(t *testing.T) {
+	t.Run("arrays in another order than the lock order", func(t *testing.T) {
 		pool := newPool(t, 1)
 		_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT name, '', 0, 1, value, now() FROM (VALUES ('a', 1e6), ('b', 1e6), ('c', 0)) AS l (name, value)`)
 		if err != nil {
@@ -52,8 +52,8 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 	})
 }
 
-// Who expects a denial has the row read before it is written. That decides the same, be the expectation right or wrong, to the
-// last token.
+// A caller that expects a denial reads the row before it writes. The decision must be the same, to the last token, whether
+// the expectation is right or wrong.
 func TestExpectingADenialDecidesTheSame(t *testing.T) {
 	t.Parallel()
 	tx, err := newPool(t, 1).Begin(t.Context())
@@ -97,11 +97,11 @@ func TestExpectingADenialDecidesTheSame(t *testing.T) {
 		}
 	}
 	if granted < 20 || granted > 170 {
-		t.Errorf("%d of 192 granted is no test", granted)
+		t.Errorf("%d of 192 granted: this tested too little", granted)
 	}
 }
 
-// writesNothing denies a thousand times. The server writes a little by itself (autovacuum, the background writer), so the
+// writesNothing denies a thousand times. The server itself writes a little (autovacuum, the background writer), so the
 // quietest of a few rounds counts.
 func writesNothing(t *testing.T, pool *pgxpool.Pool, deny func()) {
 	t.Helper()
@@ -124,7 +124,7 @@ func writesNothing(t *testing.T, pool *pgxpool.Pool, deny func()) {
 	}
 }
 
-// written is how many transaction ids and bytes of WAL there have been.
+// written returns the number of transaction ids and bytes of WAL so far.
 func written(t *testing.T, pool *pgxpool.Pool) (xids, wal int64) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// The examples that pkg.go.dev shows are in the library's own module, which has no database: here they get one. All that
-// are written there must have run, also one that somebody adds without an // Output.
+// The examples on pkg.go.dev are in the library's module, which has no database. Here they run with one. Every example must
+// run, including later ones without an // Output.
 func TestEveryExampleOfThePackageRunsAndPrintsWhatItSays(t *testing.T) {
 	t.Parallel()
 	url := newPool(t, 1).Config().ConnString()
 
-	// By the name of the package, for it is in another module than this test.
+	// The package is named by its import path: it is in another module than this test.
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-run", "^Example", "github.com/txlimit/txlimit/ratelimit")
 	cmd.Env = append(os.Environ(), "TXLIMIT_DATABASE_URL="+url)
 	output, err := cmd.CombinedOutput()

@@ -51,7 +51,7 @@ func TestAFixedWindowsGridGoesThroughItsStart(t *testing.T) {
 		} {
 			w.clock.now = noon
 			limit := ratelimit.FixedWindow(fmt.Sprint("calls", i), 2, time.Hour, ratelimit.Start(start))
-			result := w.grant(limit.Key("ann").Count(2)) // a start in the future denies nobody
+			result := w.grant(limit.Key("ann").Count(2)) // a start in the future denies nothing
 			if at := result.Requests[0].ResetAt; !at.Equal(noon.Add(30 * time.Minute)) {
 				w.Fatalf("start %v: the next window begins at %v", start, at)
 			}
@@ -65,7 +65,7 @@ func TestAFixedWindowsGridGoesThroughItsStart(t *testing.T) {
 	})
 }
 
-// As doubles, 3.3 seconds divided by 1.1 are less than 3.
+// In floating point, 3.3 seconds divided by 1.1 are less than 3.
 func TestAFixedWindowMissesNoWindowByRounding(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("calls", 10, 1100*time.Millisecond, ratelimit.Capacity(30), ratelimit.Start(noon)).Key("ann")
@@ -148,7 +148,7 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 			}
 		}
 
-		// And what comes after: two keys on one grid, the same requests, one is swept whenever it is idle.
+		// Later calls, too: of two keys with the same windows and requests, one is swept whenever it is idle.
 		limit := ratelimit.FixedWindow("swept", 3, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(5))
 		for step := range 100 {
 			w.clock.Advance(time.Duration(random.Int64N(int64(time.Minute))))
@@ -199,7 +199,7 @@ func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 			w.grant(key.Count(5).Reserve())
 			w.deny(key.Reserve())
 			w.refuse(ratelimit.ErrExceedsCapacity, key.Count(16).Reserve())
-			w.clock.Advance(24 * time.Hour) // nothing is saved up
+			w.clock.Advance(24 * time.Hour) // an idle limit does not exceed its capacity
 			w.holds(key, 0)
 			w.refuse(ratelimit.ErrExceedsCapacity, key)
 			w.retries(w.grant(key.Count(10).Reserve()), time.Minute)
@@ -223,7 +223,7 @@ func TestACapacityBelowTheRateCapsTheBurst(t *testing.T) {
 		w.clock.Advance(24 * time.Second)
 		w.grant(bucket.Global().Count(4))
 		w.deny(window.Global())
-		// A debt is paid at the full rate, up to the capacity.
+		// A debt is paid at the full rate, then the balance grows up to the capacity.
 		_, err := w.limiter.Charge(w.Context(), w.db, window.Global().Count(17))
 		w.do(err)
 		w.holds(window.Global(), -17)
@@ -255,7 +255,7 @@ func TestACapacityAboveTheRateRollsOver(t *testing.T) {
 		w.clock.Advance(59 * time.Second)
 		w.holds(window.Global(), 0)
 		w.holds(bucket.Global(), 10*59.0/60)
-		// What is not taken in a window is there in the next.
+		// Tokens that are not taken in a window are there in the next.
 		w.clock.Advance(time.Second)
 		w.grant(window.Global().Count(4))
 		w.clock.Advance(time.Minute)
@@ -315,9 +315,9 @@ func TestMaxReservedUnsetZeroAndPositiveAreThreeThings(t *testing.T) {
 		w.refuse(ratelimit.ErrExceedsCapacity, zero.Count(11).Reserve())
 
 		w.retries(w.grant(five.Count(9).Reserve()), 0)
-		w.deny(five.Count(2)) // plain requests see nothing of it
+		w.deny(five.Count(2)) // maxReserved is not for plain requests
 		w.retries(w.grant(five.Count(4).Reserve()), 18*time.Second)
-		w.retries(w.deny(five.Count(3).Reserve()), 6*time.Second) // only what is beyond maxReserved counts
+		w.retries(w.deny(five.Count(3).Reserve()), 6*time.Second) // only the part beyond maxReserved counts
 		w.retries(w.deny(five), 24*time.Second)
 		w.grant(five.Count(2).Reserve())
 		w.refuse(ratelimit.ErrExceedsCapacity, five.Count(15.5).Reserve())
@@ -345,7 +345,7 @@ func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
 
 func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 	behaviour(t, func(w world) {
-		anew := func() world { // another program: a Limiter refuses a name with two definitions
+		anew := func() world { // a new Limiter, since one refuses two definitions of a name
 			w.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
 			return w
 		}
@@ -356,7 +356,7 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 			return ratelimit.FixedWindow("limit", rate, period, append(options, ratelimit.Start(noon))...).Key("ann")
 		}
 
-		// The capacity: raised, it adds nothing; lowered, it clamps.
+		// The capacity. A higher one adds no tokens, a lower one cuts the balance.
 		anew().grant(bucket(10, time.Minute).Count(4))
 		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(1000)), 6)
 		anew().holds(bucket(10, time.Minute, ratelimit.Capacity(2)), 2)
@@ -373,7 +373,7 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 		anew().grant(bucket(10, time.Minute).Count(2))
 		anew().holds(bucket(1e6, time.Minute), 0)
 
-		// The kind, at the same instant: nothing is added either way.
+		// The kind changes at the same instant: nothing is added either way.
 		anew().holds(window(10, time.Minute), 0)
 		anew().grant(window(10, time.Minute).Count(0))
 		anew().holds(bucket(10, time.Minute), 0)
@@ -385,7 +385,7 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 		anew().holds(window(10, time.Hour), 0)
 		anew().holds(window(1000, time.Minute), 0)
 
-		// A debt stays owed, whatever the numbers are.
+		// A debt stays, whatever the new numbers.
 		anew().grant(bucket(10, time.Minute).Count(20).Reserve())
 		for _, request := range []ratelimit.Request{
 			bucket(100, time.Minute), bucket(10, time.Hour), bucket(10, time.Minute, ratelimit.Capacity(0)), bucket(10, time.Minute, ratelimit.MaxReserved(0)),
@@ -398,7 +398,8 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 	})
 }
 
-// docs/concepts.md has the recipe: with capacity + rate × window ≤ N, no window of that length has more than N, wherever it begins.
+// docs/concepts.md has this recipe: with capacity + rate × window ≤ N, no window of that length has more than N, wherever
+// it begins.
 func TestAtMostNInAnyWindow(t *testing.T) {
 	const n, window = 100, time.Hour
 	for _, capacity := range []float64{1, 20, 99} {
@@ -425,7 +426,7 @@ func TestAtMostNInAnyWindow(t *testing.T) {
 					}
 				}
 				if len(done) < 3 {
-					w.Errorf("only %d calls were granted: this test sees nothing", len(done))
+					w.Errorf("only %d calls were granted: this tested too little", len(done))
 				}
 				for _, first := range done {
 					total := 0.0
@@ -443,7 +444,8 @@ func TestAtMostNInAnyWindow(t *testing.T) {
 	}
 }
 
-// What that costs: who takes all that there is gets N in the first window, and then N less the capacity in each.
+// The cost of that recipe: a caller that takes everything gets N in the first window, and N less the capacity in each later
+// one.
 func TestWhatAtMostNInAnyWindowCosts(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)

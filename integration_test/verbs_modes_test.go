@@ -11,7 +11,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// strange are settings of a session that change how values are written as text.
+// strange are settings of a session that change the text form of values.
 var strange = map[string]string{
 	"datestyle": "German", "timezone": "Europe/Dublin", "intervalstyle": "sql_standard", "extra_float_digits": "-15", "bytea_output": "escape",
 }
@@ -61,7 +61,7 @@ func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
 	})
 }
 
-// What the database answers must arrive to the last bit and to the microsecond, or RetryAt would be wrong.
+// Values from the database must arrive to the last bit and the microsecond, or RetryAt would be wrong.
 func TestEveryQueryExecModeIsExact(t *testing.T) {
 	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
 		limiter, clock := newLimiter()
@@ -92,7 +92,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 	})
 }
 
-// A batch that is decided by one statement is compared with the library's own sums: a last bit that got lost is an error.
+// The library compares the result of one statement for several calls with its own sums. A lost bit would be an error.
 func TestEveryQueryExecModeCoalesces(t *testing.T) {
 	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
 		coalescer := &ratelimit.Coalescer{Pool: pool}

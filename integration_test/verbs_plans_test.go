@@ -28,7 +28,7 @@ var (
 	enterprise = ratelimit.Unlimited("exports")
 )
 
-// denyByPolicy consumes and checks, which must be denied for good.
+// denyByPolicy consumes and checks. Both must be denied permanently.
 func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	before := w.rows()
@@ -36,11 +36,11 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 	checked, err := w.limiter.Check(w.Context(), w.db, requests...)
 	for _, denied := range []ratelimit.Result{result, checked} {
 		if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
-			w.Fatalf("%+v, %v, want a denial for good", denied, err)
+			w.Fatalf("%+v, %v, want a permanent denial", denied, err)
 		}
 		for _, s := range denied.Requests {
 			if !s.OK && (!s.RetryAt.IsZero() || s.Remaining != 0) {
-				w.Fatalf("%+v, want a denial for good", s)
+				w.Fatalf("%+v, want a permanent denial", s)
 			}
 		}
 	}
@@ -73,7 +73,7 @@ func TestARateOfZeroDeniesByPolicy(t *testing.T) {
 	})
 }
 
-// TestARateOfZeroDeniesTheOthers: one limit of a call denies by policy, and the others are not asked.
+// TestARateOfZeroDeniesTheOthers: one limit of a call denies by policy, and the call does not ask the others.
 func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 	behaviour(t, func(w world) {
 		api, open := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann"), ratelimit.Unlimited("open").Key("ann")
@@ -90,13 +90,13 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.Equal(noon)):
 					w.Fatalf("the unlimited one: %+v", s)
 				case s.Limit.Name() == "api" && (s.Remaining != 0 || !s.RetryAt.IsZero() || !s.ResetAt.IsZero()):
-					w.Fatalf("one that is not asked: %+v", s)
+					w.Fatalf("a limit that is not asked: %+v", s)
 				}
 			}
 		}
 		w.refuse(ratelimit.ErrExceedsCapacity, api.Count(6), free.Key("ann"))
 		w.refuse(ratelimit.ErrInvalid, api.Count(-1), free.Key("ann"))
-		w.grant(api, free.Key("ann").Count(0)) // nothing is wanted of it
+		w.grant(api, free.Key("ann").Count(0)) // a count of 0
 		w.holds(api, 2)
 		w.holds(month, 3)
 	})
@@ -127,7 +127,7 @@ func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 	})
 }
 
-// TestUnlimitedBesideOthers: only the others are asked, and they decide.
+// TestAnUnlimitedLimitBesideOthers: the call asks only the other limits, and they decide.
 func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, api := range []ratelimit.Request{
@@ -154,8 +154,8 @@ func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 	})
 }
 
-// TestAReceiptOfAnotherPlan: what was granted without a row gives nothing back, even if the plan has changed meanwhile, and the
-// reverse.
+// TestAReceiptOfAnotherPlan: a grant without a row gives nothing back, even if the plan has changed since then. The reverse
+// holds, too.
 func TestAReceiptOfAnotherPlan(t *testing.T) {
 	behaviour(t, func(w world) {
 		refund := func(receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
@@ -189,7 +189,7 @@ func TestAReceiptOfAnotherPlan(t *testing.T) {
 			w.holds(pro.Key("ann"), 40)
 		}
 
-		// One receipt of both kinds: each is given back as it was taken.
+		// A receipt of both kinds: each request is given back as it was taken.
 		api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
 		both := w.grant(enterprise.Key("ann"), api.Count(3))
 		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), pro.Key("ann"), api.Count(3))
@@ -201,7 +201,7 @@ func TestAReceiptOfAnotherPlan(t *testing.T) {
 	})
 }
 
-// TestPlansOfOneNameMayHaveNoRows: nothing and everything are plans beside numbers, of any kind.
+// TestPlansOfOneNameMayHaveNoRows: a name may have plans of 0 and of unlimited beside numbers, of any kind.
 func TestPlansOfOneNameMayHaveNoRows(t *testing.T) {
 	behaviour(t, func(w world) {
 		w.grant(enterprise.Key("cid").Count(1000))
@@ -257,7 +257,7 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 	})
 }
 
-// unasked is a database that nothing may be sent to.
+// unasked is a database that must not receive any statement.
 type unasked struct{ *testing.T }
 
 func (db unasked) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
@@ -322,7 +322,7 @@ func closedPool(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
-// TestPlansWithoutRowsInABatch: such a call is decided when it is queued, and a denial is no SQL error.
+// TestPlansWithoutRowsInABatch: a call without rows is decided when it is queued. A denial causes no SQL error.
 func TestPlansWithoutRowsInABatch(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -351,7 +351,8 @@ func TestPlansWithoutRowsInABatch(t *testing.T) {
 	}
 }
 
-// TestPlansWithoutRowsInACoalescer: only the other limits of a call are coalesced. Nobody waits in a queue for an unlimited one.
+// TestPlansWithoutRowsInACoalescer: only the other limits of a call are coalesced. An unlimited limit does not wait in a
+// queue.
 func TestPlansWithoutRowsInACoalescer(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
@@ -388,7 +389,7 @@ func TestPlansWithoutRowsInACoalescer(t *testing.T) {
 	}
 }
 
-// TestHTTPPlans: a plan that does not include the call is 403, for good, and an unlimited one passes without a field.
+// TestHTTPPlans: a plan without the call gets 403, permanently. An unlimited plan passes without a header field.
 func TestHTTPPlans(t *testing.T) {
 	t.Parallel()
 	api := ratelimit.TokenBucket("api", 1000, time.Minute)
@@ -437,7 +438,7 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 	}
 }
 
-// TestUpToOfPlansWithoutRows: an unlimited limit gives as many as are wanted, and bounds the others by that. A rate of 0
+// TestUpToOfPlansWithoutRows: an unlimited limit gives the number asked for, which bounds the other limits. A rate of 0
 // gives none.
 func TestUpToOfPlansWithoutRows(t *testing.T) {
 	behaviour(t, func(w world) {

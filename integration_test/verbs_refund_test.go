@@ -11,14 +11,14 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// refund also checks that the result says how many tokens came back.
+// refund also checks the number of refunded tokens in the result.
 func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	var balances []ratelimit.Request
 	for _, request := range requests {
 		balances = append(balances, request.Count(0))
 	}
-	before, err := (&ratelimit.Limiter{Clock: w.limiter.Clock}).Check(w.Context(), w.db, balances...) // which no observer sees
+	before, err := (&ratelimit.Limiter{Clock: w.limiter.Clock}).Check(w.Context(), w.db, balances...) // no observer sees this check
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) 
 	return result
 }
 
-// refuseRefund wants a refund that is not sent.
+// refuseRefund wants a refund to fail before anything is sent.
 func (w world) refuseRefund(receipt ratelimit.Receipt, requests ...ratelimit.Request) {
 	w.Helper()
 	if result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...); !errors.Is(err, ratelimit.ErrInvalid) || result.OK {
@@ -55,20 +55,20 @@ func TestRefundToATokenBucketGivesBackWhatIsStillMissing(t *testing.T) {
 		w.refund(result.Receipt(), ann.Count(3.5))
 		w.holds(ann, 20)
 
-		// What was refilled since is worth nothing: capacity 10, 5 taken, full again, 10 taken.
+		// Tokens that were refilled since are worth nothing: capacity 10, 5 taken, full again, 10 taken.
 		bob := ratelimit.TokenBucket("credits", 10, 10*time.Second).Key("bob")
 		receipt = w.grant(bob.Count(5)).Receipt()
 		w.clock.Advance(5 * time.Second)
 		w.grant(bob.Count(10))
 		w.refund(receipt, bob.Count(5))
 		w.deny(bob)
-		w.clock.Advance(-3 * time.Second) // a clock that steps back does not let it grow
+		w.clock.Advance(-3 * time.Second) // a clock that steps back gives back no more
 		w.refund(receipt, bob.Count(5))
 		w.holds(bob, 0)
 	})
 }
 
-// CASES A of the promise: reserve eleven, refund five of the first, reserve five more.
+// CASES A of the promise: reserve eleven tokens, refund five of the first, reserve five more.
 func TestARefundBehindWaitingReservationsKeepsTheirInstants(t *testing.T) {
 	behaviour(t, func(w world) {
 		one := ratelimit.TokenBucket("jobs", 1, time.Second).Global()
@@ -93,7 +93,7 @@ func TestARefundBehindWaitingReservationsKeepsTheirInstants(t *testing.T) {
 				w.Errorf("%d run after %v", n, at)
 			}
 		}
-		// The last one of all holds up nobody.
+		// The last reservation delays no other.
 		last := w.grant(one.Reserve())
 		w.refund(last.Receipt(), one)
 		w.retries(w.grant(one.Reserve()), last.RetryAfter)
@@ -134,7 +134,7 @@ func TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns(t *testing.T) 
 		w.refund(second, ann.Count(2))
 		w.holds(ann, 6)
 
-		// Several, of which one is dropped.
+		// One of several limits is refunded.
 		other := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("ann")
 		both := w.grant(other.Count(10), ann.Count(6)).Receipt()
 		w.clock.Advance(time.Hour)
@@ -156,14 +156,14 @@ func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testi
 		w.retries(last, 2*time.Minute)
 		w.holds(calls, -160)
 
-		// The last may be cancelled, as long as it is the last.
+		// The last reservation may be cancelled while it is the last.
 		w.refund(second.Receipt(), calls.Count(60))
 		w.holds(calls, -160)
 		w.refund(last.Receipt(), calls.Count(60))
 		w.holds(calls, -100)
 		w.retries(w.grant(calls.Count(60).Reserve()), 2*time.Minute)
 
-		// What is forfeited counts as owed.
+		// Forfeited tokens count as debt.
 		bounded := ratelimit.FixedWindow("bounded", 100, time.Minute, ratelimit.Start(noon), ratelimit.MaxReserved(130)).Global()
 		w.grant(bounded.Count(60))
 		w.grant(bounded.Count(60).Reserve())                         // -60: 40 of the first window are forfeited
@@ -177,7 +177,7 @@ func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testi
 	})
 }
 
-// What is saved up could take the promises of the window before the last again, if the debt ended there.
+// A limit saves up tokens. If its debt ended in the window before the last, that window's promises could be made twice.
 func TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow(t *testing.T) {
 	behaviour(t, func(w world) {
 		jobs := ratelimit.FixedWindow("jobs", 2, time.Minute, ratelimit.Capacity(3), ratelimit.Start(noon)).Global()
@@ -186,7 +186,7 @@ func TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow(t *testing.T) {
 		last := w.grant(jobs.Count(1).Reserve())
 		w.retries(last, 2*time.Minute)
 		w.holds(jobs, -3)
-		w.refund(last.Receipt(), jobs.Count(1)) // -2 would be paid a minute earlier
+		w.refund(last.Receipt(), jobs.Count(1)) // a debt of 2 would be paid a minute earlier
 		w.holds(jobs, -3)
 		last = w.grant(jobs.Count(2).Reserve())
 		w.retries(last, 3*time.Minute)
@@ -216,7 +216,7 @@ func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
 	}
 	reserved := make(chan error, 1)
 	go func() {
-		_, err := limiter.Consume(t.Context(), pool, calls.Count(60).Reserve()) // there are enough at first sight
+		_, err := limiter.Consume(t.Context(), pool, calls.Count(60).Reserve()) // at first there seem to be enough
 		reserved <- err
 	}()
 	waitingFor(t, pool, tx)
@@ -239,13 +239,13 @@ func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testi
 		w.grant(provider.Count(10))
 		result := w.grant(perUser.Count(2).Reserve(), provider.Count(2).Reserve())
 		w.retries(result, time.Minute)
-		// In a minute the user's bucket would be full, and 8 could run at once: it owes the refill.
+		// In a minute the user's bucket would be full, and 8 could run at once. So the bucket owes the refill.
 		w.holds(perUser, -2)
 		w.clock.Advance(time.Minute)
 		w.grant(perUser.Count(4))
 		w.deny(perUser)
 
-		// A request that must not wait is denied where its limit would owe.
+		// A request that must not wait is denied if its limit would go into debt.
 		other := ratelimit.TokenBucket("other", 6, time.Minute).Key("ann")
 		w.grant(provider.Count(8))
 		denied := w.deny(other, provider.Reserve())
@@ -277,7 +277,7 @@ func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 			w.clock.now = noon
 			w.holds(limit.Global(), 10)
 
-			// Rows that are older than the receipt are not those that it was taken from.
+			// Rows older than the receipt are not the rows that it was taken from.
 			receipt = w.grant(limit.Global().Count(8)).Receipt()
 			w.do(w.limiter.Reset(w.Context(), w.db, limit.Global()))
 			w.clock.Advance(-3 * time.Hour)
@@ -338,7 +338,7 @@ func TestAReceiptIsUsedUp(t *testing.T) {
 		w.holds(bucket, 10)
 		w.holds(window, 10)
 
-		// Parts add up to the whole but for rounding, which mints nothing.
+		// The parts add up to the whole, except for rounding, which creates no tokens.
 		small, large := ratelimit.TokenBucket("small", 1, time.Hour).Global(), ratelimit.TokenBucket("large", 1e-9, time.Hour, ratelimit.Capacity(1e15)).Global()
 		left = w.grant(small.Count(0.3)).Receipt()
 		for range 3 {

@@ -38,7 +38,7 @@ func TestResetMakesLimitsFullAgain(t *testing.T) {
 		w.holds(sharded.Global(), -20)
 		w.holds(window.Key("ann"), -20)
 		reset(all...)
-		reset(all[0], all[0]) // twice the same
+		reset(all[0], all[0]) // the same limit twice
 		if rows := w.rows(); rows != "" {
 			w.Fatalf("rows after all were reset:\n%s", rows)
 		}

@@ -10,9 +10,9 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestRetryAtIsExact denies random requests by random rows at random instants, through the database, and then asks the
-// very same again: one microsecond before RetryAt it is still denied, at RetryAt it is granted. A granted reservation's
-// work may run at its RetryAt, when the balance is back at zero, and no microsecond earlier.
+// TestRetryAtIsExact denies random requests on random rows at random instants, in the database. Then it repeats each
+// request: one microsecond before RetryAt it is still denied, and at RetryAt it is granted. Work that was reserved may run
+// at its RetryAt, when the balance is back at zero, and no microsecond earlier.
 func TestRetryAtIsExact(t *testing.T) {
 	t.Parallel()
 	for part := range 4 {
@@ -35,7 +35,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				var ts time.Time
 				debt := r.IntN(2) == 0
 				for shard := range shards {
-					if debt && shard > 0 { // debts are shared evenly, so such rows are alike
+					if debt && shard > 0 { // shards share a debt evenly, so their rows are equal
 						insert(t, tx, a.key, shard, shards, value, ts)
 						continue
 					}
@@ -65,9 +65,9 @@ func TestRetryAtIsExact(t *testing.T) {
 					if result.RetryAt.Year() == 9999 {
 						c := limit.Config()
 						if seconds := (a.count + 11*limit.Capacity()) / *c.Rate * period(c).Seconds(); seconds < 1e11 {
-							t.Fatalf("case %d: %+v denied at %v for ever, though %v s refill all that could be missing", n, a, now, seconds)
+							t.Fatalf("case %d: %+v denied at %v forever, although %v s refill everything", n, a, now, seconds)
 						}
-						continue // it would take longer than time goes
+						continue // the instant would be out of range
 					}
 					denials++
 					if early := result.RetryAt.Add(-time.Microsecond); early.After(now) {
@@ -92,7 +92,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				}
 			}
 			if denials < unlessShort(500, 100) || debts < unlessShort(200, 40) {
-				t.Errorf("%d denials and %d debts are no test", denials, debts)
+				t.Errorf("%d denials and %d debts: this tested too little", denials, debts)
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func insert(t *testing.T, db handle, key string, shard, shards int, value float6
 	}
 }
 
-// check asks for the balance at an instant.
+// check returns the balance at an instant.
 func check(t *testing.T, clock *clock, db ratelimit.DB, a ask, now time.Time) float64 {
 	t.Helper()
 	clock.now = now

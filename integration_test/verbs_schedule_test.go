@@ -20,8 +20,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// jobQueue is a plain table as a queue: the tokens of a job are reserved with its row, and settled when it is done. Whoever
-// works on it may lose his connection at any time.
+// jobQueue is a plain table used as a queue. The tokens of a job are reserved in the transaction that inserts its row, and
+// settled when the job is done. Any worker may lose its connection at any time.
 type jobQueue struct {
 	*testing.T
 	pool    *pgxpool.Pool // of the enqueuers and workers
@@ -47,7 +47,7 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 			state       text NOT NULL DEFAULT 'waiting',
 			ran_at      timestamptz,
 			cost        float8,
-			settled     bigint -- in the order of the limit's row, which is locked then
+			settled     bigint -- in the order of locks on the limit's row
 		)`)
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 	}
 }
 
-// kill ends the connection of a transaction, and returns when it has ended: what is left to do is a commit, which fails.
+// kill ends the connection of a transaction, and returns when it has ended. The commit that follows must fail.
 func (q *jobQueue) kill(tx pgx.Tx) error {
 	var ended bool
 	err := q.admin.QueryRow(q.Context(), "SELECT pg_terminate_backend($1, 10000)", serverPID(q.T, tx)).Scan(&ended)
@@ -72,7 +72,8 @@ func (q *jobQueue) kill(tx pgx.Tx) error {
 	return err
 }
 
-// inTx runs a transaction; if it wrote and is to be killed, then before the commit, and again on another connection.
+// inTx runs a transaction. If kill is set and the transaction wrote, its connection is killed before the commit, and the
+// transaction runs again on another one.
 func (q *jobQueue) inTx(kill bool, fn func(ctx context.Context, tx pgx.Tx) (wrote bool, err error), options ...ratelimit.TxOption) {
 	for {
 		killed := false
@@ -109,7 +110,7 @@ func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
 	return id
 }
 
-// enqueueApart does it in two transactions, so that the tests are seen able to fail.
+// enqueueApart uses two transactions. It shows that the tests can fail.
 func (q *jobQueue) enqueueApart(estimate float64, kill bool) (id int64) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
 		result, err := q.limiter.Consume(ctx, q.admin, q.request.Count(estimate).Reserve())
@@ -126,7 +127,7 @@ func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, resu
 		estimate, result.At, result.Receipt(), result.RetryAt)
 }
 
-// runDue runs one job that is due, if there is one that nobody else has.
+// runDue runs one due job, if there is one that no other worker has.
 func (q *jobQueue) runDue(kill bool) (ran bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
 		tag, err := tx.Exec(ctx, `
@@ -134,11 +135,11 @@ func (q *jobQueue) runDue(kill bool) (ran bool) {
 			 WHERE id = (SELECT id FROM jobs WHERE state = 'waiting' AND run_at <= now() ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED)`)
 		ran = tag.RowsAffected() > 0
 		return ran, err
-	}, ratelimit.Isolation(pgx.ReadCommitted)) // the limit's turns are not for workers
+	}, ratelimit.Isolation(pgx.ReadCommitted)) // workers do not queue for the limit
 	return ran
 }
 
-// settle corrects the estimate of a job in the transaction that marks it as done.
+// settle corrects the estimate of a job, in the transaction that marks the job as done.
 func (q *jobQueue) settle(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
 		left, wrote, err := q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, receipt", id, cost)
@@ -149,7 +150,7 @@ func (q *jobQueue) settle(id int64, cost float64, kill bool) {
 	}, q.options...)
 }
 
-// settleAlways does not look whether that has been done, so that the tests are seen able to fail.
+// settleAlways does not look whether the job is settled already. It shows that the tests can fail.
 func (q *jobQueue) settleAlways(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
 		_, wrote, err := q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 RETURNING estimate, receipt", id, cost)
@@ -157,7 +158,7 @@ func (q *jobQueue) settleAlways(id int64, cost float64, kill bool) {
 	}, q.options...)
 }
 
-// settleIn returns the receipt for what is left.
+// settleIn returns the receipt for the rest.
 func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id int64, cost float64) (receipt ratelimit.Receipt, wrote bool, err error) {
 	var estimate float64
 	err = tx.QueryRow(ctx, update, id, cost).Scan(&estimate, &receipt)
@@ -185,7 +186,7 @@ func (q *jobQueue) balance() float64 {
 	return result.Requests[0].Remaining
 }
 
-// job is a row of the table, as far as a test looks at it.
+// job is the part of a row that the tests read.
 type job struct {
 	id                       int64
 	estimate                 float64
@@ -209,7 +210,7 @@ func (q *jobQueue) jobs() []job {
 	return jobs
 }
 
-// burstOf is the least b such that over any span of time the jobs took at most b + span * perSecond tokens.
+// burstOf returns the least b for which, over any span of time, the jobs took at most b + span * perSecond tokens.
 func burstOf(jobs []job, perSecond float64, at func(job) time.Time) (most float64) {
 	slices.SortFunc(jobs, func(a, b job) int { return at(a).Compare(at(b)) })
 	level := 0.0
@@ -223,7 +224,7 @@ func burstOf(jobs []job, perSecond float64, at func(job) time.Time) (most float6
 	return most
 }
 
-// leftBy is what a full token bucket holds after the reservations of these jobs, at the last of them.
+// leftBy returns the tokens of a bucket that was full before these jobs reserved, at the last reservation.
 func leftBy(jobs []job, capacity, perSecond float64) (left float64) {
 	slices.SortFunc(jobs, func(a, b job) int { return a.consumedAt.Compare(b.consumedAt) })
 	left = capacity
@@ -236,12 +237,12 @@ func leftBy(jobs []job, capacity, perSecond float64) (left float64) {
 	return left
 }
 
-// TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs has many enqueue and many work, and kills their
-// connections before their commits.
+// TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs enqueues and runs jobs on many connections, and
+// kills some of them before their commits.
 func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *testing.T) {
 	t.Parallel()
-	const perSecond, capacity, most = 1500, 60, 40 // tokens; the last is that of one job
-	const microsecond = perSecond * 1e-6           // to which instants are rounded, in tokens
+	const perSecond, capacity, most = 1500, 60, 40 // tokens; most is the largest job
+	const microsecond = perSecond * 1e-6           // instants are rounded to it; in tokens
 	llmTokens := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(capacity))
 	sharded := ratelimit.TokenBucket("llmTokens", perSecond, time.Second, ratelimit.Capacity(3*capacity), ratelimit.Shards(3))
 
@@ -278,10 +279,10 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 		enqueuing.Wait()
 		working.Wait()
 
-		jobs := q.jobs() // fails if one has not run
+		jobs := q.jobs() // fails if a job has not run
 		for _, j := range jobs {
 			if !acknowledged[j.id] {
-				t.Errorf("job %d is there, and nobody was told", j.id)
+				t.Errorf("job %d is in the table, but its commit was not acknowledged", j.id)
 			}
 			if j.late() < 0 {
 				t.Errorf("job %d ran %v before its instant", j.id, -j.late())
@@ -299,8 +300,8 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 		t.Logf("%d jobs, %d connections killed, up to %v late", len(jobs), q.killed.Load(), late)
 		return jobs
 	}
-	// A call that waits for the row in READ COMMITTED is decided as of when it began to: then what is due may lie back. These
-	// wait for their turn before, or run again.
+	// In READ COMMITTED, a call that waits for the row is decided as of the start of the wait. So its instant may lie in
+	// the past. The calls of this test wait for their turn first, or run again.
 	due := func(t *testing.T, jobs []job, capacity float64) {
 		if burst := burstOf(jobs, perSecond, func(j job) time.Time { return j.runAt }); burst > capacity+microsecond {
 			t.Errorf("over some span the rate and %v tokens are due, the capacity is %v", burst, capacity)
@@ -321,7 +322,7 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 			jobs := play(t, q, capacity)
 			due(t, jobs, capacity)
 			if lost := lost(q, jobs); math.Abs(lost) > 1e-6 {
-				t.Errorf("%v tokens are gone that no job has", lost)
+				t.Errorf("%v tokens are gone, but no job has them", lost)
 			}
 		})
 	}
@@ -337,10 +338,10 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 	})
 }
 
-// TestAKilledConnectionLosesTheReservationWithItsJob, to the token.
+// TestAKilledConnectionLosesTheReservationWithItsJob counts the tokens exactly.
 func TestAKilledConnectionLosesTheReservationWithItsJob(t *testing.T) {
 	t.Parallel()
-	for what, lost := range map[string]float64{"in one transaction": 0, "in two": 70} { // the second shows that this can fail
+	for what, lost := range map[string]float64{"in one transaction": 0, "in two": 70} { // the second shows that this test can fail
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(100))
@@ -363,8 +364,8 @@ func TestAKilledConnectionLosesTheReservationWithItsJob(t *testing.T) {
 	}
 }
 
-// TestAnEstimateIsSettledExactlyOnce has the results of jobs delivered several times at once, and kills connections before
-// their commits.
+// TestAnEstimateIsSettledExactlyOnce delivers the results of jobs several times at once, and kills connections before their
+// commits.
 func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 	t.Parallel()
 	play := func(t *testing.T, q *jobQueue, settle func(q *jobQueue, id int64, cost float64, kill bool)) (balance, want float64) {
@@ -415,7 +416,7 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 			})
 		}
 	}
-	t.Run("whether it is settled or not", func(t *testing.T) {
+	t.Run("even if it is settled", func(t *testing.T) {
 		t.Parallel()
 		tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(1e6))
 		q := newJobQueue(t, tokens.Key("team"))
@@ -425,8 +426,8 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 	})
 }
 
-// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles jobs in the window in which they are to run, before it and after it, at
-// the same time and twice each, and holds what they were told and the balance against the rule.
+// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles each job twice, at once: before, in and after the window
+// that it is to run in. It compares the answers and the balance with the rule.
 func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 	t.Parallel()
 	const rate = 1000
@@ -508,7 +509,7 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 	}
 }
 
-// settled wants jobs to be settled, once each, and returns them in that order.
+// settled wants each job to be settled once, and returns the jobs in the order of settlement.
 func (q *jobQueue) settled(jobs []int64) []int64 {
 	q.Helper()
 	rows, err := q.admin.Query(q.Context(), "SELECT id FROM jobs WHERE id = ANY($1) AND settled IS NOT NULL ORDER BY settled", jobs)

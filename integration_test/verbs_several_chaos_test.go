@@ -15,8 +15,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Calls for several limits at every level, in savepoints, which are denied, lose races, time out and are rolled back, while full
-// rows are deleted. The clock stands still: what is left is the capacity less what was committed, to the token.
+// Calls for several limits at every isolation level and in savepoints are denied, lose races, time out and are rolled back,
+// while full rows are deleted. The clock stands still: the balance must be the capacity less the committed tokens, exactly.
 func TestSeveralLimitsInChaos(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 10)
@@ -31,10 +31,10 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
 
 	var granted, refused, timedOut, lost atomic.Int64
-	// late says that a timeout which went off in the last instant of a statement has ended the next one of its connection, as it
-	// does in PostgreSQL, whatever that is. Nothing is done by it.
+	// late reports a timeout that fired at the very end of a statement. PostgreSQL then cancels the connection's next
+	// statement, whatever it is. That statement has done nothing.
 	late := func(err error) bool { return sqlState(err) == "57014" }
-	// take runs a transaction, and returns the calls that it was granted if it was committed.
+	// take runs a transaction. If it was committed, take returns the granted calls.
 	take := func(r *rand.Rand) (taken []ratelimit.Result) {
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: oneOf(r, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)})
 		if late(err) {
@@ -115,11 +115,11 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 						keep(status.Limit, status.Count)
 						requests = append(requests, status.Limit.Global().Count(status.Count))
 					}
-					if r.IntN(9) == 0 { // mostly not, so that there is something to take
+					if r.IntN(9) == 0 { // rarely, so that there are tokens to take
 						continue
 					}
 					var refund ratelimit.Result
-					err := ratelimit.Retry(t.Context(), func(ctx context.Context) (err error) { // who calls twice can deadlock with it
+					err := ratelimit.Retry(t.Context(), func(ctx context.Context) (err error) { // it can deadlock with a transaction that calls twice
 						refund, err = limiter.Refund(ctx, pool, result.Receipt(), requests...)
 						return err
 					})
@@ -130,7 +130,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					for _, status := range refund.Requests { // less than was taken, if others wait
+					for _, status := range refund.Requests { // less than was taken, if other reservations wait
 						keep(status.Limit, -status.Refunded)
 					}
 				}

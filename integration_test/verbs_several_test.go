@@ -32,7 +32,7 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 		}
 		r := result.Requests
 		if r[0].OK || !r[1].OK || r[2].OK {
-			w.Fatalf("violated are the first and the third: %+v", result)
+			w.Fatalf("the first and the third are violated, got %+v", result)
 		}
 		if r[0].Remaining != 6 || r[1].Remaining != 50 || r[2].Remaining != 15 {
 			w.Fatalf("denied: %+v", result)
@@ -68,7 +68,7 @@ func TestRequestsKeepTheirOrderInTheResult(t *testing.T) {
 	behaviour(t, func(w world) {
 		var requests []ratelimit.Request
 		var want []string
-		for i, name := range []string{"z", "a", "M", "é", "b", "a"} { // not the order in which rows are locked
+		for i, name := range []string{"z", "a", "M", "é", "b", "a"} { // not the lock order of the rows
 			requests = append(requests, ratelimit.TokenBucket(name, 100, time.Minute).Key(fmt.Sprint("key ", -i)).Count(float64(i)))
 			want = append(want, fmt.Sprint(name, " key ", -i, " ", i))
 		}
@@ -107,14 +107,14 @@ func TestPlainAndReservingRequestsForOneKeyMix(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.MaxReserved(6))
 		key := limit.Key("ann")
-		// One after another: the plain one needs tokens that are there, the reservation may go below zero after it.
+		// One after another: the plain request needs tokens. The reservation may go below zero after it.
 		result := w.grant(key.Count(8), key.Count(6).Reserve())
 		if result.Requests[0].Remaining != -4 {
 			w.Fatalf("granted: %+v", result)
 		}
 		w.retries(result, 24*time.Second)
 		w.do(w.limiter.Reset(w.Context(), w.db, key))
-		// The other way round the plain one would find a debt.
+		// In the other order, the plain request would find a debt.
 		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(6).Reserve(), key.Count(8))
 		w.grant(key.Count(4).Reserve(), key.Count(6))
 		result = w.deny(key.Count(6).Reserve(), key.Count(0))
@@ -145,7 +145,8 @@ func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
 	})
 }
 
-// TestDefectOneNameWithTwoDefinitions: in two calls, too, since both would grant: 3 a minute and 30 a day are 1,440 a day.
+// TestDefectOneNameWithTwoDefinitions tests two calls as well: 3 a minute and 30 a day would both grant, which makes 1,440
+// a day.
 func TestDefectOneNameWithTwoDefinitions(t *testing.T) {
 	behaviour(t, func(w world) {
 		ctx := w.Context()
@@ -183,7 +184,7 @@ func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 		}
 		w.retries(w.grant(request(60)...), 0)
 		w.retries(w.grant(request(30)...), 30*time.Second)
-		w.retries(w.grant(request(10)...), time.Minute) // the calls come later than the tokens
+		w.retries(w.grant(request(10)...), time.Minute) // the calls are refilled later than the tokens
 		w.retries(w.grant(request(50)...), 90*time.Second)
 		// Balances are now -90 and -2.
 		result := w.deny(request(31)...)
@@ -205,8 +206,8 @@ func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 	})
 }
 
-// In READ COMMITTED, a call that has taken from its first limits may find that another transaction has emptied the next one
-// since it looked.
+// In READ COMMITTED, a call takes from its first limits, and may then find that another transaction has emptied the next
+// one.
 func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
@@ -219,7 +220,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 	if err := call(pool); err != nil {
 		t.Fatal(err)
 	}
-	for _, left := range []float64{4, 3.5} { // one of them is enough
+	for _, left := range []float64{4, 3.5} { // one limit has enough
 		tx, err := pool.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -253,7 +254,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 	}
 }
 
-// losing makes a call that has to wait for a transaction, commits that, and returns the error of the call.
+// losing makes a call that has to wait for a transaction, commits that transaction, and returns the error of the call.
 func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.DB) error) error {
 	t.Helper()
 	answer := make(chan error, 1)
@@ -265,8 +266,8 @@ func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.
 	return <-answer
 }
 
-// No token is lost by giving back, and no time counts twice, whatever has become of the row that the race was lost for, and
-// wherever the clock stands meanwhile.
+// A call that gives back its tokens loses none and counts no time twice. That holds for whatever became of the row, and
+// wherever the clock stands.
 func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -325,7 +326,7 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 				t.Fatalf("%s, %v later: %v", row.third, later, err)
 			}
 			got := balances()
-			if !row.deny { // and what will be there later depends on the capacity
+			if !row.deny { // the later balance depends on the capacity
 				got, want = got[:2], []float64{want[0] - 30.3, want[1] - 20.7}
 			}
 			for i := range want {

@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// shardValues is what the rows of a key hold, in order of shard.
+// shardValues returns the values of a key's rows, in order of shard.
 func (w world) shardValues(name, key string) []float64 {
 	w.Helper()
 	var list []byte
@@ -27,12 +27,12 @@ func (w world) shardValues(name, key string) []float64 {
 	return values
 }
 
-// picking is a context under which calls look at these two shards first.
+// picking returns a context in which calls look at these two shards first.
 func (w world) picking(a, b int) context.Context {
 	return shardpick.With(w.Context(), func(int) (int, int) { return a, b })
 }
 
-// grantFrom consumes from one of two shards, or from all if neither has enough.
+// grantFrom consumes from one of two shards, or from all shards if neither has enough.
 func (w world) grantFrom(a, b int, requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.picking(a, b), w.db, requests...)
@@ -61,7 +61,7 @@ func TestAShardedLimitGrantsExactlyItsCapacity(t *testing.T) {
 				sharded(fmt.Sprint("bucket", n), n),
 				ratelimit.FixedWindow(fmt.Sprint("window", n), 10, time.Minute, ratelimit.Shards(n), ratelimit.Start(noon)),
 			} {
-				for _, count := range []float64{10, 7, 5.5} { // above capacity/shards, of a fresh limit
+				for _, count := range []float64{10, 7, 5.5} { // above capacity/shards, without rows
 					key := limit.Key("fresh", fmt.Sprint(count))
 					w.grant(key.Count(count))
 					w.holds(key, 10-count)
@@ -108,7 +108,7 @@ func TestShardsAreCombinedBeforeADenial(t *testing.T) {
 		if values := w.shardValues("hot", "ann"); !slices.Equal(values, []float64{0, 0, 18, 18, 18}) {
 			w.Fatalf("shards hold %v", values)
 		}
-		w.grantFrom(0, 1, key.Count(40)) // more than any two have
+		w.grantFrom(0, 1, key.Count(40)) // more than any two shards have
 		for _, value := range w.shardValues("hot", "ann") {
 			if !near(value, 14.0/5) {
 				w.Fatalf("shards hold %v, want 14 spread evenly", w.shardValues("hot", "ann"))
@@ -158,7 +158,7 @@ func TestReservationsAreSharedByAllShards(t *testing.T) {
 		w.grant(key.Count(16).Reserve())
 		w.holds(key, -6)
 
-		// In a call for several limits, too, no shard may owe by itself what all may together.
+		// In a call for several limits, no single shard may owe what all shards may owe together.
 		several, other := sharded("several", 2, ratelimit.MaxReserved(5)).Key("red"), ratelimit.TokenBucket("other", 100, time.Minute).Key("red")
 		w.grant(several.Count(10), other)
 		for i := range 5 {
@@ -266,7 +266,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 							w.Fatalf("%s, step %d: %d rows, want %d", name, step, len(values), n)
 						}
 					}
-					// The refill is that of one limit, whatever its rows were.
+					// The refill is that of one limit, whatever its number of rows.
 					last := order[len(order)-1]
 					w.clock.Advance(time.Minute)
 					w.holds(with(last), min(want+10, 10))
@@ -285,7 +285,7 @@ func TestAMissingShardIsNotAFullOne(t *testing.T) {
 		w.charge(key.Count(5))
 		_, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE shard >= 3")
 		w.do(err)
-		w.holds(key, -3) // what the rows that are left owe
+		w.holds(key, -3) // the debt of the remaining rows
 		w.deny(key)
 		w.clock.Advance(time.Hour)
 		w.holds(key, 10)
@@ -320,7 +320,7 @@ func TestOneCallMixesShardedLimitsAndOthers(t *testing.T) {
 		}
 		w.retries(w.grant(hot.Count(8).Reserve(), user.Count(6).Reserve(), window.Count(4).Reserve()), 30*time.Second)
 		w.holds(hot, -5)
-		w.holds(user, -1) // of its capacity of 10, 5 come in until then
+		w.holds(user, -1) // until then, 5 of its capacity of 10 are refilled
 		w.holds(window, 0)
 		w.deny(hot.Count(1).Reserve())
 		w.do(w.limiter.Reset(w.Context(), w.db, hot, user, window))
@@ -329,8 +329,8 @@ func TestOneCallMixesShardedLimitsAndOthers(t *testing.T) {
 	})
 }
 
-// In READ COMMITTED the better of two is taken. Above it the first is, since one that is read and not taken would conflict
-// with whoever takes it.
+// In READ COMMITTED, a call takes from the fuller of two shards. At higher levels it takes from the first: reading the
+// other would conflict with every transaction that writes it.
 func TestShardpickChoosesTheShards(t *testing.T) {
 	behaviour(t, func(w world) {
 		var level string
@@ -382,7 +382,7 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			// The last who asked for 1 was denied, so less than 1 is left: nothing, of whole tokens.
+			// The last caller for 1 was denied, so less than 1 is left. With whole tokens, nothing is left.
 			if granted.Load() != 100 {
 				t.Errorf("granted %d of 100", granted.Load())
 			}
@@ -390,8 +390,8 @@ func TestShardedLimitsAreExactForConcurrentCallers(t *testing.T) {
 	}
 }
 
-// Above READ COMMITTED, a shard that was read and not taken from would conflict with whoever takes from it: of the two that a call
-// may choose from, it looks at the first alone.
+// Above READ COMMITTED, a call that reads a shard and does not take from it would conflict with a transaction that does. So
+// the call looks only at the first of its two shards.
 func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.TokenBucket("limit", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("other", 100, time.Hour, ratelimit.Shards(2))
@@ -433,8 +433,9 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 	}
 }
 
-// Whoever has waited for a shard and then finds it wanting locks all, from the first on. If he still held that one, he would meet
-// another who has the first and waits for it. Nor does that one alone owe what he reserves.
+// A call that waited for a shard, and finds too little there, locks all shards from the first on. It must not keep its lock
+// on that shard: it could deadlock with a call that holds the first shard and waits for that one. A reservation must not
+// become the debt of that shard alone.
 func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 20, time.Hour, ratelimit.Shards(2), ratelimit.MaxReserved(5))
@@ -493,7 +494,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 	}
 }
 
-// A charge that has waited for a shard, and finds too little there, is owed by all shards.
+// A charge that waited for a shard, and finds too little there, becomes a debt of all shards.
 func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
@@ -559,8 +560,8 @@ func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 	}
 }
 
-// What all shards owe is the same in each. Added up one by one it was rounded in the same direction so often that taking a little
-// more changed nothing, without end.
+// All shards owe the same amount. A sum of them, one by one, was always rounded in the same direction. So small counts
+// changed nothing, without end.
 func TestWhatEqualShardsOweIsNotRoundedAway(t *testing.T) {
 	const calls = 10
 	behaviour(t, func(w world) {

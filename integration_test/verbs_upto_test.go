@@ -15,7 +15,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// upToLimits hold 50 tokens and get one every 6 seconds, or 600 an hour, or 600 a day.
+// upToLimits are limits of 50 tokens that get one every 6 seconds, 600 an hour, or 600 a day.
 func upToLimits(shards int) map[string]ratelimit.Limit {
 	capacity, sharded := ratelimit.Capacity(50), ratelimit.Shards(shards)
 	return map[string]ratelimit.Limit{
@@ -48,7 +48,7 @@ func TestUpToTakesTheWholeTokensThatAreThere(t *testing.T) {
 					w.took(w.grant(ann.Count(0.25)), 0.25)
 					w.took(w.check(ann.UpTo(100)), 29)
 					result := w.grant(ann.UpTo(100))
-					w.took(result, 29) // and not the part of a token
+					w.took(result, 29) // but no fraction of a token
 					w.holds(ann, 0.75)
 					if s := result.Requests[0]; s.Count != 100 || !result.RetryAt.Equal(w.clock.now) {
 						w.Fatalf("%+v", result)
@@ -69,7 +69,7 @@ func TestUpToTakesTheWholeTokensThatAreThere(t *testing.T) {
 						w.retries(denied, 1500*time.Millisecond)
 					}
 
-					// The receipt has what was taken, and the rest of it goes back.
+					// The receipt has the taken count, and the rest of it can be refunded.
 					if _, err := w.limiter.Refund(w.Context(), w.db, result.Receipt(), ann.Count(30)); !errors.Is(err, ratelimit.ErrInvalid) {
 						w.Fatalf("a refund of 30 of 29: %v", err)
 					}
@@ -93,7 +93,7 @@ func TestUpToTakesTheWholeTokensThatAreThere(t *testing.T) {
 	})
 }
 
-// TestUpToTakesTheSameFromSeveralLimits: a worker's jobs count for a team and for everybody.
+// TestUpToTakesTheSameFromSeveralLimits: the jobs of a worker count for a team and for the whole site.
 func TestUpToTakesTheSameFromSeveralLimits(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, shards := range []int{1, 3} {
@@ -103,7 +103,7 @@ func TestUpToTakesTheSameFromSeveralLimits(t *testing.T) {
 
 			w.took(w.grant(team.UpTo(20), site.UpTo(10), calls.Count(2.5)), 10, 10, 2.5) // the least that they allow
 			w.took(w.check(team.UpTo(7), site.UpTo(9)), 7, 7)
-			w.took(w.grant(team.UpTo(7), site.UpTo(9)), 7, 7) // in whatever order they are locked
+			w.took(w.grant(team.UpTo(7), site.UpTo(9)), 7, 7) // whatever the lock order
 			w.grant(site.Count(6.5))
 			w.took(w.check(team.UpTo(100), calls.Count(1), site.UpTo(100)), 26, 1, 26)
 			w.took(w.grant(team.UpTo(100), calls.Count(1), site.UpTo(100)), 26, 1, 26) // the least that they have
@@ -173,7 +173,7 @@ func TestUpToIsRefusedWhereItHasNoMeaning(t *testing.T) {
 	}
 }
 
-// TestUpToTakesATokenThatIsThereButForRounding: three shards that were filled unevenly hold 3 tokens, less the rounding.
+// TestUpToTakesATokenThatIsThereButForRounding: three unevenly filled shards have 3 tokens, less a rounding error.
 func TestUpToTakesATokenThatIsThereButForRounding(t *testing.T) {
 	behaviour(t, func(w world) {
 		jobs := sharded("jobs", 3).Key("red")
@@ -187,7 +187,7 @@ func TestUpToTakesATokenThatIsThereButForRounding(t *testing.T) {
 	})
 }
 
-// TestUpToOnACoalescerThatIsBusy: a call that waits in the queue goes to the database by itself.
+// TestUpToOnACoalescerThatIsBusy: an UpTo call in the queue is sent by itself.
 func TestUpToOnACoalescerThatIsBusy(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
@@ -284,8 +284,8 @@ func TestAnObserverSeesWhatUpToTook(t *testing.T) {
 	}
 }
 
-// TestUpToTakesNoTokenTwice has many workers take all that there is, each up to some number, until they are denied. Some take
-// two tokens or none. Together they took the capacity to the last token, on a pool, on a Coalescer and at every isolation level.
+// TestUpToTakesNoTokenTwice has many workers take everything, each up to some number, until they are denied. Some take two
+// tokens or none. Together they take exactly the capacity: on a pool, on a Coalescer and at every isolation level.
 func TestUpToTakesNoTokenTwice(t *testing.T) {
 	t.Parallel()
 	const capacity = 500
@@ -296,7 +296,7 @@ func TestUpToTakesNoTokenTwice(t *testing.T) {
 				pool := newPool(t, 8)
 				coalescer := &ratelimit.Coalescer{Pool: pool}
 				defer coalescer.Close()
-				// A refill takes years, so that the sum is known.
+				// A refill takes years, so the sum is known.
 				jobs := ratelimit.TokenBucket("jobs", 1, 10*365*24*time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(shards)).Key("red")
 				site := ratelimit.FixedWindow("site", 1, 10*365*24*time.Hour, ratelimit.Capacity(capacity+10), ratelimit.Shards(shards)).Key("all")
 				r := newRand(t)
@@ -354,7 +354,7 @@ var upToWays = map[string]func(ctx context.Context, pool *pgxpool.Pool, coalesce
 	"serializable":    upToInTx(ratelimit.Isolation(pgx.Serializable)),
 }
 
-// upToInTx takes in transactions, one in three of which rolls back.
+// upToInTx takes tokens in transactions. One in three rolls back.
 func upToInTx(level ratelimit.TxOption) func(context.Context, *pgxpool.Pool, *ratelimit.Coalescer, ...ratelimit.Request) (ratelimit.Result, error) {
 	return func(ctx context.Context, pool *pgxpool.Pool, _ *ratelimit.Coalescer, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
 		var limiter ratelimit.Limiter

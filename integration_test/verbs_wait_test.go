@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// waitingRoom is a limiter whose clock is set by hand while callers wait. It stands at noon at first.
+// waitingRoom is a limiter whose clock the test sets while callers wait. It stands at noon at first.
 type waitingRoom struct {
 	*testing.T
 	limiter *ratelimit.Limiter
@@ -54,7 +54,7 @@ type guest struct {
 	err      error
 }
 
-// enter calls Wait, and returns when the call is decided.
+// enter calls Wait, and returns when its call has been decided.
 func (r *waitingRoom) enter(db ratelimit.DB, request ratelimit.Request) *guest {
 	return r.enterWith(r.Context(), db, request)
 }
@@ -87,7 +87,7 @@ func (g *guest) waits(d time.Duration) *guest {
 	return g
 }
 
-// sleeps wants Wait to look at the clock as it is now, and go on sleeping.
+// sleeps wants Wait to look at the clock, as it is now, and to sleep on.
 func (g *guest) sleeps() {
 	g.Helper()
 	eventually(g, "the sleeper looks at the clock twice", func() bool {
@@ -116,7 +116,7 @@ func (g *guest) returns() ratelimit.Result {
 	return g.result
 }
 
-// leaves cancels Wait, which must return its context's error.
+// leaves cancels Wait and wants its context's error.
 func (g *guest) leaves() {
 	g.Helper()
 	g.cancel()
@@ -148,7 +148,7 @@ func (r *waitingRoom) holds(db ratelimit.DB, request ratelimit.Request, want flo
 	}
 }
 
-// bare is a handle as an application passes it, and whether it is a transaction.
+// bare returns a handle as an application passes it, and whether it is a transaction.
 func bare(db handle) (_ ratelimit.DB, isTx bool) {
 	switch db := db.(type) {
 	case pgx.Tx:
@@ -189,7 +189,7 @@ func TestWaitSleepsUntilTheTokensAreThere(t *testing.T) {
 	})
 }
 
-// TestTwentyWaitAtTwentyPerSecond has them wait by the database's clock.
+// TestTwentyWaitAtTwentyPerSecond makes callers wait by the database's clock.
 func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 	t.Parallel()
 	for _, on := range []string{"pool", "coalescer"} {
@@ -223,7 +223,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 			slices.SortFunc(results, func(a, b ratelimit.Result) int { return a.RetryAt.Compare(b.RetryAt) })
 			for i, result := range results {
 				for j, later := range results[i+1:] {
-					span := later.RetryAt.Sub(result.RetryAt) + time.Microsecond // to which RetryAt is rounded up
+					span := later.RetryAt.Sub(result.RetryAt) + time.Microsecond // RetryAt is rounded up
 					if granted, promised := float64(j+2), 1+20*span.Seconds(); granted > promised {
 						t.Fatalf("%v granted from %v to %v, %v promised", granted, result.RetryAt, later.RetryAt, promised)
 					}
@@ -240,7 +240,7 @@ func waitHandles(t *testing.T, pool *pgxpool.Pool) map[string]ratelimit.DB {
 	return map[string]ratelimit.DB{"pool": pool, "coalescer": c}
 }
 
-// Callers wait in the order in which they came.
+// Callers wait in order of arrival.
 func TestWaitServesInOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	for on, db := range waitHandles(t, newPool(t, 2)) {
@@ -266,7 +266,7 @@ func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
 	for on, db := range waitHandles(t, newPool(t, 2)) {
 		for name, c := range map[string]struct {
 			limit ratelimit.Limit
-			first float64 // taken by another caller before
+			first float64 // what another caller takes first
 			leave []int   // in this order
 		}{
 			"in any order":   {ratelimit.TokenBucket("any", 20, time.Second), 20, newRand(t).Perm(4)},
@@ -278,7 +278,7 @@ func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
 			r := newWaitingRoom(t)
 			request := c.limit.Key(on)
 			r.enter(db, request.Count(c.first)).returns()
-			alone := r.enter(db, request) // if nobody has come before
+			alone := r.enter(db, request) // if no caller came before
 			alone.leaves()
 			var guests []*guest
 			for range 4 {
@@ -294,7 +294,7 @@ func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
 	}
 }
 
-// lasting is a context whose deadline is always as far away.
+// lasting is a context whose deadline is always the same time away.
 type lasting struct {
 	context.Context
 	left time.Duration
@@ -320,7 +320,7 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 		} {
 			t.Run(on+", "+name, func(t *testing.T) {
 				r := newWaitingRoom(t)
-				if name != "spaced" { // which is always empty
+				if name != "spaced" { // it is always empty
 					r.enter(db, c.request).waits(0).returns()
 				}
 				before := tableOf(t, pool)
@@ -340,7 +340,7 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 					}
 					return
 				}
-				// The deadline is not to the microsecond.
+				// The deadline is not exact to the microsecond.
 				if late := denial.RetryAfter - c.waits/2; late < -time.Microsecond || late > 10*time.Minute {
 					t.Fatalf("retry after %v, want %v", denial.RetryAfter, c.waits/2)
 				}
@@ -357,7 +357,7 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 	}
 }
 
-// A caller that would wait longer than maxReserved allows, or for more than there can be, is refused at once.
+// A call that would wait longer than maxReserved allows, or for more than the capacity, is refused at once.
 func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -385,7 +385,7 @@ func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 		if after := tableOf(t, pool); after != before {
 			t.Errorf("it wrote %s, before %s", after, before)
 		}
-		// Nothing is ever there at once.
+		// This limit never has a token at once.
 		spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on).Count(2)
 		g := r.enterWith(lasting{t.Context(), 3 * time.Hour}, db, spaced).waits(2 * time.Hour)
 		r.advance(2 * time.Hour)
@@ -399,7 +399,7 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
 	refused := func(ctx context.Context, db ratelimit.DB) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // or it would sleep, if it were not refused
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // a call that is not refused would sleep
 		defer cancel()
 		var programs interface{ ProgramError() }
 		if result, err := new(ratelimit.Limiter).Wait(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &programs) || result.OK ||
@@ -440,7 +440,7 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 	}
 }
 
-// If the call itself has taken so long that the deadline comes before the tokens, Wait does not sleep.
+// If the call itself took so long that the deadline is before the tokens, Wait does not sleep.
 func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -476,7 +476,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	}
 }
 
-// Calls that the floor of a reservation cannot bound are not decided together with others.
+// The bound of a reservation does not limit the wait of these calls, so they are not decided together with others.
 func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
@@ -486,7 +486,7 @@ func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
 	release := holdFlights(t, coalescer, pool)
 	ctx, cancel := context.WithCancel(t.Context())
 	a := newArrival(lasting{ctx, time.Minute})
-	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { cancel() }} // or it would sleep
+	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { cancel() }} // without it, the call would sleep
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := limiter.Wait(a, coalescer, spaced.Global()); !denied(err) {
@@ -545,7 +545,7 @@ func TestWaitGivesBackOnAContextOfItsOwn(t *testing.T) {
 	if spy.refunds != 1 || spy.left <= 0 || spy.left > 5*time.Second {
 		t.Errorf("%d refunds, with %v left", spy.refunds, spy.left)
 	}
-	// A serialization failure is tried again, and any other error is the caller's.
+	// A serialization failure is retried. Any other error is returned to the caller.
 	g := r.enter(spy, limit.Global()).waits(time.Hour)
 	spy.fails = []error{&pgconn.PgError{Code: "40001"}}
 	g.leaves()

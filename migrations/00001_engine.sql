@@ -794,8 +794,8 @@ $body$;
 -- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
 -- no transaction of their own.
 
--- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others have.
--- It is faster than _ratelimit_coalesce where it can decide.
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
+-- have. Where it can decide, it is faster than _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()
@@ -1288,8 +1288,8 @@ COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
 -- (ratelimit/calendar.go).
 
--- Returns the longest that a calendar window can be, changes of the zone's offset included, or NULL if period is no unit of the
--- calendar.
+-- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
+-- unit of the calendar.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
@@ -1301,10 +1301,10 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
         WHEN '1200' THEN interval '8808 hours'
     END END;
 
--- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
--- after it. A window begins at midnight, in the zone, of a date that is whole periods from the anchor; where a month has too
--- few days, of its last. Of a midnight that comes twice or not at all, AT TIME ZONE takes the later reading. A day that a zone
--- skipped has no window.
+-- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
+-- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
+-- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- reading. A day that a zone skipped has no window.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
     period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
@@ -1324,8 +1324,8 @@ BEGIN
 END
 $body$;
 
--- Returns how many windows the list has to reach back so that no refill of a row is missed, unless a charge has put it deeper
--- into debt. 100 are enough for everybody, and more would cost each call time.
+-- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
+-- deeper into debt. More than 100 are not needed, and would cost each call time.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
@@ -1912,39 +1912,36 @@ Arguments:
   capacity  the capacity before; default NULL: as defined, under older overrides
 $text$;
 
--- Returns a page of the overrides that a program does not know yet, as JSON, with at most 10000 rows. since: the snapshot of the call before;
--- NULL: all that are in force. after: the last id of the page before. The Go library calls it every second.
+-- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
+-- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
+-- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
-    since pg_snapshot, after bigint, OUT overrides text, OUT next bigint, OUT snapshot text, OUT at timestamptz
+    since pg_snapshot, after bigint,
+    OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
 )
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET extra_float_digits = 1
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    rows bigint;
 BEGIN
     at := clock_timestamp();
-    IF since IS NULL THEN
-        SELECT pg_catalog.json_agg(p.* ORDER BY p.id)::text, count(*), max(p.id), pg_current_snapshot()::text INTO overrides, rows, next, snapshot
-          FROM (
-            SELECT o.id, o.name, o.key, o.effect, o.rate::text, o.capacity::text, o.max_reserved::text, (extract(epoch FROM o.until) * '1000000')::text AS until, false AS removed
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-             ORDER BY o.id LIMIT 10000
-          ) AS p;
-    ELSE
-        SELECT pg_catalog.json_agg(p.* ORDER BY p.id)::text, count(*), max(p.id), pg_current_snapshot()::text INTO overrides, rows, next, snapshot
-          FROM (
-            SELECT o.id, o.name, o.key, o.effect, o.rate::text, o.capacity::text, o.max_reserved::text, (extract(epoch FROM o.until) * '1000000')::text AS until,
-                   o.removed_at IS NOT NULL AS removed
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
-             ORDER BY o.id LIMIT 10000
-          ) AS p;
-    END IF;
-    IF rows < '10000' THEN
-        next := NULL;
-    END IF;
+    -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
+    SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
+           pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
+               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
+           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+      FROM (
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+          ORDER BY o.id LIMIT 10000)
+        UNION ALL
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
+          ORDER BY o.id LIMIT 10000)
+      ) AS p;
 END
 $body$;
 
@@ -2319,7 +2316,8 @@ A blocked key has retry_at infinity if the block has no end, and an unlimited on
 give another answer. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
--- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
+-- missing one.
 -- Sweep of the Go library calls it batch after batch; psql can, too.
 --
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
@@ -2374,8 +2372,9 @@ BEGIN
           LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
             ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
          WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-        IF plans = '0' AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-            deleted := 0; -- such a limit has no rows
+        IF plans = '0' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
+            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
             RETURN;
         END IF;
     END IF;
@@ -2501,8 +2500,9 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most 
 --   denial_names, hours, keys ...   the rows to add to rate_limit_denials
 --   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
 --
--- No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
--- denials), and it waits for no row that it deletes. A row that is locked is left to the next call.
+-- Arrays may be NULL, which is no row. No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
+-- denials), and it waits for no row that it deletes. A row that is locked is left to the next call. A call that waits for 2 seconds
+-- fails (55P03), so that its caller knows that nothing was written.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
     tokens double precision[], refunded double precision[], waited double precision[],
@@ -2510,6 +2510,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
+SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -2557,7 +2558,7 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
          WHERE d.minute < upto - interval '1 minute'
          ORDER BY d.minute
-         LIMIT 1000 + 2 * pg_catalog.cardinality(names)
+         LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
      ));
     GET DIAGNOSTICS n = ROW_COUNT;
@@ -2569,7 +2570,7 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
          WHERE d.hour < upto - interval '1 hour'
          ORDER BY d.hour
-         LIMIT 1000 + 2 * pg_catalog.cardinality(denial_names)
+         LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
      ));
     GET DIAGNOSTICS n = ROW_COUNT;

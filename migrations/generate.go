@@ -1,6 +1,6 @@
 //go:build ignore
 
-// This program writes what is generated in this directory, or, with -check, says whether it would change anything.
+// This program writes the generated files of this directory. With -check, it says whether it would change any.
 package main
 
 import (

@@ -12,19 +12,20 @@ import (
 
 // call is one use of a verb, validated by newCall.
 type call struct {
-	verb     Verb
-	requests []Request
-	demands  []demand
-	rowless  []demand           // for which nothing is sent
-	receipt  *receipt           // for a refund
-	now      pgtype.Timestamptz // NULL: the database's clock
-	local    pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
-	within   algebra.Micros     // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
+	verb      Verb
+	requests  []Request
+	demands   []demand
+	rowless   []demand           // for which nothing is sent
+	receipt   *receipt           // for a refund
+	now       pgtype.Timestamptz // NULL: the database's clock
+	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
+	overrides *Overrides
+	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 }
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, requests: requests, within: algebra.Forever}
+	c = call{verb: v, requests: requests, within: algebra.Forever, overrides: l.Overrides}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
@@ -34,7 +35,10 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if m, ok := db.(inMemory); ok && l.Clock == nil && !isNil(db) {
 		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
-	if c.demands, c.rowless, err = demands(v, requests, c.local); err != nil {
+	if c.requests, err = l.Overrides.applied(v, requests, c.local); err != nil {
+		return c, err
+	}
+	if c.demands, c.rowless, err = demands(v, c.requests, c.local); err != nil {
 		return c, err
 	}
 	if err = l.definitions.check(c.demands); err != nil {

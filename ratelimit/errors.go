@@ -96,7 +96,8 @@ var ErrDenied = errors.New("ratelimit: denied")
 //
 // A limit with a rate of 0 denies every token by policy: for example, a plan that does not include the feature. Then
 // RetryAt is zero, and waiting does not help. Nothing is sent to the server, not even for the other limits of the call. At
-// is the time of [Limiter.Clock] or of this process. An HTTP server should answer 403, not 429.
+// is the time of [Limiter.Clock] or of this process. An HTTP server should answer 403, not 429. A block by [Overrides] is a denial of the
+// same kind, but RetryAt is its end, if it has one.
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
 	// OK false.
@@ -122,6 +123,10 @@ func (e *DeniedError) Error() string {
 			upTo := ""
 			if s.upTo {
 				upTo = "up to "
+			}
+			if s.Limit.blocked {
+				denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, s.Limit.blockedText()))
+				continue
 			}
 			if s.Limit.numbers.Rate == 0 {
 				denied = append(denied, fmt.Sprintf("%s (%s%v asked, the rate is 0)", s.Limit.name, upTo, count))

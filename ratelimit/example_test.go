@@ -859,3 +859,44 @@ func ExampleIsolation() {
 	// Output:
 	// <nil>
 }
+
+// An operator raises a limit for one key, here from SQL. The program follows without a deploy.
+func ExampleOverrides() {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	sendMessage, signUps := ratelimit.TokenBucket("sendMessage", 10, time.Minute), ratelimit.FixedWindow("signUps", 100, time.Hour)
+	// start is called once, when the program starts.
+	start := func() (*ratelimit.Limiter, error) {
+		overrides := &ratelimit.Overrides{DB: pool}
+		if err := overrides.Load(ctx); err != nil { // until this has worked, every call of limits fails
+			return nil, err
+		}
+		go func() { _ = overrides.Run(ctx) }() // follows until ctx ends
+		limits := ratelimit.Limiter{Overrides: overrides}
+		err := ratelimit.Publish(ctx, pool, "web", sendMessage, signUps)
+		return &limits, err
+	}
+	limits, err := start()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	if _, err := pool.Exec(ctx, "SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 100 {
+		result, err := limits.Check(ctx, pool, signUps.Key("acme").Count(0))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		if result.Requests[0].Limit.Capacity() == 500 {
+			fmt.Println("acme:", result.Requests[0].Limit)
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	// Output: acme: signUps: fixed window, 500 per 1h, capacity 500
+}

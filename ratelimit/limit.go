@@ -50,6 +50,8 @@ type Limit struct {
 	hasStart    bool
 	start       time.Time
 	calendar    calendar.Calendar // of a calendar window
+	blocked     bool              // by an override; then the rate is 0
+	until       algebra.Micros    // the end of the block
 	err         error             // the mistakes in the definition
 }
 
@@ -132,6 +134,9 @@ func (l Limit) String() string {
 	c := l.Config()
 	if c.Kind == KindUnlimited {
 		return fmt.Sprintf("%s: %s", c.Name, c.Kind)
+	}
+	if l.blocked {
+		return l.name + ": " + l.blockedText()
 	}
 	period := c.Period
 	if c.Kind == KindCalendarWindow {

@@ -43,6 +43,9 @@ type Limiter struct {
 	// once.
 	OnRetry func(ctx context.Context, failed int, err error)
 
+	// Overrides are other numbers, blocks and exceptions that people decide on while the program runs. If it is nil, there are none.
+	Overrides *Overrides
+
 	queues      queues // for hot limits
 	definitions definitions
 }

@@ -35,18 +35,37 @@ func (c *call) deniedByPolicy() bool {
 		slices.ContainsFunc(c.rowless, func(d demand) bool { return d.limit.numbers.Rate == 0 && d.count > 0 })
 }
 
+// blockedUntil is when the last block ends of those that deny the call: algebra.Forever if one has no end, or a rate is 0.
+func (c *call) blockedUntil() algebra.Micros {
+	until := algebra.Min
+	for _, d := range c.rowless {
+		switch {
+		case d.limit.numbers.Rate > 0 || d.count == 0:
+		case d.limit.blocked:
+			until = max(until, d.limit.until)
+		default:
+			return algebra.Forever
+		}
+	}
+	return until
+}
+
+// blockedText describes a block.
+func (l Limit) blockedText() string {
+	if l.until == algebra.Forever {
+		return "blocked"
+	}
+	return "blocked until " + l.until.Time().Format(time.RFC3339)
+}
+
 // byPolicy is the answer to a call that is decided without the database, or nil.
 func (c *call) byPolicy() *answer {
 	denied := c.deniedByPolicy()
 	if !denied && (len(c.demands) > 0 || c.rowless == nil) {
 		return nil
 	}
-	at := time.Now()
-	if c.local.Valid {
-		at = c.local.Time
-	}
 	c.demands = nil // after a denial, they are not asked
-	return &answer{granted: !denied, at: algebra.At(at)}
+	return &answer{granted: !denied, at: c.overrides.now(c.local)}
 }
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
@@ -60,6 +79,10 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
 		r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64
+		if until := c.blockedUntil(); until < algebra.Forever {
+			r.RetryAt = until.Time()
+			r.RetryAfter = r.RetryAt.Sub(r.At)
+		}
 	}
 	for _, d := range c.rowless {
 		left := d.limit.numbers.Capacity
@@ -72,6 +95,9 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			}
 			if s.RetryAt = r.At; denied && left == 0 && d.count > 0 {
 				s.OK, s.RetryAt = false, time.Time{}
+				if d.limit.blocked && d.limit.until < algebra.Forever {
+					s.RetryAt = d.limit.until.Time()
+				}
 			}
 			switch {
 			case !r.OK || c.verb == VerbRefund:

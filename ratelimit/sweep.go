@@ -42,6 +42,9 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		return 0, err
 	}
 	for _, limit := range limits {
+		if limit, err = l.Overrides.widen(limit); err != nil {
+			return deleted, err
+		}
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {

@@ -1,6 +1,6 @@
-// Adaptive calls a service no more often than it can take, and finds out by itself how often that is: a second without
-// failures raises the rate by 10, one with failures halves it, between 5 and 60 per second (AIMD, as TCP does). The rate is
-// a row, so that all processes share it. Redefining a limit mints no tokens: what it holds is clamped to its capacity.
+// Adaptive calls a service as often as it can take, and finds that rate itself: a second without failures raises the rate
+// by 10, a second with failures halves it, between 5 and 60 per second (AIMD, as in TCP). The rate is a row, so all
+// processes share it. A new definition creates no tokens: the balance is cut to the capacity.
 //
 //	go run ./examples/adaptive
 package main
@@ -21,19 +21,19 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Of the story: its seconds pass when all calls of one have been answered, so that it is the same each time.
+// The example's clock. A second passes when all its calls have been answered, so the output is always the same.
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 var limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
-// calls is the limit as of now.
+// calls returns the limit with the present rate.
 func calls(ctx context.Context, pool *pgxpool.Pool) (ratelimit.Limit, error) {
 	var rate float64
 	err := pool.QueryRow(ctx, "SELECT rate FROM services WHERE name = 'search'").Scan(&rate)
 	return ratelimit.TokenBucket("calls", rate, time.Second), err
 }
 
-// adapt sets the rate by the failures that were counted.
+// adapt sets the rate according to the counted failures.
 func adapt(ctx context.Context, pool *pgxpool.Pool, failed int) error {
 	_, err := pool.Exec(ctx, `
 		UPDATE services
@@ -56,7 +56,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}))
 	defer service.Close()
-	coalescer := &ratelimit.Coalescer{Pool: pool} // many calls at once, and no transaction of their own
+	coalescer := &ratelimit.Coalescer{Pool: pool} // many calls at once, outside of transactions
 	defer coalescer.Close()
 
 	fmt.Println("second  it can take  rate  granted  failed")
@@ -68,7 +68,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		var granted, failed atomic.Int64
-		errs := make([]error, 100) // all that want to call in this second
+		errs := make([]error, 100) // all callers of this second
 		var wg sync.WaitGroup
 		for i := range errs {
 			wg.Go(func() {
@@ -91,7 +91,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		fmt.Printf("%6d %12d %5.0f %8d %7d\n", second+1, health, limit.Capacity(), granted.Load(), failed.Load())
 		if granted.Load() != int64(limit.Capacity()) || failed.Load() != max(0, granted.Load()-health) {
-			return errors.New("want as many granted as the rate says, and as many failed as are too many for the service")
+			return errors.New("want as many grants as the rate, and a failure for each call that the service cannot take")
 		}
 		if err := adapt(ctx, pool, int(failed.Load())); err != nil {
 			return err
@@ -99,7 +99,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		now = now.Add(time.Second)
 	}
 
-	fmt.Println("then, while no time passes:")
+	fmt.Println("then, at the same instant:")
 	for _, step := range []struct {
 		failed    int
 		rate      float64

@@ -1,6 +1,6 @@
-// Anonymous-session limits visitors who have no account: each session by a cookie that the server has signed, new sessions
-// by the network they come from, and all visitors together. So it does not help to throw the cookie away, to forge one or
-// to have many addresses. Sessions and addresses are personal data, so the keys in the table are hashes of them.
+// Anonymous-session limits visitors without an account: each session by a cookie that the server signs, new sessions by
+// network, and all visitors together. So it does not help to delete the cookie, to forge one, or to use many addresses.
+// Sessions and addresses are personal data, so the keys in the table are hashes of them.
 //
 //	go run ./examples/anonymous-session
 package main
@@ -36,17 +36,17 @@ var (
 	newSessions = ratelimit.TokenBucket("newSessions", 3, time.Hour) // per network
 	anonymous   = ratelimit.TokenBucket("anonymous", 25, time.Hour)  // all together
 
-	secret = []byte(rand.Text()) // an application has one that outlives a restart
+	secret = []byte(rand.Text()) // an application keeps its secret across restarts
 )
 
-// keyed is a hash that nobody can compute who has only the table: there are too few addresses for a plain hash to hide them.
+// keyed returns a hash that needs the secret. A plain hash would not hide an address: there are too few of them.
 func keyed(purpose, text string) string {
 	mac := hmac.New(sha256.New, secret)
 	mac.Write([]byte(purpose + "\x00" + text))
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// session is the visitor's, if he has a cookie of ours.
+// session returns the visitor's session, if the request has a valid cookie.
 func session(r *http.Request) (id string, ok bool) {
 	cookie, err := r.Cookie("session")
 	if err != nil {
@@ -56,8 +56,8 @@ func session(r *http.Request) (id string, ok bool) {
 	return id, hmac.Equal([]byte(signature), []byte(keyed("sign", id)))
 }
 
-// network is what one visitor can choose addresses from: the /24 of an IPv4 address, the /64 of an IPv6 one.
-var network = httplimit.ClientIP{IPv4Prefix: 24}.Key // behind a proxy, with TrustedProxies
+// network is the range from which one visitor can choose addresses: the /24 of an IPv4 address, the /64 of an IPv6 address.
+var network = httplimit.ClientIP{IPv4Prefix: 24}.Key // behind a proxy, set TrustedProxies
 
 func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 	id, known := session(r)
@@ -87,7 +87,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	_, signature, _ := strings.Cut(cookie, ".")
-	fmt.Printf("a visitor comes: %d, and gets a cookie\n", first.Code)
+	fmt.Printf("a new visitor: %d, and gets a cookie\n", first.Code)
 
 	for _, crowd := range []struct {
 		who     string
@@ -96,11 +96,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		addr    func(i int) string
 		cookie  string
 	}{
-		{"he comes again with it", 7, 4, func(int) string { return "192.0.2.7:1" }, cookie},
-		{"somebody throws his away each time", 20, 3, func(int) string { return "198.51.100.9:1" }, ""},
-		{"he signs another as the first one is signed, from all of his /24", 20, 0, func(i int) string { return fmt.Sprintf("198.51.100.%d:1", i) }, "session=x." + signature},
-		{"somebody has all addresses of a /64", 50, 3, func(i int) string { return fmt.Sprintf("[2001:db8::%x]:1", i) }, ""},
-		{"somebody has 100 networks", 100, 14, func(i int) string { return fmt.Sprintf("10.0.%d.1:1", i) }, ""},
+		{"the visitor returns with the cookie", 7, 4, func(int) string { return "192.0.2.7:1" }, cookie},
+		{"a visitor deletes the cookie each time", 20, 3, func(int) string { return "198.51.100.9:1" }, ""},
+		{"a visitor copies a signature to another cookie, from a whole /24", 20, 0, func(i int) string { return fmt.Sprintf("198.51.100.%d:1", i) }, "session=x." + signature},
+		{"a visitor has all addresses of a /64", 50, 3, func(i int) string { return fmt.Sprintf("[2001:db8::%x]:1", i) }, ""},
+		{"a visitor has 100 networks", 100, 14, func(i int) string { return fmt.Sprintf("10.0.%d.1:1", i) }, ""},
 	} {
 		var granted atomic.Int64
 		var wg sync.WaitGroup
@@ -123,7 +123,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		  FROM rate_limits WHERE key <> '' GROUP BY name ORDER BY name`)
 }
 
-// sentWith is the cookie that a browser sends with another page.
+// sentWith returns the cookie that a browser sends with another page.
 func sentWith(path string, first *httptest.ResponseRecorder) (string, error) {
 	jar, err := cookiejar.New(nil)
 	if err != nil {

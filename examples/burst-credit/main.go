@@ -1,5 +1,5 @@
-// Burst-credit is what DynamoDB does for its provisioned tables: what a table does not use of its capacity is saved up, for up
-// to 300 seconds, and can be spent in a burst. It is a token bucket whose capacity is 300 times its rate.
+// Burst-credit does what DynamoDB does for provisioned tables. A table saves its unused capacity, for up to 300 seconds,
+// and can spend it in a burst. This is a token bucket whose capacity is 300 times its rate.
 //
 //	go run ./examples/burst-credit
 package main
@@ -20,18 +20,19 @@ import (
 
 const (
 	provisioned = 100 // read units per second
-	credit      = 300 // seconds for which unused ones are kept
+	credit      = 300 // seconds for which unused units are kept
 )
 
 var (
-	// It takes 300 s to save up and to spend what is told here: the story has a clock of its own.
+	// Saving up takes 300 s, so the example has its own clock.
 	now    = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
 	readUnits = ratelimit.TokenBucket("readUnits", provisioned, time.Second, ratelimit.Capacity(credit*provisioned))
 )
 
-// read reads an item of so many bytes: one unit for each 4 KB or part of it, half of that if it may be a little out of date.
+// read reads an item of a number of bytes. It costs one unit for each 4 KB or part of it, and half of that if the answer
+// may be slightly out of date.
 func read(ctx context.Context, pool *pgxpool.Pool, table string, size int, eventually bool) error {
 	units := math.Ceil(float64(size) / 4096)
 	if eventually {
@@ -45,7 +46,7 @@ func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
 	clients := func(n int) (units float64, throttled int, err error) {
-		const size, perRead = 300_000, 37 // bytes, and units: half of 74
+		const size, perRead = 300_000, 37 // bytes, and units (half of 74)
 		reads := make([]error, n)
 		reading, readCtx := errgroup.WithContext(ctx)
 		for i := range n {
@@ -69,15 +70,15 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	fmt.Println("second  reads  units  throttled  saved up")
 	for _, phase := range []struct {
 		seconds int
-		reads   int     // per second, all of them at once
-		want    float64 // units, all in all
+		reads   int     // per second, all at once
+		want    float64 // units in total
 	}{
-		{3, 2, 3 * 74}, // 74 units per second: less than is provisioned
-		{12, 80, 37 * math.Floor((30_000+1100)/37)}, // 2,960 per second, until what is saved up and what comes in are spent
+		{3, 2, 3 * 74}, // 74 units per second: fewer than provisioned
+		{12, 80, 37 * math.Floor((30_000+1100)/37)}, // 2,960 per second, until the saved units and the refill are spent
 		{60, 0, 0}, // idle
-		{4, 80, 37 * math.Floor((20+6100+300)/37)}, // what was left, 61 seconds' worth that was saved up, and what comes in
-		{400, 0, 0},                           // idle for long: no more than 300 seconds' worth is kept
-		{1, 1000, 37 * math.Floor(30_000/37)}, // all of it in one go
+		{4, 80, 37 * math.Floor((20+6100+300)/37)}, // the rest, 61 saved seconds, and the refill
+		{400, 0, 0},                           // a long idle time: only 300 seconds are kept
+		{1, 1000, 37 * math.Floor(30_000/37)}, // everything at once
 	} {
 		total := 0.0
 		for second := range phase.seconds {
@@ -104,5 +105,5 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// elapsed is for how many seconds the story has been going on.
+// elapsed returns the seconds since the start of the example.
 func elapsed() int { return int(now.Sub(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)).Seconds()) }

@@ -1,6 +1,6 @@
-// Failed-logins allows five guesses of a user's password, and one more every three minutes. It counts a guess before the
-// password is looked at, so that guesses that come all at once are counted too, and on the pool, so that the count
-// outlives the rollback of the login that failed. A login that succeeds makes the limit full again.
+// Failed-logins allows five guesses of a user's password, and one more every three minutes. It counts a guess before it
+// looks at the password, so concurrent guesses count, too. It counts on the pool, so the count stays when a failed login
+// rolls back. A successful login makes the limit full again.
 //
 //	go run ./examples/failed-logins
 package main
@@ -26,7 +26,7 @@ var (
 	limits       ratelimit.Limiter
 	failedLogins = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute)
 
-	passwordsChecked atomic.Int64 // for the story
+	passwordsChecked atomic.Int64 // for the output
 )
 
 func login(ctx context.Context, pool *pgxpool.Pool, user, password string) error {
@@ -44,9 +44,9 @@ func login(ctx context.Context, pool *pgxpool.Pool, user, password string) error
 		}
 		passwordsChecked.Add(1)
 		if err := bcrypt.CompareHashAndPassword(hash, []byte(password)); err != nil {
-			return err // rolls back the session, and not the count
+			return err // rolls back the session, but not the count
 		}
-		return limits.Reset(ctx, tx, failedLogins.Key(user)) // of the past: commits with the session
+		return limits.Reset(ctx, tx, failedLogins.Key(user)) // removes the past guesses: commits with the session
 	})
 }
 
@@ -94,7 +94,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := expect(ctx, pool, "50 guesses of ann's at once", "ann", 0, 0); err != nil {
 		return err
 	}
-	fmt.Printf("%d of them got as far as the password, %d were denied\n", passwordsChecked.Load(), denials.Load())
+	fmt.Printf("%d of them were compared with the password, %d were denied\n", passwordsChecked.Load(), denials.Load())
 	if passwordsChecked.Load() != 5 || denials.Load() != 45 {
 		return errors.New("want 5 and 45")
 	}
@@ -106,13 +106,13 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// expect prints what is in the database, and checks it.
+// expect prints the balance and the number of sessions in the database, and checks them.
 func expect(ctx context.Context, pool *pgxpool.Pool, what, user string, wantSessions int, wantGuesses float64) error {
 	var sessions int
 	if err := pool.QueryRow(ctx, "SELECT count(*) FROM sessions WHERE user_name = $1", user).Scan(&sessions); err != nil {
 		return err
 	}
-	result, err := limits.Check(ctx, pool, failedLogins.Key(user).Count(0)) // of 0 tokens: only to see the balance
+	result, err := limits.Check(ctx, pool, failedLogins.Key(user).Count(0)) // a count of 0 only reads the balance
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Grpc is a service whose users may make three calls a minute, by gRPC or by Connect, and its clients, who read from a denial
-// when to call again. The service is gRPC's own health service, so that no code has to be generated.
+// Grpc is a service that allows each user three calls a minute, over gRPC or Connect. Its clients read from a denial when
+// to retry. The service is gRPC's health service, so the example needs no generated code.
 //
 //	go run ./examples/grpc
 package main
@@ -33,10 +33,10 @@ var (
 	perSite = ratelimit.TokenBucket("perSite", 1000, time.Second)
 )
 
-// users by their API keys.
+// users are the users by API key.
 var users = map[string]string{"key-of-ann": "ann", "key-of-bob": "bob"}
 
-// requests says what a call costs: a token of the user, and one of the site.
+// requests returns what a call costs: a token of the user, and one of the site.
 func requests(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
 	user, ok := users[call.Header.Get("X-Api-Key")]
 	if !ok {
@@ -45,7 +45,7 @@ func requests(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error
 	return []ratelimit.Request{perUser.Key(user), perSite.Global()}, nil
 }
 
-// serveGRPC is the service by gRPC, on a port of this machine. It returns a connection to it.
+// serveGRPC starts the gRPC server on a port of this machine, and returns a connection to it.
 func serveGRPC(limit rpclimit.Interceptor) (conn *grpc.ClientConn, stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,7 +58,7 @@ func serveGRPC(limit rpclimit.Interceptor) (conn *grpc.ClientConn, stop func(), 
 	return conn, server.Stop, err
 }
 
-// serveConnect is the same service by Connect.
+// serveConnect starts the same service with Connect.
 func serveConnect(limit rpclimit.Interceptor) *httptest.Server {
 	service := health.NewServer()
 	mux := http.NewServeMux()
@@ -73,7 +73,7 @@ func serveConnect(limit rpclimit.Interceptor) *httptest.Server {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	// A clock moved by hand, so that the same numbers are printed each time. An application has the zero Limiter.
+	// The clock moves by hand, so that the numbers are always the same. An application uses the zero Limiter.
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	limit := rpclimit.Interceptor{
 		Limiter:  &ratelimit.Limiter{Clock: func() time.Time { return now }},
@@ -99,17 +99,17 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	watch(ann, client)
 
-	fmt.Println("\nThe fourth is too many, whatever it is")
+	fmt.Println("\nThe fourth call is too many, of any kind")
 	watch(ann, client)
 	_, err = client.Check(ann, &grpc_health_v1.HealthCheckRequest{})
 	delay := tell(err)
 
-	fmt.Println("\nShe calls again when she was told to")
+	fmt.Println("\nAnn retries after the delay")
 	now = now.Add(delay)
 	_, err = client.Check(ann, &grpc_health_v1.HealthCheckRequest{})
 	tell(err)
 
-	fmt.Println("\nBy Connect she gets no more: the limit is the same")
+	fmt.Println("\nBy Connect, Ann is denied, too: the limit is the same")
 	server := serveConnect(limit)
 	defer server.Close()
 	check := connect.NewClient[grpc_health_v1.HealthCheckRequest, grpc_health_v1.HealthCheckResponse](
@@ -123,7 +123,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// watch opens a stream, receives the first message of it, and leaves.
+// watch opens a stream, receives its first message, and closes it.
 func watch(ctx context.Context, client grpc_health_v1.HealthClient) {
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
@@ -135,7 +135,7 @@ func watch(ctx context.Context, client grpc_health_v1.HealthClient) {
 	tell(err)
 }
 
-// tell prints what became of a call by gRPC, and returns how long to wait before the next.
+// tell prints the outcome of a gRPC call, and returns how long to wait before the next one.
 func tell(err error) (delay time.Duration) {
 	s := status.Convert(err)
 	fmt.Println("  ", s.Code(), s.Message())
@@ -153,7 +153,7 @@ func tell(err error) (delay time.Duration) {
 	return delay
 }
 
-// tellConnect prints what became of a call by Connect.
+// tellConnect prints the outcome of a Connect call.
 func tellConnect(key string, err error) {
 	var refused *connect.Error
 	if !errors.As(err, &refused) {

@@ -1,5 +1,5 @@
-// Hard-quota keeps to the quota of a third party, 100 calls per hour by his clock, and shows what the choice of the limit is
-// worth: a token bucket of the very same numbers spends up to rate + capacity, here twice the quota, in one of his hours.
+// Hard-quota keeps the quota of a third party: 100 calls per hour by its clock. It compares some limits: a token bucket
+// with the same numbers spends up to rate + capacity in one of those hours, which is twice the quota.
 //
 //	go run ./examples/hard-quota
 package main
@@ -19,19 +19,21 @@ import (
 const quota = 100 // calls per hour
 
 var (
-	// It takes hours to tell: the story has a clock of its own, which the third party goes by, too.
+	// The example takes hours, so it has its own clock. The third party uses the same clock.
 	now    time.Time
 	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
-	onTheHour  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // his hours begin on the hour, UTC
+	onTheHour  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // the third party's hours begin on the hour, UTC
 	strategies = []strategy{
-		// Saves up 100, and is refilled while they are spent.
+		// This bucket saves up 100 tokens, and is refilled while they are spent.
 		{"token bucket, 100 and 100 at once", ratelimit.TokenBucket("bucket", quota, time.Hour)},
-		// Without a Start, a window begins at an offset of its own: part of it lies in one of his hours, the rest in the next.
-		{"fixed window, on a grid of its own", ratelimit.FixedWindow("ownWindow", quota, time.Hour)},
-		// This is the one.
-		{"fixed window, on his grid", ratelimit.FixedWindow("hisWindow", quota, time.Hour, ratelimit.Start(onTheHour))},
-		// For a third party that counts over any 60 minutes: rate + capacity is the quota, at half the speed in the long run.
+		// Without a Start, windows begin at their own offset: one part of a window lies in one of the third party's hours,
+		// the rest in the next.
+		{"fixed window, on its own grid", ratelimit.FixedWindow("ownWindow", quota, time.Hour)},
+		// This limit keeps the quota.
+		{"fixed window, on the hour", ratelimit.FixedWindow("hisWindow", quota, time.Hour, ratelimit.Start(onTheHour))},
+		// For a third party that counts over any 60 minutes: rate + capacity is the quota, and in the long run the speed is
+		// half of it.
 		{"token bucket, 50 and 50 at once", ratelimit.TokenBucket("halfBucket", quota/2, time.Hour, ratelimit.Capacity(quota/2))},
 	}
 )
@@ -41,7 +43,7 @@ type strategy struct {
 	limit ratelimit.Limit
 }
 
-// thirdParty counts the calls of each of his hours, and refuses those above the quota.
+// thirdParty counts the calls of each hour, and refuses calls above the quota.
 type thirdParty struct {
 	inHour  map[time.Time]int
 	refused int
@@ -55,7 +57,7 @@ func (p *thirdParty) call() {
 	}
 }
 
-// callAll makes as many calls as the limit grants until the end, and returns when.
+// callAll makes as many calls as the limit grants until the end, and returns their instants.
 func callAll(ctx context.Context, pool *pgxpool.Pool, limit ratelimit.Limit, p *thirdParty, end time.Time) (calls []time.Time, err error) {
 	for now.Before(end) {
 		_, err := limits.Consume(ctx, pool, limit.Global())
@@ -73,7 +75,7 @@ func callAll(ctx context.Context, pool *pgxpool.Pool, limit ratelimit.Limit, p *
 	return calls, nil
 }
 
-// busiest is the most calls that lie within any 60 minutes.
+// busiest returns the most calls within any 60 minutes.
 func busiest(calls []time.Time) (most int) {
 	first := 0
 	for i, at := range calls {
@@ -105,7 +107,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			fmt.Printf("   %-52s %4d %4d %4d %8d %18d\n", s.name, hour(0), hour(1), hour(2), p.refused, busiest(calls))
 
 			switch {
-			case i == 0 && day == 0 && hour(0) != 2*quota-1: // the 200th comes with the stroke of the next hour
+			case i == 0 && day == 0 && hour(0) != 2*quota-1: // the 200th call comes at the start of the next hour
 				return fmt.Errorf("%s: %d calls in the first hour, want %d", s.name, hour(0), 2*quota-1)
 			case i == 2 && (p.refused > 0 || hour(0) != quota || hour(1) != quota || hour(2) != quota):
 				return fmt.Errorf("%s: %v, %d of them refused, want %d each and none", s.name, p.inHour, p.refused, quota)

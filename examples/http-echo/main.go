@@ -1,4 +1,4 @@
-// Http-echo has the middleware in echo, a framework with handlers and errors of its own: limit is all that it takes.
+// Http-echo uses the middleware in echo, a framework with its own handlers and errors. It needs only the function limit.
 //
 //	go run ./examples/http-echo
 package main
@@ -24,8 +24,8 @@ var (
 	failures  = ratelimit.TokenBucket("failures", 2, time.Hour)
 )
 
-// limit makes a Middleware one of echo's. A handler of echo returns an error, and echo answers it when all middleware is
-// through; a limit on failures wants to see the status before that, so the error is answered here.
+// limit makes echo middleware from a Middleware. An echo handler returns an error, which echo answers after all middleware.
+// A limit on failures needs the status before that, so limit answers the error itself.
 func limit(m httplimit.Middleware) echo.MiddlewareFunc {
 	wrapped := echo.WrapMiddleware(m.Handler)
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
@@ -45,7 +45,7 @@ func app(limiter *ratelimit.Limiter, db ratelimit.DB) *echo.Echo {
 			return []ratelimit.Request{perClient.Key(httplimit.ClientIP{}.Key(r))}, nil
 		},
 	}))
-	// For one route: two coupons that do not exist, and as many as one likes that do.
+	// This route allows two guesses at coupons that do not exist, and any number of coupons that do.
 	e.GET("/coupons/:code", coupon, limit(httplimit.Middleware{Limiter: limiter, DB: db,
 		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
 			return []ratelimit.Request{failures.Key(httplimit.ClientIP{}.Key(r))}, nil
@@ -65,7 +65,7 @@ func coupon(c echo.Context) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	// A clock that stands still, so that the same numbers are printed each time. An application has the zero Limiter.
+	// The clock stands still, so that the numbers are always the same. An application uses the zero Limiter.
 	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
 	server := httptest.NewServer(app(limiter, pool))
@@ -75,10 +75,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		code   string
 		status int
 	}{
-		{"SUMMER", 200}, {"SUMMER", 200}, {"SUMMER", 200}, // cost no failure
+		{"SUMMER", 200}, {"SUMMER", 200}, {"SUMMER", 200}, // no failures
 		{"WINTER", 404}, {"AUTUMN", 404},
-		{"SPRING", 429}, {"SUMMER", 429}, // guessed too often
-		{"SUMMER", 429}, {"SUMMER", 429}, // and then asked too often
+		{"SPRING", 429}, {"SUMMER", 429}, // too many guesses
+		{"SUMMER", 429}, {"SUMMER", 429}, // then too many requests
 	} {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/coupons/"+call.code, nil)
 		if err != nil {
@@ -94,7 +94,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		fmt.Printf("%s: %s\n", call.code, answer.Status)
-		for _, name := range []string{"RateLimit", "Retry-After"} { // a line from each of the two
+		for _, name := range []string{"RateLimit", "Retry-After"} { // each limit writes a line
 			for _, value := range answer.Header.Values(name) {
 				fmt.Printf("   %s: %s\n", name, value)
 			}

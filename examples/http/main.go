@@ -1,5 +1,5 @@
-// Http is an API whose users have plans, whose teams and whose site have limits of their own, and whose logins are limited by
-// failures alone; and its clients, who print what they are told.
+// Http is an API with limits for each user (by plan), each team and the whole site. Its logins are limited by failures
+// only. Its clients print the responses.
 //
 //	go run ./examples/http
 package main
@@ -36,13 +36,14 @@ var (
 
 type user struct{ name, team, plan string }
 
-// users by their API keys.
+// users are the users by API key.
 var users = map[string]user{
 	"key-of-ann": {"ann", "acme", "free"},
 	"key-of-bob": {"bob", "acme", "pro"},
 }
 
-// apiRequests says what a call of the API costs: as many tokens as it says, of the user's plan, the team and the site.
+// apiRequests returns what a call of the API costs: the number of tokens that it states, from the user's plan, the team and
+// the site.
 func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
 	u, ok := users[r.Header.Get("X-API-Key")]
 	if !ok {
@@ -52,17 +53,17 @@ func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
 	return []ratelimit.Request{perUser[u.plan].Key(u.name).Count(cost), perTeam.Key(u.team).Count(cost), perSite.Global().Count(cost)}, nil
 }
 
-// loginRequests is one token for a try at an account, whoever tries, however the account is spelled.
+// loginRequests returns one token for a login attempt at an account, whoever makes it, and however the account is spelled.
 func loginRequests(r *http.Request) ([]ratelimit.Request, error) {
 	account := strings.ToLower(strings.TrimSpace(r.FormValue("account")))
 	return []ratelimit.Request{failedLogins.Key(account)}, nil
 }
 
-// server is the application. tried counts the passwords that were looked at.
+// server is the application. tried counts the checked passwords.
 func server(limiter *ratelimit.Limiter, db ratelimit.DB, tried *atomic.Int64) http.Handler {
 	api := httplimit.Middleware{Limiter: limiter, DB: db, Requests: apiRequests}
 	logins := httplimit.Middleware{Limiter: limiter, DB: db, Requests: loginRequests,
-		Failed: func(status int) bool { return status == http.StatusUnauthorized }, // others are given back
+		Failed: func(status int) bool { return status == http.StatusUnauthorized }, // other statuses are refunded
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /messages", api.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -82,8 +83,8 @@ func server(limiter *ratelimit.Limiter, db ratelimit.DB, tried *atomic.Int64) ht
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	// The clock is the story's own, so that a wait of a minute takes none, and the numbers are the same each time. An
-	// application has the zero Limiter, on the database's clock.
+	// The example has its own clock, so that a wait of a minute takes no time, and the numbers are always the same. An
+	// application uses the zero Limiter, with the database's clock.
 	var now atomic.Int64
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
@@ -91,11 +92,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
 	var tried atomic.Int64
-	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real one, on a free port
+	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real server, on a free port
 	defer s.Close()
 	c := client{s.Client(), s.URL}
 
-	fmt.Println("An API, and what its clients are told")
+	fmt.Println("An API, and the responses to its clients")
 	for _, call := range []struct {
 		title, key, query string
 		status            int
@@ -104,11 +105,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		{"", "key-of-ann", "", 200},
 		{"", "key-of-ann", "", 200},
 		{"", "key-of-ann", "", 429},
-		{"She has waited, as she was told", "key-of-ann", "", 200},
-		{"Bob's plan is pro, but the team has 12 an hour, and 4 of them are gone", "key-of-bob", "?n=5.5", 200},
+		{"Ann has waited for Retry-After", "key-of-ann", "", 200},
+		{"Bob's plan is pro, but the team has 12 an hour, and 4 of them are used", "key-of-bob", "?n=5.5", 200},
 		{"", "key-of-bob", "?n=5.5", 429},
-		{"A cost that is no number is 1. Bob does not wait half an hour for that", "key-of-bob", "?n=NaN", 200},
-		{"More than can ever be had, or nobody's key: waiting would not help", "key-of-ann", "?n=4", 400},
+		{"An invalid cost counts as 1, and 1 is left", "key-of-bob", "?n=NaN", 200},
+		{"More than the capacity, or an unknown key: waiting does not help", "key-of-ann", "?n=4", 400},
 		{"", "key-of-eve", "", 401},
 	} {
 		if call.title != "" {
@@ -123,7 +124,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}
 
-	fmt.Println("\nLogins: only failures count. Ann's 10 successes leave all her 3 tries")
+	fmt.Println("\nLogins: only failures count. After 10 successes, Ann still has 3 tries")
 	for range 10 {
 		status, err := c.login(ctx, "ann", "secret")
 		if err != nil {
@@ -159,13 +160,13 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// client is one of the API's, and prints what it gets.
+// client is a client of the API. It prints the responses.
 type client struct {
 	http *http.Client
 	url  string
 }
 
-// messages asks for messages, which must be answered with that status, and returns how many seconds it is told to wait.
+// messages asks for messages, wants a status, and returns the seconds in Retry-After.
 func (c client) messages(ctx context.Context, key, query string, want int) (retryAfter int64, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+"/messages"+query, nil)
 	if err != nil {

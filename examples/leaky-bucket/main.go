@@ -1,5 +1,5 @@
-// Leaky-bucket sends webhooks to a receiver that takes two per second and no burst: whatever comes waits its turn, evenly
-// spaced, and the queue has an end.
+// Leaky-bucket sends webhooks to a receiver that takes two per second and no burst. Webhooks wait in a queue of limited
+// length, and are sent at even intervals.
 //
 //	go run ./examples/leaky-bucket
 package main
@@ -27,12 +27,12 @@ const (
 var (
 	limits ratelimit.Limiter
 
-	// With a capacity of 0 nothing is saved up: whoever comes must reserve, and waits for his token. MaxReserved is the
+	// With a capacity of 0, nothing is saved up: every webhook must reserve, and waits for its token. MaxReserved is the
 	// length of the queue.
 	webhooks = ratelimit.TokenBucket("webhooks", 1, interval, ratelimit.Capacity(0), ratelimit.MaxReserved(queue))
 )
 
-// send waits for its turn in the queue and sends. The queue is the limit's row: it is one for all processes.
+// send waits for its turn in the queue, and then sends. The queue is the limit's row, so all processes share it.
 func send(ctx context.Context, pool *pgxpool.Pool, receiver string) error {
 	turn, err := limits.Consume(ctx, pool, webhooks.Key(receiver).Reserve())
 	if err != nil {
@@ -44,9 +44,9 @@ func send(ctx context.Context, pool *pgxpool.Pool, receiver string) error {
 	select {
 	case <-time.After(turn.RetryAfter):
 	case <-ctx.Done():
-		return ctx.Err() // one could give the token back, but others have been told to wait for it
+		return ctx.Err() // a refund is possible, but later webhooks keep their instants
 	}
-	_, err = pool.Exec(ctx, "INSERT INTO sent (turn, at) VALUES ($1, clock_timestamp())", turn.RetryAt) // and here one would send
+	_, err = pool.Exec(ctx, "INSERT INTO sent (turn, at) VALUES ($1, clock_timestamp())", turn.RetryAt) // an application sends here
 	return err
 }
 
@@ -57,7 +57,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 
-	// All at once. Whoever does not find a place in the queue is told when there will be one.
+	// All at once. A webhook that finds no place in the queue gets the time when there will be one.
 	const senders = 20
 	errs := make([]error, senders)
 	var wg sync.WaitGroup
@@ -80,9 +80,9 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			sent++
 		}
 	}
-	fmt.Printf("%d webhooks at once: %d find a place in the queue, the others are told when there will be one\n", senders, queue)
+	fmt.Printf("%d webhooks at once: %d find a place in the queue, the others get the time of the next free place\n", senders, queue)
 	fmt.Fprintf(os.Stderr, "%d sent, %d denied\n", sent, denied)
-	if sent < queue { // more, if they did not all ask within an interval
+	if sent < queue { // more are sent if they did not all ask within an interval
 		return fmt.Errorf("%d sent, want %d", sent, queue)
 	}
 
@@ -93,7 +93,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	var turn, late time.Duration
 	n := 0
 	_, err = pgx.ForEachRow(rows, []any{&turn, &late}, func() error {
-		turn = turn.Round(time.Millisecond) // it is given to the microsecond, rounded up
+		turn = turn.Round(time.Millisecond) // it is rounded up to the microsecond
 		if n < queue {
 			fmt.Printf("   %v after the first\n", turn)
 		}

@@ -1,5 +1,5 @@
-// Llm-proxy stands between teams and a language model, which says in its response how many tokens it has used. An estimate
-// is taken before a prompt is passed on. Afterwards, the middleware charges or gives back the difference.
+// Llm-proxy stands between teams and a language model. The model's response has the number of tokens used. The proxy takes
+// an estimate before it passes a prompt on. Afterwards, the middleware charges or refunds the difference.
 //
 //	go run ./examples/llm-proxy
 package main
@@ -25,7 +25,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// What each team may do in a minute.
+// The limits of each team per minute.
 var (
 	llmCalls  = ratelimit.TokenBucket("llmCalls", 60, time.Minute)
 	llmTokens = ratelimit.TokenBucket("llmTokens", 6_000, time.Minute)
@@ -43,7 +43,8 @@ type completion struct {
 	} `json:"usage"`
 }
 
-// requests says what a prompt takes: one call, and as many tokens as its text, by a rule of thumb, and the longest answer.
+// requests returns what a prompt takes: one call, and an estimate of its tokens: the text, by a rule of thumb, and the
+// longest answer.
 func requests(r *http.Request) ([]ratelimit.Request, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 1<<20))
 	var p prompt
@@ -54,23 +55,23 @@ func requests(r *http.Request) ([]ratelimit.Request, error) {
 		return nil, &httplimit.StatusError{Status: http.StatusBadRequest, Detail: "Send a text and max_tokens."}
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body)) // for the handler
-	team := r.Header.Get("X-Team")               // as the application has authenticated it
+	team := r.Header.Get("X-Team")               // the application has authenticated it
 	estimate := math.Ceil(float64(len(p.Text))/4) + float64(p.MaxTokens)
 	return []ratelimit.Request{llmCalls.Key(team), llmTokens.Key(team).Count(estimate)}, nil
 }
 
-// proxy passes prompts on to the model at a URL, and sets the cost that the model states.
+// proxy passes prompts on to the model at a URL, and sets the cost that the model reports.
 func proxy(model string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		// The model goes on, and is to be paid, even if the client goes. So its answer is waited for.
+		// If the client leaves, the model still goes on and must be paid. So wait for its answer.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), time.Minute)
 		defer cancel()
 		response, answer, err := post(ctx, model, "", r.Body)
-		if err != nil { // the model may have worked: the estimate stays
+		if err != nil { // the model may have used tokens: the estimate stays
 			http.Error(w, "The model does not answer.", http.StatusBadGateway)
 			return
 		}
-		var c completion // of an error: no tokens
+		var c completion // an error has no tokens
 		if response.StatusCode == http.StatusOK {
 			err = json.Unmarshal(answer, &c)
 		}
@@ -78,10 +79,10 @@ func proxy(model string) http.HandlerFunc {
 			err = httplimit.SetCost(ctx, llmTokens, c.Usage.TotalTokens)
 		}
 		if err != nil {
-			slog.ErrorContext(ctx, "the cost is not known: the estimate stays", "error", err)
+			slog.ErrorContext(ctx, "the cost is unknown: the estimate stays", "error", err)
 		}
 		w.WriteHeader(response.StatusCode)
-		_, _ = w.Write(answer) // the client may be gone
+		_, _ = w.Write(answer) // the client may have left
 	}
 }
 
@@ -102,7 +103,7 @@ func post(ctx context.Context, url, team string, body io.Reader) (response *http
 
 func main() { demo.Main(story) }
 
-// usage is what the story's model uses for each prompt.
+// usage has the tokens that the example's model uses for each prompt.
 var usage = map[string]float64{"Say hello.": 12, "Think hard.": 2_500, "Prove it.": 5_600, "Write a poem.": 480}
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
@@ -123,7 +124,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}))
 	defer model.Close()
 
-	// The clock is the story's own, so that its numbers are the same each time.
+	// The example has its own clock, so that its numbers are always the same.
 	var now atomic.Int64
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
@@ -140,11 +141,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		status      int
 		left        float64
 	}{
-		{"The answer is shorter than it could have been", "Say hello.", 1_000, 200, 5_988},
-		{"The model thinks longer than was estimated", "Think hard.", 1_000, 200, 3_488},
+		{"The answer is shorter than estimated", "Say hello.", 1_000, 200, 5_988},
+		{"The answer takes more tokens than estimated", "Think hard.", 1_000, 200, 3_488},
 		{"An error of the model costs nothing", "Fail.", 1_000, 500, 3_488},
-		{"What is used is paid, even if it was not there", "Prove it.", 3_000, 200, -2_112},
-		{"What is owed is waited for", "Say hello.", 1_000, 429, -2_112},
+		{"A cost above the balance is charged, too", "Prove it.", 3_000, 200, -2_112},
+		{"In debt, the next prompt is denied", "Say hello.", 1_000, 429, -2_112},
 	} {
 		fmt.Println(line.title)
 		if err := s.ask(ctx, line.text, line.maxTokens, line.status); err != nil {
@@ -156,7 +157,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 
 	now.Add(60)
-	fmt.Println("A minute later, a client goes before the model has answered")
+	fmt.Println("A minute later, a client leaves before the model has answered")
 	leaving, leave := context.WithCancel(ctx)
 	defer leave()
 	gone := make(chan error, 1)
@@ -168,20 +169,20 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	leave()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("the client has gone: %w", err)
+		return fmt.Errorf("the client has left: %w", err)
 	}
 	close(goOn)
 	return s.holds(ctx, 3_888-480)
 }
 
-// scene is where the story's team, blue, asks.
+// scene is a server, and a team, blue, that uses it.
 type scene struct {
 	limiter *ratelimit.Limiter
 	pool    *pgxpool.Pool
 	url     string
 }
 
-// ask sends a prompt, which must be answered with this status.
+// ask sends a prompt and wants a status.
 func (s scene) ask(ctx context.Context, text string, maxTokens, want int) error {
 	body, err := json.Marshal(prompt{text, maxTokens})
 	if err != nil {
@@ -202,7 +203,7 @@ func (s scene) ask(ctx context.Context, text string, maxTokens, want int) error 
 	return nil
 }
 
-// holds waits until the team has so many tokens: of a client that has gone, they are settled a moment later.
+// holds waits until the team has a number of tokens. If the client has left, they are settled a moment later.
 func (s scene) holds(ctx context.Context, want float64) error {
 	for {
 		result, err := s.limiter.Check(ctx, s.pool, llmTokens.Key("blue").Count(0))

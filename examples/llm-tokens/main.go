@@ -1,10 +1,10 @@
-// Llm-tokens gives each team a budget of tokens of a language model: what is over it is told when there will be enough, or
-// may queue up; what turns out cheaper than estimated is given back.
+// Llm-tokens gives each team a budget of tokens of a language model. A call above the budget is told when there will be
+// enough, or it may queue. If a call costs less than estimated, the rest is refunded.
 //
 //	go run ./examples/llm-tokens
 //
-// The teams' limit is sharded, since a busy team commits more often than one row can. Examples/river runs what has queued up
-// at its instant; examples/settle gives back exactly once, whatever dies in between.
+// The limit is sharded, since a busy team commits more often than one row allows. Examples/river runs queued work at its
+// instant. Examples/settle refunds exactly once, whatever crashes in between.
 package main
 
 import (
@@ -28,18 +28,18 @@ import (
 var (
 	limits ratelimit.Limiter
 
-	// A team may use 6,000 tokens a minute, 20,000 at once, and queue up for ten minutes' worth.
+	// A team may use 6,000 tokens a minute, 20,000 at once, and queue for the tokens of ten minutes.
 	llmTokens = ratelimit.TokenBucket("llmTokens", 6_000, time.Minute,
 		ratelimit.Capacity(20_000), ratelimit.MaxReserved(60_000), ratelimit.Shards(4))
 )
 
-// estimate is what a call may cost at the most: its prompt, by a rule of thumb, and the longest answer that is asked for.
+// estimate returns the most that a call may cost: its prompt, by a rule of thumb, and the longest answer that it asks for.
 func estimate(prompt string, maxAnswer int) float64 {
 	return math.Ceil(float64(len(prompt))/4) + float64(maxAnswer)
 }
 
-// chat answers a person who waits: at once or not at all. What the answer was shorter than estimated is given back, and what
-// the rule of thumb fell short of is charged.
+// chat answers a waiting person, at once or not at all. If the call costs less than estimated, the rest is refunded. If it
+// costs more, the difference is charged.
 func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	estimated := estimate(prompt, 1_496)
 	result, err := limits.Consume(ctx, pool, llmTokens.Key(team).Count(estimated))
@@ -47,7 +47,7 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 		return err
 	}
 	used := answer(prompt)
-	if used > estimated { // what is spent is spent
+	if used > estimated { // it is spent, so it is charged
 		_, err = limits.Charge(ctx, pool, llmTokens.Key(team).Count(used-estimated))
 	} else {
 		_, err = limits.Refund(ctx, pool, result.Receipt(), llmTokens.Key(team).Count(estimated-used))
@@ -55,7 +55,7 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	return err
 }
 
-// batch takes what can wait. Its result says when it will run.
+// batch accepts work that can wait. Its result says when the work may run.
 func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnswer int) (result ratelimit.Result, err error) {
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		result, err = limits.Consume(ctx, tx, llmTokens.Key(team).Count(estimate(prompt, maxAnswer)).Reserve())
@@ -68,7 +68,7 @@ func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnsw
 	return result, err
 }
 
-// answer calls the language model and says what it took.
+// answer calls the language model and returns the tokens used.
 var answer func(prompt string) (tokens float64)
 
 func main() { demo.Main(story) }
@@ -78,14 +78,14 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 
-	// 20 people of one team ask at the same time, for 1,500 tokens each at the most: that is what 13 of them can have.
+	// 20 people of one team ask at the same time, for at most 1,500 tokens each: there are enough for 13 of them.
 	const people = 20
 	var answered atomic.Int64
 	var asked sync.WaitGroup
 	asked.Add(people)
-	answer = func(string) float64 { // here one would call the language model
+	answer = func(string) float64 { // an application calls the language model here
 		asked.Done()
-		asked.Wait() // nobody has his answer before all have asked
+		asked.Wait() // no answer comes before all have asked
 		return 400
 	}
 	waits := make([]time.Duration, people)
@@ -109,7 +109,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	wait := slices.Max(waits)
-	fmt.Printf("red: of %d chats at once, %d are answered, the others are told to come back within 10s\n", people, answered.Load())
+	fmt.Printf("red: of %d chats at once, %d are answered, the others may retry within 10s\n", people, answered.Load())
 	if answered.Load() != 13 || wait <= 0 || wait > 10*time.Second {
 		return fmt.Errorf("%d answered, the others after %v, want 13 and at most 10s", answered.Load(), wait)
 	}
@@ -117,8 +117,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("red: the answers took 400 tokens each, the rest is given back: more than 14 thousand are left")
-	if left.Remaining < 14_800 { // 20,000 - 13 * 400, and what has come in meanwhile
+	fmt.Println("red: the answers took 400 tokens each, the rest is refunded: more than 14 thousand are left")
+	if left.Remaining < 14_800 { // 20,000 - 13 * 400, and the refill meanwhile
 		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Remaining)
 	}
 
@@ -129,8 +129,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if left, err = limits.Check(ctx, pool, llmTokens.Key("blue").Count(0)); err != nil {
 		return err
 	}
-	fmt.Println("blue: has a budget of its own, and is answered, for twice the tokens that were estimated")
-	if remaining := left.Remaining; remaining >= 18_000 { // 20,000 - 3,000, and what has come in meanwhile
+	fmt.Println("blue: has its own budget, and is answered, for twice the estimated tokens")
+	if remaining := left.Remaining; remaining >= 18_000 { // 20,000 - 3,000, and the refill meanwhile
 		return fmt.Errorf("blue has %v tokens left, want about 17,000", remaining)
 	}
 
@@ -138,8 +138,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("red: a report of 35000 tokens at the most is scheduled, and runs in %v\n", report.RetryAfter.Round(time.Minute))
-	if report.RetryAfter < 150*time.Second || report.RetryAfter > 203*time.Second { // what is owed: up to 20,200
+	fmt.Printf("red: a report of at most 35000 tokens is scheduled, and runs in %v\n", report.RetryAfter.Round(time.Minute))
+	if report.RetryAfter < 150*time.Second || report.RetryAfter > 203*time.Second { // the debt is up to 20,200
 		return fmt.Errorf("it runs in %v, want just below 3m22s", report.RetryAfter)
 	}
 

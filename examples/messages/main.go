@@ -1,5 +1,5 @@
-// Messages lets each user send five in a burst, and one more every ten minutes. The limit and the message are one commit:
-// a message that is not stored costs nothing.
+// Messages lets each user send five messages in a burst, and one more every ten minutes. The limit and the message are one
+// commit: a message that is not stored costs nothing.
 //
 //	go run ./examples/messages
 package main
@@ -23,11 +23,11 @@ var (
 	sendMessage = ratelimit.TokenBucket("sendMessage", 6, time.Hour, ratelimit.Capacity(5))
 )
 
-// send stores a message. The CHECK of the table refuses one that is too long, after the token has been taken.
+// send stores a message. The table's CHECK refuses a message that is too long, after the token has been taken.
 func send(ctx context.Context, pool *pgxpool.Pool, sender, body string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := limits.Consume(ctx, tx, sendMessage.Key(sender)); err != nil {
-			return err // denied, and the transaction is rolled back
+			return err // a denial rolls the transaction back
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", sender, body)
 		return err // an error rolls back the token, too
@@ -82,7 +82,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// remaining is what a user has left: a check of 0 tokens, which writes nothing.
+// remaining returns what a user has left: a check of 0 tokens writes nothing.
 func remaining(ctx context.Context, pool *pgxpool.Pool, user string) (float64, error) {
 	result, err := limits.Check(ctx, pool, sendMessage.Key(user).Count(0))
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	// It takes months to tell: the story has a clock of its own.
+	// The example takes months, so it has its own clock.
 	now    time.Time
 	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
@@ -30,12 +30,12 @@ type customer struct {
 	id, zone, contract string // contract is a date: its day is the billing day
 }
 
-// quota is the month of one customer. The billing day 31 is the last day of a month that has no 31st.
+// quota is the monthly limit of one customer. In a month without a 31st, billing day 31 is the month's last day.
 func (c customer) quota() ratelimit.Limit {
 	return ratelimit.CalendarWindow("callsPerMonth", 10_000, ratelimit.Month, ratelimit.In(c.zone), ratelimit.Anchor(c.contract))
 }
 
-// call is the customer's work, and the transaction that books it: both limits have the tokens, or nothing is booked.
+// call is the customer's work, and the transaction that books it. Both limits grant, or nothing is booked.
 func call(ctx context.Context, pool *pgxpool.Pool, id string, calls float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		c := customer{id: id}
@@ -51,14 +51,14 @@ func call(ctx context.Context, pool *pgxpool.Pool, id string, calls float64) err
 	})
 }
 
-// callAll makes calls, 100 at a time, until the end, and returns when each month's quota ran out, in the customer's time.
+// callAll makes calls, 100 at a time, until the end. It returns when each month's quota ran out, in the customer's time.
 func callAll(ctx context.Context, pool *pgxpool.Pool, c customer, end time.Time) (spent []time.Time, err error) {
 	for now.Before(end) {
 		err := call(ctx, pool, c.id, 100)
 		denial, denied := errors.AsType[*ratelimit.DeniedError](err)
 		switch {
 		case denied && denial.RetryAt.Sub(now) <= time.Minute:
-			now = denial.RetryAt // of the minute
+			now = denial.RetryAt // the minute's limit denied
 		case denied:
 			spent = append(spent, now)
 			now = denial.RetryAt

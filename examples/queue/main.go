@@ -1,5 +1,5 @@
-// Queue does with a plain table what examples/river does with River: the tokens of a call are reserved and the call is put
-// into the table in one transaction, with the instant at which it may run; workers take what is due, SKIP LOCKED.
+// Queue does with a plain table what examples/river does with River. One transaction reserves the tokens of a call and
+// inserts the call into the table, with the instant at which it may run. Workers take due calls with SKIP LOCKED.
 //
 //	go run ./examples/queue
 package main
@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	minute = 3 * time.Second // of this story, so that it is over in seconds
+	minute = 3 * time.Second // shortened, so that the example ends in seconds
 
 	documents = 20
 	parts     = 10 // calls per document
@@ -41,13 +41,13 @@ const schema = `
 		id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 		run_at  timestamptz NOT NULL,
 		payload jsonb NOT NULL,
-		receipt text NOT NULL, -- Result.Receipt: with it a job that is canceled, or cheaper, is refunded (examples/settle)
+		receipt text NOT NULL, -- Result.Receipt: it refunds a job that is canceled, or costs less (examples/settle)
 		state   text NOT NULL DEFAULT 'waiting',
 		ran_at  timestamptz
 	);
 	CREATE INDEX ON jobs (run_at) WHERE state = 'waiting'`
 
-// enqueue reserves the tokens for a document and enqueues its calls: all of it, or nothing.
+// enqueue reserves the tokens for a document and enqueues its calls: all or nothing.
 func enqueue(ctx context.Context, tx pgx.Tx, document int) error {
 	for part := range parts {
 		result, err := limits.Consume(ctx, tx, llmTokens.Global().Count(tokens).Reserve())
@@ -63,8 +63,8 @@ func enqueue(ctx context.Context, tx pgx.Tx, document int) error {
 	return nil
 }
 
-// runDue runs one job that is due, if there is one. The job's row is locked meanwhile: no other worker sees it, and if this
-// one dies it is free again. (Work of more than a few seconds should not hold a transaction open: see examples/settle.)
+// runDue runs one due job, if there is one. The job's row stays locked meanwhile: no other worker sees it, and if this
+// worker dies, it is free again. (Work of more than a few seconds should not keep a transaction open: see examples/settle.)
 func runDue(ctx context.Context, pool *pgxpool.Pool, call func(tx pgx.Tx, id int64) error) (ran bool, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var id int64
@@ -83,7 +83,7 @@ func runDue(ctx context.Context, pool *pgxpool.Pool, call func(tx pgx.Tx, id int
 			return err
 		}
 		ran = true
-		_, err = tx.Exec(ctx, "UPDATE jobs SET state = 'done', ran_at = now() WHERE id = $1", id) // the instant that was compared
+		_, err = tx.Exec(ctx, "UPDATE jobs SET state = 'done', ran_at = now() WHERE id = $1", id) // the instant that run_at was compared with
 		return err
 	})
 	return ran && err == nil, err
@@ -100,7 +100,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 
-	// A connection that is killed between reserve and commit loses both, and so neither: the document is enqueued again.
+	// A connection that is killed between reserve and commit loses the tokens and the jobs. The document is enqueued again.
 	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		return errors.Join(enqueue(ctx, tx, 0), kill(tx))
 	})
@@ -120,7 +120,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		})
 	}
 
-	// Meanwhile they are worked off. One worker loses its connection with the 50th call in his hands.
+	// Workers run the jobs meanwhile. One worker loses its connection during the 50th call.
 	var calls, done atomic.Int64
 	working, workCtx := errgroup.WithContext(ctx)
 	for range 8 {
@@ -131,7 +131,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 					if killed = calls.Add(1) == 50; killed {
 						return kill(tx)
 					}
-					return nil // here one would call the language model
+					return nil // an application calls the language model here
 				})
 				switch {
 				case ran:
@@ -148,7 +148,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := errors.Join(enqueuing.Wait(), working.Wait()); err != nil {
 		return err
 	}
-	if err := count(ctx, pool, "20 documents enqueued and worked off", documents*parts, documents*parts); err != nil {
+	if err := count(ctx, pool, "20 documents enqueued and run", documents*parts, documents*parts); err != nil {
 		return err
 	}
 	fmt.Printf("calls: %d, one of them twice, since its worker was killed\n", calls.Load())
@@ -158,7 +158,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return check(ctx, pool)
 }
 
-// count wants so many jobs, and so many of them done. As long as there are none, there must be no row of the limit.
+// count wants a number of jobs, and a number of finished ones. While there are no jobs, the limit must have no row.
 func count(ctx context.Context, pool *pgxpool.Pool, what string, wantJobs, wantDone int) error {
 	var jobs, done, rows int
 	err := pool.QueryRow(ctx, `
@@ -174,7 +174,7 @@ func count(ctx context.Context, pool *pgxpool.Pool, what string, wantJobs, wantD
 	return nil
 }
 
-// check holds the instants of all jobs against the limit.
+// check compares the instants of all jobs with the limit.
 func check(ctx context.Context, pool *pgxpool.Pool) error {
 	var early int
 	var late time.Duration

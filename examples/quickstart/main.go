@@ -1,9 +1,9 @@
-// Quickstart plays five short stories about rate limits in a Postgres, and checks that each comes out as it is told.
+// Quickstart runs five short stories about rate limits in a Postgres, and checks the result of each.
 //
 //	go run ./examples/quickstart
 //
-// Each act is a function of its own below, to copy from. It takes about ten seconds, most of which are spent waiting for
-// tokens, and exits with 0 only if every act came out as told.
+// Each story is a function below, to copy from. The program takes about ten seconds, mostly waiting for tokens. It exits
+// with 0 only if every story ended as expected.
 package main
 
 import (
@@ -24,9 +24,9 @@ import (
 
 // An application has one Limiter and a variable for each of its limits.
 var (
-	limits ratelimit.Limiter // the zero value is ready
+	limits ratelimit.Limiter // the zero value is ready to use
 
-	// 10 new accounts per hour for the whole site, whoever asks.
+	// 10 new accounts per hour for the whole site.
 	signUps = ratelimit.TokenBucket("signUps", 10, time.Hour)
 
 	// Each user may send 5 messages in a burst, and 20 per minute in the long run: one every 3 seconds.
@@ -35,13 +35,14 @@ var (
 	// A user may have 3 exports per day.
 	exports = ratelimit.TokenBucket("exports", 3, 24*time.Hour)
 
-	// A user may have his password reset once per hour, by mail. The provider of the mail takes 1,000 per day from us, and
-	// his days begin at midnight UTC.
+	// A user may have one password reset mail per hour. The mail provider accepts 1,000 mails per day, and its days begin
+	// at midnight UTC.
 	passwordResets = ratelimit.TokenBucket("passwordResets", 1, time.Hour)
 	mailQuota      = ratelimit.FixedWindow("mailQuota", 1000, 24*time.Hour,
 		ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
 
-	// Each team may use 60,000 tokens of a language model per minute, 2,000 at once, and queue up for two minutes' worth.
+	// Each team may use 60,000 tokens of a language model per minute, 2,000 at once, and queue for the tokens of two
+	// minutes.
 	llmTokens = ratelimit.TokenBucket("llmTokens", 60_000, time.Minute,
 		ratelimit.Capacity(2000), ratelimit.MaxReserved(120_000))
 )
@@ -76,7 +77,7 @@ func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		play  func(context.Context, *pgxpool.Pool, io.Writer) error
 	}{
 		{"32 people sign up at once, 10 per hour are let in", manySignUps},
-		{"Ann sends messages until she is told to wait, and waits", burstThenWait},
+		{"Ann sends messages until she is denied, and waits", burstThenWait},
 		{"A rollback returns the tokens", rollbackReturnsTokens},
 		{"Two limits in one call, all or nothing", twoLimits},
 		{"Language model tokens are reserved, the work is scheduled in the same commit", reserveAndSchedule},
@@ -87,29 +88,30 @@ func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		}
 	}
 
-	fmt.Fprintln(out, "\nThat is all there is in the database, select * from rate_limits:")
+	fmt.Fprintln(out, "\nAll rows of the limits, select * from rate_limits:")
 	if err := demo.PrintTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "\nEverything came out as told.")
+	fmt.Fprintln(out, "\nEvery story ended as expected.")
 	return nil
 }
 
 // signUp makes an account, if the limit allows one more.
 func signUp(ctx context.Context, pool *pgxpool.Pool, email string) error {
-	// SERIALIZABLE, and run again whenever Postgres could not serialize it.
+	// SERIALIZABLE, and retried after a serialization failure.
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", email); err != nil {
 			return err
 		}
-		// Last, since the limit's row is locked from here to the end of the transaction. A denial is an error, and
-		// an error rolls back the INSERT.
+		// Last, since the limit's row is locked from here to the end of the transaction. A denial is an error, and an error
+		// rolls back the INSERT.
 		_, err := limits.Consume(ctx, tx, signUps.Global())
 		return err
 	})
 }
 
-// Limit and business row commit together: however many ask at once, there are as many users as the limit allows.
+// The limit and the business row commit together: however many sign up at once, there are as many users as the limit
+// allows.
 func manySignUps(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	const people = 32
 	errs := make([]error, people)
@@ -143,7 +145,7 @@ func manySignUps(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	return nil
 }
 
-// send stores a message, if its sender's limit allows one more, and returns when, by the database's clock.
+// send stores a message, if its sender's limit allows one more. It returns the time, by the database's clock.
 func send(ctx context.Context, pool *pgxpool.Pool, sender, text string) (sentAt time.Time, err error) {
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := limits.Consume(ctx, tx, sendMessage.Key(sender)); err != nil {
@@ -154,7 +156,7 @@ func send(ctx context.Context, pool *pgxpool.Pool, sender, text string) (sentAt 
 	return sentAt, err
 }
 
-// A denial says when the very same call will be granted.
+// A denial says when the same call will be granted.
 func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	sent := 0
 	var err error
@@ -175,13 +177,13 @@ func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error
 	}
 
 	for {
-		// RetryAfter was measured by the database, so that it does not matter what time this machine thinks it is.
+		// The database measured RetryAfter, so this machine's clock does not matter.
 		if err := wait(ctx, denial.RetryAfter); err != nil {
 			return err
 		}
 		sentAt, err := send(ctx, pool, "ann", "hello again")
 		if denial, denied = errors.AsType[*ratelimit.DeniedError](err); denied {
-			continue // somebody else was faster
+			continue // another caller was faster
 		}
 		if err != nil {
 			return err
@@ -194,9 +196,9 @@ func burstThenWait(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error
 	}
 }
 
-// What a transaction has consumed comes back if it does not commit: nobody pays for work that was not done.
+// If a transaction does not commit, its tokens come back: work that was not done costs nothing.
 func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
-	if _, err := limits.Consume(ctx, pool, exports.Key("bob")); err != nil { // on the pool: a transaction of its own
+	if _, err := limits.Consume(ctx, pool, exports.Key("bob")); err != nil { // on the pool: its own transaction
 		return err
 	}
 	before, err := balance(ctx, pool, exports.Key("bob"))
@@ -229,7 +231,7 @@ func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Write
 	return nil
 }
 
-// balance is what a key has left. It writes nothing.
+// balance returns what a key has left. It writes nothing.
 func balance(ctx context.Context, db ratelimit.DB, request ratelimit.Request) (float64, error) {
 	result, err := limits.Check(ctx, db, request.Count(0))
 	if err != nil {
@@ -278,13 +280,14 @@ func twoLimits(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	return nil
 }
 
-// Reserve takes tokens that are not there yet and says when they will be; a job that is due then is committed with it.
+// Reserve takes tokens that are not there yet, and says when they will be. The job is committed with them, and due at that
+// time.
 func reserveAndSchedule(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	for _, prompt := range []string{"summarize", "translate", "explain"} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			result, err := limits.Consume(ctx, tx, llmTokens.Key("team 7").Count(2000).Reserve())
 			if err != nil {
-				return err // more is reserved already than in two minutes comes in
+				return err // the tokens of two minutes are already reserved
 			}
 			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
 			return err
@@ -321,8 +324,7 @@ func reserveAndSchedule(ctx context.Context, pool *pgxpool.Pool, out io.Writer) 
 	return nil
 }
 
-// runDueJob runs one job that is due by the database's clock. If none is, it returns how long it is until the next one,
-// 0 if there is none.
+// runDueJob runs one job that is due by the database's clock. If none is due, it returns the time until the next one, or 0.
 func runDueJob(ctx context.Context, pool *pgxpool.Pool) (ran bool, next time.Duration, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var id int64
@@ -339,14 +341,14 @@ func runDueJob(ctx context.Context, pool *pgxpool.Pool) (ran bool, next time.Dur
 			return err
 		}
 		ran = true
-		// Here one would call the language model.
+		// An application calls the language model here.
 		_, err = tx.Exec(ctx, "UPDATE jobs SET started_at = clock_timestamp() WHERE id = $1", id)
 		return err
 	})
 	return ran, next, err
 }
 
-// wait waits for so long, or until ctx is over.
+// wait waits for d, or until ctx ends.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -1,5 +1,6 @@
-// River reserves the tokens of 200 calls of a language model and enqueues each as a job of River, in one transaction, at the
-// instant at which its tokens will be there. The jobs then run without asking again, and keep to the limit.
+// River reserves the tokens of 200 calls of a language model. It enqueues each call as a job of River, in the same
+// transaction, for the instant at which its tokens will be there. The jobs then run without asking again, and keep the
+// limit.
 //
 //	go run ./examples/river
 //
@@ -29,13 +30,13 @@ import (
 )
 
 const (
-	minute = 4 * time.Second // of this story, so that it is over in seconds: everything below is 15 times as fast
+	minute = 4 * time.Second // shortened, so that the example ends in seconds: everything is 15 times as fast
 
 	documents  = 20
 	parts      = 10    // calls per document
 	tokens     = 600   // per call
 	perMinute  = 40000 // tokens
-	atOnce     = 6000  // which should be less than what the provider grants at once: the rest is for jobs that start late
+	atOnce     = 6000  // less than the provider grants at once: the difference is for jobs that start late
 	maxWaiting = 3 * perMinute
 )
 
@@ -44,8 +45,8 @@ var (
 	llmTokens = ratelimit.TokenBucket("llmTokens", perMinute, minute, ratelimit.Capacity(atOnce), ratelimit.MaxReserved(maxWaiting))
 )
 
-// call is a job: to send a part of a document to the language model. With the receipt, a call that turns out cheaper is refunded
-// (examples/settle). The two instants are for the checks at the end.
+// call is a job: it sends a part of a document to the language model. With the receipt, a call that costs less can be
+// refunded (examples/settle). The two instants are for the checks at the end.
 type call struct {
 	Document, Part    int
 	Receipt           ratelimit.Receipt
@@ -54,7 +55,7 @@ type call struct {
 
 func (call) Kind() string { return "call" }
 
-// enqueue reserves the tokens for a document and enqueues its calls: all of it, or nothing.
+// enqueue reserves the tokens for a document and enqueues its calls: all or nothing.
 func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], document int) error {
 	for part := range parts {
 		result, err := limits.Consume(ctx, tx, llmTokens.Global().Count(tokens).Reserve())
@@ -63,9 +64,9 @@ func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], documen
 		}
 		var options river.InsertOpts
 		if result.RetryAfter > 0 {
-			// River fetches a job when it is due by the database's now(), the clock that RetryAt is on. What has a
-			// ScheduledAt is looked at every 5 s only, when River makes available what is due in the next 5: a job
-			// that is due sooner than that may be so much late. So what may run at once gets none.
+			// River starts a job when it is due by the database's now(), the same clock as RetryAt. Every 5 s, River looks
+			// for jobs with a ScheduledAt that are due in the next 5 s. A job that is due sooner may be up to 5 s late. So
+			// a job that may run at once gets no ScheduledAt.
 			options.ScheduledAt = result.RetryAt
 		}
 		args := call{Document: document, Part: part, Receipt: result.Receipt(), ReservedAt: result.At, RunAt: result.RetryAt}
@@ -76,11 +77,11 @@ func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], documen
 	return nil
 }
 
-// worker runs the jobs. It does not know of the limit.
+// worker runs the jobs. It does not know the limit.
 type worker struct{ river.WorkerDefaults[call] }
 
 func (worker) Work(ctx context.Context, _ *river.Job[call]) error {
-	select { // here one would call the language model
+	select { // an application calls the language model here
 	case <-time.After(50 * time.Millisecond):
 		return nil
 	case <-ctx.Done():
@@ -101,7 +102,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	// The transactions are SERIALIZABLE, and all want the same row: Hot has them take turns.
+	// The transactions are SERIALIZABLE, and all want the same row. With Hot, they take turns.
 	run := func(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 		return limits.InTx(ctx, pool, fn, ratelimit.Hot(llmTokens.Global()))
 	}
@@ -129,7 +130,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		_, err := pool.Exec(ctx, "SELECT pg_terminate_backend($1, 10000)", tx.Conn().PgConn().PID())
-		return err // none: what fails is the commit
+		return err // no error here: the commit must fail
 	})
 	if err == nil {
 		return errors.New("a transaction was committed on a connection that was killed before")
@@ -159,7 +160,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return check(ctx, pool)
 }
 
-// newRiver makes River's tables, and a client that enqueues and, once it is started, works.
+// newRiver makes River's tables, and a client that enqueues and, once started, runs jobs.
 func newRiver(ctx context.Context, pool *pgxpool.Pool) (*river.Client[pgx.Tx], error) {
 	driver := riverpgxv5.New(pool)
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -176,12 +177,12 @@ func newRiver(ctx context.Context, pool *pgxpool.Pool) (*river.Client[pgx.Tx], e
 		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
 		Workers:           workers,
 		FetchCooldown:     10 * time.Millisecond,
-		FetchPollInterval: 20 * time.Millisecond, // how late a job may be that has been made available in time
+		FetchPollInterval: 20 * time.Millisecond, // how late an available job may start
 		Logger:            logger,
 	})
 }
 
-// work has River work until so many jobs are completed.
+// work runs River until a number of jobs are completed.
 func work(ctx context.Context, jobs *river.Client[pgx.Tx], n int) error {
 	completed, cancel := jobs.Subscribe(river.EventKindJobCompleted)
 	defer cancel()
@@ -198,10 +199,10 @@ func work(ctx context.Context, jobs *river.Client[pgx.Tx], n int) error {
 	return jobs.Stop(ctx)
 }
 
-// crashing names the variable that makes a process of this program the one that is killed: it holds the URL of the database.
+// crashing is the environment variable of the process that is to be killed. It has the database's URL.
 const crashing = "RIVER_EXAMPLE_CRASH"
 
-// killedProcess runs this very program as another process, which must be killed.
+// killedProcess runs this program as another process, which must be killed.
 func killedProcess(ctx context.Context, pool *pgxpool.Pool) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -212,13 +213,13 @@ func killedProcess(ctx context.Context, pool *pgxpool.Pool) error {
 	child.Stderr = os.Stderr
 	err = child.Run()
 	if killed := (*exec.ExitError)(nil); !errors.As(err, &killed) || killed.Exited() {
-		return fmt.Errorf("the process was to be killed, and: %w", err)
+		return fmt.Errorf("the process was not killed: %w", err)
 	}
 	fmt.Fprintln(os.Stderr, "the killed process:", err)
 	return nil
 }
 
-// crash reserves and enqueues, and kills its own process before the commit.
+// crash reserves and enqueues, and kills its process before the commit.
 func crash(ctx context.Context, url string) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
@@ -236,14 +237,14 @@ func crash(ctx context.Context, url string) error {
 		if err != nil {
 			return err
 		}
-		if err := self.Kill(); err != nil { // SIGKILL: no defer runs, no rollback is sent
+		if err := self.Kill(); err != nil { // SIGKILL: no deferred function runs, and no ROLLBACK is sent
 			return err
 		}
 		select {}
 	})
 }
 
-// agree holds the jobs against the limit's row, which must hold what these reservations leave, and no other: to the token.
+// agree compares the jobs with the limit's row: the row must have exactly what these reservations leave.
 func agree(ctx context.Context, pool *pgxpool.Pool, what string, want int) error {
 	reserved, err := events(ctx, pool, "(args->>'ReservedAt')::timestamptz")
 	if err != nil {
@@ -263,12 +264,12 @@ func agree(ctx context.Context, pool *pgxpool.Pool, what string, want int) error
 	return nil
 }
 
-// events are all jobs with the instant that the SQL says, in order.
+// events returns all jobs as events, in order, at the instant of an SQL expression.
 func events(ctx context.Context, pool *pgxpool.Pool, at string) ([]timeline.Event, error) {
 	return timeline.Read(ctx, pool, fmt.Sprintf("SELECT %s, %d::float8 FROM river_job", at, tokens))
 }
 
-// check holds the instants of all jobs against the limit.
+// check compares the instants of all jobs with the limit.
 func check(ctx context.Context, pool *pgxpool.Pool) error {
 	reserved, err := events(ctx, pool, "(args->>'ReservedAt')::timestamptz")
 	if err != nil {
@@ -282,7 +283,7 @@ func check(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	// From the last one, whose tokens have come in by then, back to where the first came in.
+	// From the last job, whose tokens have been refilled by then, back to the first refill.
 	const refill = (documents*parts*tokens - atOnce) * minute / perMinute
 	begin := due[len(due)-1].At.Add(-refill)
 	label := func(quarter int) string { return fmt.Sprintf("%d:%02d", quarter/4, quarter%4*15) }
@@ -304,14 +305,14 @@ func check(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("%d calls ran, %d of them early, want %d and none", completed, early, documents*parts)
 	}
 
-	// Over any span of time, and not only over minutes by the clock, at most this much and span * rate / period. A job that
-	// starts late can come together with those that start in time: with as many as are due while it is late.
-	const microsecond = perMinute / (float64(minute) / 1000) // in tokens: instants are rounded to it
+	// Over any span of time, not only over minutes by the clock, at most this much and span * rate / period. A job that
+	// starts late may coincide with jobs that start in time: as many as are due while it is late.
+	const microsecond = perMinute / (float64(minute) / 1000) // in tokens; instants are rounded to a microsecond
 	for _, c := range []struct {
 		what   string
 		events []timeline.Event
 		most   float64
-		out    *os.File // stderr is for what varies
+		out    *os.File // text that varies goes to stderr
 	}{
 		{"calls when they may run", due, atOnce, os.Stdout},
 		{fmt.Sprintf("calls when they ran, up to %v late", late), started, atOnce + late.Seconds()*perMinute/minute.Seconds(), os.Stderr},
@@ -323,6 +324,6 @@ func check(ctx context.Context, pool *pgxpool.Pool) error {
 			return fmt.Errorf("%s: the rate and %v tokens over some span, more than %v", c.what, burst, c.most)
 		}
 	}
-	fmt.Println("calls when they ran: over no span of time more than that and what came in while the latest was late")
+	fmt.Println("calls when they ran: over no span of time more than that and the refill during the longest delay")
 	return nil
 }

@@ -1,5 +1,6 @@
-// Settle reserves what a job is estimated to cost, and corrects that when it is known: in the transaction that marks the job
-// as done, so exactly once, however often the result is delivered and whatever dies in between.
+// Settle reserves the estimated cost of a job, and corrects it when the cost is known. The correction is in the transaction
+// that marks the job as done. So it happens exactly once, however often the result is delivered and whatever crashes in
+// between.
 //
 //	go run ./examples/settle
 package main
@@ -22,7 +23,8 @@ import (
 var (
 	limits ratelimit.Limiter
 
-	// What each team may spend per day, in tokens of a language model. (Its day begins now, so that none ends in this story.)
+	// What each team may spend per day, in tokens of a language model. (The day begins now, so that it does not end during
+	// the example.)
 	dailyTokens = ratelimit.FixedWindow("dailyTokens", 1_000_000, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Minute)))
 )
 
@@ -31,13 +33,13 @@ const schema = `
 		id       bigint PRIMARY KEY,
 		team     text NOT NULL,
 		estimate float8 NOT NULL,
-		receipt  text NOT NULL, -- Result.Receipt: what a refund needs
+		receipt  text NOT NULL, -- Result.Receipt: a refund needs it
 		run_at   timestamptz NOT NULL,
 		state    text NOT NULL DEFAULT 'waiting', -- then running, then done
 		cost     float8
 	)`
 
-// enqueue reserves the estimate with the job's row.
+// enqueue reserves the estimate and inserts the job's row.
 func enqueue(ctx context.Context, pool *pgxpool.Pool, id int, team string, estimate float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		result, err := limits.Consume(ctx, tx, dailyTokens.Key(team).Count(estimate).Reserve())
@@ -50,8 +52,9 @@ func enqueue(ctx context.Context, pool *pgxpool.Pool, id int, team string, estim
 	})
 }
 
-// take gives a job that is due to a worker. It is committed before the work begins, which may take long. (A job whose worker
-// died stays running. Somebody has to set it to waiting again, after longer than any takes; whoever then settles it, it is once.)
+// take gives a due job to a worker. It commits before the work begins, which may take long. (If the worker dies, the job
+// stays running. The application must set it to waiting again, after more time than any job takes. It is still settled
+// once.)
 func take(ctx context.Context, pool *pgxpool.Pool) (id int, err error) {
 	err = pool.QueryRow(ctx, `
 		UPDATE jobs SET state = 'running'
@@ -60,7 +63,7 @@ func take(ctx context.Context, pool *pgxpool.Pool) (id int, err error) {
 	return id, err
 }
 
-// settle marks the job as done and corrects its estimate. Only the first to be committed finds the job running.
+// settle marks the job as done and corrects its estimate. Only the first settlement that commits finds the job running.
 func settle(ctx context.Context, tx pgx.Tx, id int, cost float64) (first bool, err error) {
 	var team string
 	var estimate float64
@@ -93,7 +96,7 @@ const (
 	estimate = 1500
 )
 
-// costOf is what the model says in the end: more or less than was estimated, once just that.
+// costOf returns the cost that the model reports: above or below the estimate, and once equal to it.
 func costOf(id int) float64 { return float64(600 + id*100%1300) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
@@ -112,8 +115,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 
-	// Each job runs, and its result is delivered three times at once. One of five settlements loses its connection before its
-	// commit, and is tried again.
+	// Each job runs, and its result is delivered three times at once. One settlement in five loses its connection before
+	// its commit, and is retried.
 	var deliveries, kills, settled atomic.Int64
 	deliver := func(ctx context.Context, id int, cost float64) error {
 		for kill := deliveries.Add(1)%5 == 0; ; kill = false {
@@ -146,7 +149,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 				if err != nil {
 					return err
 				}
-				cost := costOf(id) // here one would call the language model
+				cost := costOf(id) // an application calls the language model here
 				delivering, deliverCtx := errgroup.WithContext(workCtx)
 				for range 3 {
 					delivering.Go(func() error { return deliver(deliverCtx, id, cost) })
@@ -178,7 +181,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return balance(ctx, pool, "settled", spent)
 }
 
-// balance wants so much to have been taken: to the token.
+// balance wants exactly this number of tokens to have been taken.
 func balance(ctx context.Context, pool *pgxpool.Pool, what string, taken float64) error {
 	result, err := limits.Check(ctx, pool, dailyTokens.Key("blue").Count(0))
 	if err != nil {

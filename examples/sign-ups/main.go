@@ -1,5 +1,5 @@
-// Sign-ups lets 100 people in per day, the whole site together, however many come at once. All transactions want the same
-// row, so they wait their turn (Hot) instead of conflicting, and none runs in vain.
+// Sign-ups lets 100 people sign up per day for the whole site, however many come at once. All transactions want the same
+// row. With Hot they take turns instead of conflicting, and no transaction is retried.
 //
 //	go run ./examples/sign-ups
 package main
@@ -22,20 +22,20 @@ import (
 var (
 	limits ratelimit.Limiter
 
-	// Days are counted from an hour ago, so that none ends in the middle of the story.
+	// Days begin an hour ago, so that none ends during the example.
 	signUps = ratelimit.FixedWindow("signUps", 100, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Hour)))
 
-	transactions atomic.Int64 // for the story
+	transactions atomic.Int64 // for the output
 )
 
 func signUp(ctx context.Context, pool *pgxpool.Pool, email string) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { // SERIALIZABLE
 		transactions.Add(1)
-		if _, err := limits.Consume(ctx, tx, signUps.Global()); err != nil { // first: it is sent with BEGIN
+		if _, err := limits.Consume(ctx, tx, signUps.Global()); err != nil { // first, so that it is sent with BEGIN
 			return err
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO users (email) VALUES ($1)", email)
-		return err // which gives the token back
+		return err // this returns the token
 	}, ratelimit.Hot(signUps.Global()))
 }
 
@@ -71,8 +71,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := pool.QueryRow(ctx, "SELECT count(*) FROM users").Scan(&users); err != nil {
 		return err
 	}
-	fmt.Printf("%d people at once: %d are in, %d were denied, and told to come back in 23h\n", people, in, denied)
-	fmt.Printf("%d transactions were run, so %d ran in vain; there are %d users\n", transactions.Load(), transactions.Load()-people, users)
+	fmt.Printf("%d people at once: %d are in, %d were denied, and may retry in 23h\n", people, in, denied)
+	fmt.Printf("%d transactions ran, so %d were retries; there are %d users\n", transactions.Load(), transactions.Load()-people, users)
 	if in != 100 || denied != 150 || users != 100 || transactions.Load() != people {
 		return errors.New("want 100 in, 150 denied, 100 users, and one transaction for each")
 	}

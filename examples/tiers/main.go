@@ -1,6 +1,6 @@
-// Tiers reads a limit for each plan from a file, plans.json. A mistake in the file is an error when the program starts. Each
-// user's row names the plan. A change of plan takes effect at the next call. All plans share one name, so a user has one
-// balance, and nobody gains tokens by changing plans. A plan with a rate of 0 grants nothing, and an unlimited plan grants
+// Tiers reads a limit for each plan from a file, plans.json. A mistake in the file is an error at the start of the program.
+// Each user's row names the plan. A change of plan takes effect at the next call. All plans share one name, so a user has
+// one balance, and a change of plan creates no tokens. A plan with a rate of 0 grants nothing, and an unlimited plan grants
 // everything: neither has a balance.
 //
 //	go run ./examples/tiers
@@ -30,11 +30,11 @@ import (
 var limits ratelimit.Limiter
 
 //go:embed plans.json
-var shipped []byte // what the story begins with, and edits
+var shipped []byte // the first file, which the example edits
 
 type plans map[string]ratelimit.Limit
 
-// load makes the plans of a file, or says what is wrong with each of them.
+// load reads the plans of a file. Its error says what is wrong with each of them.
 func load(path string) (plans, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -42,7 +42,7 @@ func load(path string) (plans, error) {
 	}
 	defer file.Close()
 	var configs map[string]ratelimit.Config
-	if err := json.NewDecoder(file).Decode(&configs); err != nil { // such as a misspelt "capacity", which must not be an unset one
+	if err := json.NewDecoder(file).Decode(&configs); err != nil { // a misspelt "capacity" must not count as unset
 		return nil, err
 	}
 	plans, errs := plans{}, []error(nil)
@@ -63,7 +63,7 @@ func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) err
 		if err := tx.QueryRow(ctx, "SELECT plan FROM users WHERE name = $1", user).Scan(&plan); err != nil {
 			return err
 		}
-		_, err := limits.Consume(ctx, tx, p[plan].Key(user)) // a plan that is not in the file is the zero Limit: an error
+		_, err := limits.Consume(ctx, tx, p[plan].Key(user)) // a plan that is not in the file gives the zero Limit, which is an error
 		return err
 	})
 }
@@ -125,10 +125,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := upgrade(ctx, pool, "ann", plans["free"], plans["pro"]); err != nil {
 		return err
 	}
-	return plans.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that she has used
+	return plans.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that are used
 }
 
-// upgrade changes a user's plan. What was used stays used, and the user gets the difference of the capacities at once. Without
+// upgrade changes a user's plan. Used tokens stay used, and the user gets the difference of the capacities at once. Without
 // this, the balance would stay as it is until the next refill.
 func upgrade(ctx context.Context, pool *pgxpool.Pool, user string, old, upgraded ratelimit.Limit) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -155,7 +155,7 @@ func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want in
 		err := p.request(ctx, pool, user)
 		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
 			wait := denial.RetryAfter.Round(time.Hour)
-			if denial.RetryAt.IsZero() { // over HTTP this is a 403, and the others are 429
+			if denial.RetryAt.IsZero() { // over HTTP this is a 403; other denials are 429
 				wait = never
 				fmt.Printf("%s: %d requests granted, and none later: %v\n", user, granted, err)
 			} else {

@@ -1,5 +1,5 @@
-// Unit-test is a small service whose unit tests need no database: members invite others, two a day. main_test.go tests the
-// limit and the rollback in memory. This file plays the same on Postgres.
+// Unit-test is a small service whose unit tests need no database: each member may invite two people a day. main_test.go
+// tests the limit and the rollback in memory. This file does the same on Postgres.
 //
 //	go test ./examples/unit-test
 //	go run ./examples/unit-test
@@ -32,7 +32,7 @@ type DB interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Invitations stores who was invited, in the caller's transaction.
+// Invitations stores invitations, in the caller's transaction.
 type Invitations interface {
 	Add(ctx context.Context, tx pgx.Tx, from, to string) error
 }
@@ -47,7 +47,7 @@ func (s *Service) Invite(ctx context.Context, from, to string) error {
 	})
 }
 
-// ErrInvited is the error for a person who has an invitation already.
+// ErrInvited is the error for a person who is already invited.
 var ErrInvited = errors.New("invited already")
 
 // table is the Invitations of production.
@@ -72,7 +72,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		err := service.Invite(ctx, "ann", to)
 		switch {
 		case errors.Is(err, ratelimit.ErrDenied):
-			fmt.Printf("ann invites %s: not today any more\n", to)
+			fmt.Printf("ann invites %s: denied until the next token\n", to)
 		case errors.Is(err, ErrInvited):
 			fmt.Printf("ann invites %s: %v\n", to, err)
 		case err != nil:

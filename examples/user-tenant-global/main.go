@@ -1,5 +1,5 @@
-// User-tenant-global asks three limits in one call: the user's, that of the tenant he belongs to, and that of the whole
-// site. All are granted or none: a request that the tenant's limit denies costs its user nothing.
+// User-tenant-global asks three limits in one call: the user's, the tenant's, and that of the whole site. All grant, or
+// none: a request that the tenant's limit denies costs its user nothing.
 //
 //	go run ./examples/user-tenant-global
 package main
@@ -27,7 +27,7 @@ var (
 	perSite   = ratelimit.TokenBucket("perSite", 7, time.Hour)
 )
 
-// requests is what one call of a user's asks for. The key of a user has his tenant in it: ann of acme is not ann of globex.
+// requests returns what a user's call asks for. A user's key contains the tenant: ann of acme is not ann of globex.
 func requests(tenant, user string) []ratelimit.Request {
 	return []ratelimit.Request{perUser.Key(tenant, user), perTenant.Key(tenant), perSite.Global()}
 }
@@ -40,7 +40,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	for _, call := range []struct {
 		tenant, user string
 		deniedBy     string
-		left         [3]float64 // of the user, the tenant, the site
+		left         [3]float64 // of the user, the tenant and the site
 	}{
 		{"acme", "ann", "", [3]float64{2, 4, 6}},
 		{"acme", "ann", "", [3]float64{1, 3, 5}},

@@ -1,6 +1,6 @@
-// Wait has the workers of two processes call a third party that takes 20 calls per second. Each call waits until it may be
-// made, in order of arrival, so none is refused. A caller with too little time is told at once. A caller that gives up gives
-// its token back.
+// Wait runs the workers of two processes, which call a third party that takes 20 calls per second. Each call waits for its
+// turn, in order of arrival, so none is refused. A caller with too little time is denied at once. A caller that stops
+// waiting returns its token.
 //
 //	go run ./examples/wait
 package main
@@ -30,8 +30,8 @@ var (
 	reports  = ratelimit.TokenBucket("reports", 1, time.Minute)
 )
 
-// thirdParty takes 20 calls per second. Its burst is one call per worker more than the limit's, for calls that are made a
-// little after their time.
+// thirdParty takes 20 calls per second. Its burst exceeds the limit's by one call per worker, for calls that are a little
+// late.
 type thirdParty struct {
 	mu              sync.Mutex
 	tokens          float64
@@ -91,7 +91,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("%d refused, in %v, want none in at least %v", p.refused, took, least)
 	}
 
-	// The second report may be made in a minute. A caller with ten seconds is told so at once.
+	// The second report may run in a minute. A caller with ten seconds is denied at once.
 	limits := &process[0]
 	if _, err := limits.Wait(ctx, pool, reports.Key("ann")); err != nil {
 		return err
@@ -105,7 +105,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	fmt.Printf("with ten seconds left: denied at once, to try again in %v\n", denied.RetryAfter.Round(10*time.Second))
 
-	// A caller with more time waits, and may give up: its token is back.
+	// A caller with more time waits. If it stops waiting, its token is returned.
 	patient, giveUp := context.WithCancel(ctx)
 	time.AfterFunc(100*time.Millisecond, giveUp)
 	_, err = limits.Wait(patient, pool, reports.Key("ann"))

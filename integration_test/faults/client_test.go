@@ -18,10 +18,10 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// clientOf is set in the environment of a client process, to the database's URL.
+// clientOf is an environment variable of a client process. It has the database's URL.
 const clientOf = "TXLIMIT_FAULTS_CLIENT_OF"
 
-// clientLimits are those that clients consume: one in a queue, and one whose row is waited for.
+// clientLimits are the limits that the clients consume: one with a queue, and one whose row they wait for.
 var clientLimits = []ratelimit.Limit{
 	ratelimit.TokenBucket("client Hot", 1e-9, time.Hour, ratelimit.Capacity(capacity)),
 	ratelimit.TokenBucket("client", 1e-9, time.Hour, ratelimit.Capacity(capacity)),
@@ -52,7 +52,7 @@ func client(url string) int {
 						if _, err := limiter.Consume(ctx, tx, limit.Global()); err != nil {
 							return err
 						}
-						time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond) // to be killed in
+						time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond) // time in which it may be killed
 						_, err := tx.Exec(ctx, insertOrder, id, limit.Name())
 						return err
 					}, options...)
@@ -60,7 +60,7 @@ func client(url string) int {
 						fmt.Fprintln(os.Stderr, err)
 						return
 					}
-					fmt.Println(id) // one write, of a line
+					fmt.Println(id) // one write for each line
 				}
 			})
 		}
@@ -69,7 +69,7 @@ func client(url string) int {
 	return 1
 }
 
-// TestAClientIsKilled in the middle of its transactions, again and again, and other clients at once.
+// TestAClientIsKilled kills clients in the middle of their transactions, again and again, while other clients run.
 func TestAClientIsKilled(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -120,7 +120,7 @@ func TestAClientIsKilled(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		// Whatever they held is free at once: a call goes through.
+		// Everything that the killed clients had is free at once: a call goes through.
 		for _, limit := range clientLimits {
 			began := time.Now()
 			err := limiter.InTx(t.Context(), admin, func(ctx context.Context, tx pgx.Tx) error {
@@ -155,7 +155,7 @@ func TestAClientIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if gone := int(capacity - result.Requests[0].Remaining + 0.5); gone != len(ids) {
-			t.Errorf("%s: %d tokens are gone, %d orders are there", limit.Name(), gone, len(ids))
+			t.Errorf("%s: %d tokens are gone, there are %d orders", limit.Name(), gone, len(ids))
 		}
 		for _, id := range ids {
 			if !acknowledged[id] {
@@ -167,16 +167,16 @@ func TestAClientIsKilled(t *testing.T) {
 	}
 	unheard -= later
 	for id := range acknowledged {
-		t.Errorf("order %q was acknowledged, and is not there", id)
+		t.Errorf("order %q was acknowledged, but it is missing", id)
 	}
-	t.Logf("%d processes killed; %d orders, for as many tokens; %d were committed and nobody was left to be told; the first call afterwards took %v at most",
+	t.Logf("%d processes killed; %d orders, for as many tokens; %d were committed after their client was killed; the first call afterwards took %v at most",
 		kills, orders, unheard, longest.Round(time.Millisecond))
 	if orders < 10*kills || unheard > kills*clientGoroutines*len(clientLimits) {
 		t.Error("there was no load, or more was committed than can have been under way")
 	}
 }
 
-// TestAClientVanishes without a word to the server, as when its machine loses power: its transaction holds the row until
+// TestAClientVanishes without a message to the server, as after a power failure. Its transaction holds the row until
 // idle_in_transaction_session_timeout ends it.
 func TestAClientVanishes(t *testing.T) {
 	t.Parallel()
@@ -208,7 +208,7 @@ func TestAClientVanishes(t *testing.T) {
 		wg.Go(func() {
 			options := []ratelimit.TxOption{hot}
 			if i%2 == 0 {
-				options = []ratelimit.TxOption{ratelimit.Isolation(pgx.ReadCommitted)} // in the queue for the row
+				options = []ratelimit.TxOption{ratelimit.Isolation(pgx.ReadCommitted)} // waits for the row itself
 			}
 			err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				_, err := limiter.Consume(ctx, tx, limit.Global())
@@ -225,7 +225,7 @@ func TestAClientVanishes(t *testing.T) {
 	close(vanished)
 	result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0))
 	if err != nil || math.Round(result.Requests[0].Remaining) != 92 || waited < timeout/2 {
-		t.Errorf("%v remain, want 92: the tokens of the one that vanished come back; %v; the others waited %v", result.Requests[0].Remaining, err, waited)
+		t.Errorf("%v remain, want 92: the tokens of the vanished client come back; %v; the others waited %v", result.Requests[0].Remaining, err, waited)
 	}
 	t.Logf("8 others went on %v after the client vanished; idle_in_transaction_session_timeout is %v", waited.Round(time.Millisecond), timeout)
 }

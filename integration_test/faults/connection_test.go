@@ -22,7 +22,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// hostOf is where the server of a URL listens.
+// hostOf returns the address of the server in a URL.
 func hostOf(t *testing.T, url string) string {
 	t.Helper()
 	config, err := pgx.ParseConfig(url)
@@ -32,7 +32,7 @@ func hostOf(t *testing.T, url string) string {
 	return net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
 }
 
-// TestBackendsAreTerminated ends connections at random, by pg_terminate_backend, at whatever they are.
+// TestBackendsAreTerminated ends random connections with pg_terminate_backend, at any moment.
 func TestBackendsAreTerminated(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -57,7 +57,7 @@ func TestBackendsAreTerminated(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreCut loses what clients send, or what they are answered, at random.
+// TestConnectionsAreCut loses random messages of clients, or the answers to them.
 func TestConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -80,7 +80,7 @@ func TestConnectionsAreCut(t *testing.T) {
 	l.flows(5)
 	l.stop()
 	mu.Lock()
-	t.Logf("%d messages passed, %d lost, %d cut off, %d whose answer was lost", cuts[passes], cuts[isLost], cuts[isCut], cuts[losesAnswer])
+	t.Logf("%d messages passed, %d were lost, %d were cut off, %d lost their answers", cuts[passes], cuts[isLost], cuts[isCut], cuts[losesAnswer])
 	r = rand.New(never{})
 	mu.Unlock()
 	sum := l.settle()
@@ -89,20 +89,20 @@ func TestConnectionsAreCut(t *testing.T) {
 	}
 }
 
-// never is a source of randomness in which nothing ever happens.
+// never is a random source that never lets anything happen.
 type never struct{}
 
 func (never) Uint64() uint64 { return 1<<64 - 1 }
 
-// TestTheAnswerIsLost on its way back from COMMIT, or from a call that is a transaction of its own, and looks at what the caller
-// can know. He cannot tell it from a COMMIT that was lost on its way there; the library says so, and runs neither again.
+// TestTheAnswerIsLost loses the answer to a COMMIT, or to a call that is its own transaction. The caller cannot tell this
+// from a lost COMMIT. The library says so, and retries neither.
 func TestTheAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
 	admin := connect(t, url, 2)
 	var limiter ratelimit.Limiter
 
-	// call works on a database through a proxy; it calls lose before it sends what is to be lost.
+	// call works on a database through a proxy. It calls lose before it sends the message whose answer is lost.
 	type call func(ctx context.Context, c *caller, lose func()) error
 	commits := map[string]call{
 		"Consume on a pool": func(ctx context.Context, c *caller, lose func()) error {
@@ -182,7 +182,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 			return limiter.SendTx(ctx, c.pool, batch)
 		},
 	}
-	// What is lost here comes before any COMMIT.
+	// These lose an answer before any COMMIT.
 	before := map[string]call{
 		"BEGIN of InTx": func(ctx context.Context, c *caller, lose func()) error {
 			lose()
@@ -220,7 +220,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 		c.db = stdlib.OpenDB(config)
 		config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 		c.simple = stdlib.OpenDB(config)
-		connector, err := pq.NewConnector(url + "&binary_parameters=yes") // or it takes two round trips
+		connector, err := pq.NewConnector(url + "&binary_parameters=yes") // without it, it takes two round trips
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,7 +232,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 		}
 		limit := ratelimit.TokenBucket(fmt.Sprintf("%s %d", name, f), 1e-9, time.Hour, ratelimit.Capacity(100))
 		c.request = limit.Global()
-		for range 2 { // then statements are prepared, and database/sql does not ping before it uses a connection
+		for range 2 { // prepares, so that database/sql does not ping before it uses a connection
 			if err := call(t.Context(), c, func() {}); err != nil {
 				t.Fatal(err)
 			}
@@ -254,7 +254,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 		case errors.Is(err, ratelimit.ErrUnknownOutcome) != unknown:
 			t.Errorf("%s: the error is %v; is the outcome unknown? want %v", name, err, unknown)
 		case errors.Is(err, ratelimit.ErrAttemptsExhausted):
-			t.Errorf("%s: it was run again: %v", name, err)
+			t.Errorf("%s: it was retried: %v", name, err)
 		case f == neverAnswers && !errors.Is(err, context.DeadlineExceeded):
 			t.Errorf("%s: %v, want the context's error", name, err)
 		case c.runs > 1:
@@ -274,7 +274,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			try(t, name, call, losesAnswer, true, 1)
-			if !strings.Contains(name, "lib-pq") { // which does not let go of a connection before it has been answered
+			if !strings.Contains(name, "lib-pq") { // it does not release a connection before the server has answered
 				try(t, name, call, neverAnswers, true, 1)
 			}
 			try(t, name, call, isLost, true, 0)
@@ -290,7 +290,7 @@ func TestTheAnswerIsLost(t *testing.T) {
 	}
 }
 
-// caller is what a call of TestTheAnswerIsLost works on.
+// caller is the database of a call of TestTheAnswerIsLost.
 type caller struct {
 	limiter *ratelimit.Limiter
 	pool    *pgxpool.Pool
@@ -308,7 +308,7 @@ func (c *caller) order(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// TestNothingIsSent has no connection to be had: then the outcome is known.
+// TestNothingIsSent has no usable connection, so the outcome is known.
 func TestNothingIsSent(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
@@ -324,7 +324,7 @@ func TestNothingIsSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Release()
-	refused := newProxy(t, "127.0.0.1:1") // nobody listens there
+	refused := newProxy(t, "127.0.0.1:1") // no server listens there
 	nowhere := connect(t, url, 1, refused.dial)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	over, cancel := context.WithCancel(t.Context())
@@ -354,8 +354,8 @@ func TestNothingIsSent(t *testing.T) {
 	}
 }
 
-// TestTimeoutsOfTheServer has rows and turns held for longer than statements may take. No connection breaks: every outcome is
-// known.
+// TestTimeoutsOfTheServer holds rows and turns for longer than statements may take. No connection breaks, so every outcome
+// is known.
 func TestTimeoutsOfTheServer(t *testing.T) {
 	for name, state := range map[string]string{"statement_timeout": "57014", "lock_timeout": "55P03"} {
 		t.Run(name, func(t *testing.T) {
@@ -387,7 +387,7 @@ func TestTimeoutsOfTheServer(t *testing.T) {
 	}
 }
 
-// TestAPoolOfOneConnection has a hundred goroutines share one connection, on all handles.
+// TestAPoolOfOneConnection makes a hundred goroutines share one connection, on all handles.
 func TestAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	l := newLoad(t, newSchema(t), loadConfig{goroutines: 13, conns: 1})

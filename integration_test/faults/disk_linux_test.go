@@ -14,11 +14,11 @@ import (
 	"github.com/txlimit/txlimit/internal/postgres"
 )
 
-// TestTheDiskIsFull on which the write-ahead log is: Postgres panics, and cannot recover before there is room again.
+// TestTheDiskIsFull fills the disk of the write-ahead log. Postgres panics, and cannot recover until there is space again.
 //
-// As root, the log is on a small tmpfs that is filled to the last byte. An ordinary user may not mount one. For him, the
-// server's processes are forbidden to write as much as a file of the log (RLIMIT_FSIZE), so that the next one cannot be made: the
-// same write fails, with another errno.
+// As root, the log is on a small tmpfs that is filled to the last byte. Only root may mount one. For an ordinary user,
+// RLIMIT_FSIZE keeps the server's processes from writing as much as one file of the log, so the next file cannot be made.
+// The same write fails, with another errno.
 func TestTheDiskIsFull(t *testing.T) {
 	t.Parallel()
 	var s *postgres.Breakable
@@ -50,7 +50,7 @@ func TestTheDiskIsFull(t *testing.T) {
 			}
 		}
 	} else {
-		t.Logf("there is no tmpfs for us (%v); the server may write no more than half a file of the log instead", err)
+		t.Logf("cannot mount a tmpfs (%v); instead, the server may write at most half a file of the log", err)
 		complaint = "File too large"
 		s = newServer(t, config)
 		limit := func(bytes uint64) {
@@ -71,7 +71,7 @@ func TestTheDiskIsFull(t *testing.T) {
 
 	l := newLoad(t, s.URL(), loadConfig{})
 	other := connect(t, s.URL(), 1)
-	// In all of its log: those who ask to be let in meanwhile fill the end of it.
+	// Read the whole log: refused connections fill its end.
 	panics := func() int {
 		text, err := s.Log()
 		if err != nil {
@@ -87,7 +87,7 @@ func TestTheDiskIsFull(t *testing.T) {
 		l.flows(5)
 		before := panics()
 		fill()
-		// Others write as well, or it would take long.
+		// Other sessions write as well, so that it does not take long.
 		eventually(t, "the server has crashed", func() bool {
 			_, err := other.Exec(t.Context(), "SELECT pg_logical_emit_message(false, 'faults', repeat('x', 200000))")
 			return err != nil && panics() > before
@@ -96,7 +96,7 @@ func TestTheDiskIsFull(t *testing.T) {
 		time.Sleep(lasting(500*time.Millisecond, 3*time.Second))
 		empty()
 		select {
-		case <-s.Exited(): // it could not even recover
+		case <-s.Exited(): // it could not recover
 			if err := s.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -121,22 +121,22 @@ func TestTheDiskIsFull(t *testing.T) {
 	}
 }
 
-// smallDisk mounts a small tmpfs, which goes away with the test. Nobody but this goroutine, and the processes that it starts,
-// can see it.
+// smallDisk mounts a small tmpfs for the duration of the test. Only this goroutine, and processes that it starts, can see
+// it.
 func smallDisk(t *testing.T) (dir string, err error) {
 	t.Helper()
-	runtime.LockOSThread() // for good: the thread ends with the goroutine, and with it what only it could see
+	runtime.LockOSThread() // never unlocked: the thread and its mounts end with the goroutine
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return "", err
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return "", err
 	}
-	if dir, err = os.MkdirTemp("", "txlimit-disk-"); err != nil { //nolint:usetesting // the server's user must get into it
+	if dir, err = os.MkdirTemp("", "txlimit-disk-"); err != nil { //nolint:usetesting // the server's user must be able to read it
 		return "", err
 	}
 	t.Cleanup(func() {
-		_ = unix.Unmount(dir, unix.MNT_DETACH) // perhaps it was not mounted
+		_ = unix.Unmount(dir, unix.MNT_DETACH) // it may not be mounted
 		_ = os.Remove(dir)
 	})
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // see above

@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// load is many goroutines that consume on every kind of handle, and what each of their calls came to.
+// load runs many goroutines that consume on every kind of handle, and records the outcome of each call.
 type load struct {
 	*testing.T
 	url       string
@@ -34,7 +34,7 @@ type load struct {
 	wg        sync.WaitGroup
 }
 
-// handle is one way to consume a token, of a limit of its own.
+// handle is one way to consume a token. Each has its own limit.
 type handle struct {
 	limit    ratelimit.Limit
 	ordering bool // consumes in a transaction that stores an order
@@ -45,16 +45,16 @@ type handle struct {
 	granted  map[string]bool // by id of the order
 	unknown  map[string]bool // ratelimit.ErrUnknownOutcome
 	denied   int
-	nothing  int            // any other error, after which nothing may be gone
-	outcomes map[string]int // errors by what they are, to be printed
+	nothing  int            // any other error: nothing may be gone
+	outcomes map[string]int // errors by kind, to be printed
 	grants   []int          // calls granted to each goroutine
-	longest  time.Duration  // that a call took
+	longest  time.Duration  // of all calls
 }
 
-// capacity is what a handle's limit holds. Nothing is refilled: it would take a thousand years for a token.
+// capacity is the capacity of a handle's limit. A refill would take a thousand years for a token, so nothing is refilled.
 const capacity = 1e6
 
-// loadConfig is what is special about a load. The zero value is 4 goroutines for each of the handles.
+// loadConfig has the options of a load. The zero value is 4 goroutines for each handle.
 type loadConfig struct {
 	goroutines int // for each handle
 	conns      int // of the pool
@@ -89,7 +89,7 @@ func newLoad(t *testing.T, url string, config loadConfig) *load {
 			l.wg.Go(func() {
 				for ctx.Err() == nil {
 					began := time.Now()
-					// A call that has begun is not canceled: whether it is stuck is one of the questions.
+					// A call that has begun is not canceled: the test also asks whether calls get stuck.
 					err := h.once(context.WithoutCancel(ctx))
 					h.waited(g, time.Since(began), err)
 					if err != nil {
@@ -113,7 +113,7 @@ func newHandle(name string) *handle {
 	return h
 }
 
-// alone consumes, and nothing else.
+// alone only consumes.
 func (l *load) alone(name string, db ratelimit.DB) *handle {
 	h := newHandle(name)
 	h.call = func(ctx context.Context, _ string) error {
@@ -173,7 +173,7 @@ func (l *load) sendTx(name string) *handle {
 
 const insertOrder = "INSERT INTO orders (id, handle) VALUES ($1, $2)"
 
-// once calls once, and notes down what the caller then knows.
+// once makes one call, and records what its caller then knows.
 func (h *handle) once(ctx context.Context) error {
 	h.mu.Lock()
 	h.last++
@@ -199,7 +199,7 @@ func (h *handle) once(ctx context.Context) error {
 	return err
 }
 
-// waited notes down how a goroutine fared.
+// waited records how long a goroutine's call took.
 func (h *handle) waited(goroutine int, took time.Duration, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -209,7 +209,7 @@ func (h *handle) waited(goroutine int, took time.Duration, err error) {
 	}
 }
 
-// kindOf is what kind of error it is, in a few words.
+// kindOf returns the kind of an error, in a few words.
 func kindOf(err error) string {
 	var sqlErr interface{ SQLState() string }
 	var kind string
@@ -232,26 +232,26 @@ func kindOf(err error) string {
 	return kind
 }
 
-// count is how many calls were acknowledged so far.
+// count returns the number of acknowledged calls so far.
 func (h *handle) count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.granted)
 }
 
-// flows waits until every handle has had n more calls granted.
+// flows waits until every handle has had n more grants.
 func (l *load) flows(n int) {
 	l.Helper()
 	for _, h := range l.handles {
 		before := h.count()
 		h.mu.Lock()
-		what := fmt.Sprintf("%d more calls granted on %s; it had %v", n, h.limit.Name(), h.outcomes)
+		what := fmt.Sprintf("%d more calls are granted on %s; it had %v", n, h.limit.Name(), h.outcomes)
 		h.mu.Unlock()
 		eventually(l.T, what, func() bool { return h.count() >= before+n })
 	}
 }
 
-// stop ends the load. Every call must come to an end.
+// stop ends the load. Every call must return.
 func (l *load) stop() {
 	l.Helper()
 	l.cancel()
@@ -261,15 +261,15 @@ func (l *load) stop() {
 	case <-done:
 	case <-time.After(30 * time.Second):
 		buf := make([]byte, 1<<20)
-		l.Fatalf("after 30 s there are still calls that do not end:\n%s", buf[:runtime.Stack(buf, true)])
+		l.Fatalf("after 30 s, some calls have not ended:\n%s", buf[:runtime.Stack(buf, true)])
 	}
 	eventually(l.T, "no connection is in use", func() bool { return l.pool.Stat().AcquiredConns() == 0 && l.db.Stats().InUse == 0 })
 }
 
-// totals are those of a load, over all handles.
+// totals are the sums of a load over all handles.
 type totals struct{ granted, unknown, committed, nothing, denied int }
 
-// settle stops the load and holds what it was told against what is in the database.
+// settle stops the load, and compares the callers' answers with the database.
 func (l *load) settle() totals {
 	l.Helper()
 	l.stop()
@@ -299,12 +299,12 @@ func (l *load) settle() totals {
 		h.drain(ctx, l, admin)
 	}
 	l.coalescer.Close()
-	l.Logf("%d calls acknowledged; %d with an unknown outcome, of which %d were committed; %d with an error after which nothing was: %v",
+	l.Logf("%d calls acknowledged; %d with an unknown outcome, of which %d were committed; %d with an error and not committed: %v",
 		sum.granted, sum.unknown, sum.committed, sum.nothing, outcomes)
 	return sum
 }
 
-// gone is how many tokens are gone from the row.
+// gone returns how many tokens are missing from the row.
 func (h *handle) gone(ctx context.Context, l *load, admin *pgxpool.Pool) int {
 	l.Helper()
 	result, err := l.limiter.Check(ctx, admin, h.limit.Global().Count(0))
@@ -314,7 +314,7 @@ func (h *handle) gone(ctx context.Context, l *load, admin *pgxpool.Pool) int {
 	return int(capacity - result.Requests[0].Remaining + 0.5)
 }
 
-// compareOrders wants an order for each token that is gone, and that its caller knows, or knows that he does not.
+// compareOrders wants one order for each missing token. Its caller must know of it, or have an unknown outcome.
 func (h *handle) compareOrders(ctx context.Context, l *load, admin *pgxpool.Pool, gone int) {
 	l.Helper()
 	ids := h.orders(ctx, l, admin)
@@ -323,12 +323,12 @@ func (h *handle) compareOrders(ctx context.Context, l *load, admin *pgxpool.Pool
 	}
 	for _, id := range ids {
 		if !h.granted[id] && !h.unknown[id] {
-			l.Errorf("order %s was committed, and its caller was told that nothing was", id)
+			l.Errorf("order %s was committed, but its caller got an error that says it was not", id)
 		}
 	}
 	for id := range h.granted {
 		if _, there := slices.BinarySearch(ids, id); !there {
-			l.Errorf("order %s was acknowledged, and is not there", id)
+			l.Errorf("order %s was acknowledged, but it is missing", id)
 		}
 	}
 }
@@ -346,7 +346,7 @@ func (h *handle) orders(ctx context.Context, l *load, admin *pgxpool.Pool) []str
 	return ids
 }
 
-// drain wants a call to go through, all that is left to be granted, and then nothing more.
+// drain wants a new call to be granted, then all that is left, and then nothing more.
 func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -362,15 +362,15 @@ func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	}
 	left := capacity - float64(h.gone(ctx, l, admin))
 	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global().Count(left)); err != nil {
-		l.Errorf("%s: what is left is not granted: %v", h.limit.Name(), err)
+		l.Errorf("%s: the remaining tokens are not granted: %v", h.limit.Name(), err)
 	}
 	if _, err := l.limiter.Consume(ctx, admin, h.limit.Global()); !errors.As(err, new(*ratelimit.DeniedError)) {
 		l.Errorf("%s: more than the capacity was granted: %v", h.limit.Name(), err)
 	}
 }
 
-// nothingStuck wants no session of the load in a transaction, and no lock of its. The marks of what a transaction in SERIALIZABLE has
-// read are not locks: they stay after its COMMIT, until all that overlapped it have ended, those of other tests included.
+// nothingStuck wants no session of the load in a transaction, and no lock that it holds. Predicate locks of SERIALIZABLE do
+// not count: they stay after COMMIT, until all overlapping transactions have ended, even those of other tests.
 func (l *load) nothingStuck(ctx context.Context, admin *pgxpool.Pool) {
 	l.Helper()
 	var stuck string

@@ -1,6 +1,6 @@
-// Package faults_test breaks things for real while limits are being consumed on every kind of handle: servers are killed,
-// connections cut, disks filled, clocks stepped. Then it counts: what was acknowledged, what is gone from the limits' rows, and
-// which business rows are there. `make faults` gives each fault longer than `go test` does.
+// Package faults_test breaks things while limits are consumed on every kind of handle: it kills servers, cuts connections,
+// fills disks and steps clocks. Then it counts: the acknowledged calls, the tokens missing from the limits' rows, and the
+// business rows. `make faults` gives each fault more time than `go test`.
 package faults_test
 
 import (
@@ -25,11 +25,11 @@ import (
 )
 
 var (
-	long     = flag.Bool("long", false, "let each fault last, instead of about a second, as long as it takes to be sure")
+	long     = flag.Bool("long", false, "let each fault last long enough to be sure, instead of about a second")
 	seedFlag = flag.Uint64("seed", 0, "replay the random choices of a test with this seed (0: a new one)")
 )
 
-// lasting is how long something goes on: in short, or with -long.
+// lasting returns the duration of a fault: the short one, or the longer one with -long.
 func lasting(short, longer time.Duration) time.Duration {
 	if *long {
 		return longer
@@ -37,7 +37,7 @@ func lasting(short, longer time.Duration) time.Duration {
 	return short
 }
 
-// server is for the faults that do it no harm. Those that do have one of their own (newServer).
+// server is for faults that do not harm it. The others use a server of their own (newServer).
 var server *postgres.Server
 
 func TestMain(m *testing.M) {
@@ -51,7 +51,7 @@ func run(m *testing.M) int {
 	}
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // no Postgres is a failure, never a skip
+		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
 		return 1
 	}
 	fmt.Println("tests run on", server)
@@ -63,7 +63,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// template is a migrated cluster that is not running, to be copied: that is faster than to make another.
+// template is a migrated cluster that is not running. Copying it is faster than making a new one.
 var template = sync.OnceValues(func() (*postgres.Breakable, error) {
 	ctx := context.Background()
 	b, err := postgres.NewBreakable(ctx, postgres.BreakableConfig{})
@@ -75,10 +75,10 @@ var template = sync.OnceValues(func() (*postgres.Breakable, error) {
 	return b, err
 })
 
-// closeTemplate removes it, if a test needed it.
+// closeTemplate removes the template, if a test made it.
 var closeTemplate = func() error { return nil }
 
-// newServer makes a migrated server of the test's own.
+// newServer makes a migrated server for the test.
 func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakable {
 	t.Helper()
 	if config.InitDB == nil {
@@ -108,7 +108,7 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 	return b
 }
 
-// newSchema makes a migrated schema of the test's own in the server for all.
+// newSchema makes a migrated schema for the test, in the shared server.
 func newSchema(t *testing.T) (url string) {
 	t.Helper()
 	url, drop, err := server.NewSchema(t.Context())
@@ -163,12 +163,12 @@ func connect(t *testing.T, url string, conns int, configure ...func(*pgx.ConnCon
 	return pool
 }
 
-// setting has sessions start with a setting.
+// setting makes sessions start with a setting.
 func setting(name, value string) func(*pgx.ConnConfig) {
 	return func(c *pgx.ConnConfig) { c.RuntimeParams[name] = value }
 }
 
-// newRand makes a source of randomness and says how to replay it if the test fails.
+// newRand makes a random source. If the test fails, it prints how to replay it.
 func newRand(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := *seedFlag
@@ -183,7 +183,7 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// eventually waits for something that must come true by itself.
+// eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {

@@ -11,16 +11,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// proxy stands between clients and a server, and does to them what networks do.
+// proxy is a proxy between clients and a server that behaves like a bad network.
 type proxy struct {
 	listener net.Listener
 	target   atomic.Value // host:port
 	gate     sync.RWMutex // nothing passes while it is locked
-	decide   func() fate  // called for all that a client sends
-	armed    atomic.Int32 // the fate of the next thing that a client sends
+	decide   func() fate  // called for each message of a client
+	armed    atomic.Int32 // the fate of a client's next message
 }
 
-// fate is what becomes of something that a client sends.
+// fate is what happens to a message of a client.
 type fate int32
 
 const (
@@ -54,10 +54,10 @@ func newProxy(t *testing.T, target string) *proxy {
 	return p
 }
 
-// lead has new connections lead to a server.
+// lead sets the server for new connections.
 func (p *proxy) lead(target string) { p.target.Store(target) }
 
-// dial has a client connect through the proxy, wherever its URL leads.
+// dial makes a client connect through the proxy, whatever its URL.
 func (p *proxy) dial(c *pgx.ConnConfig) {
 	c.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp4", p.listener.Addr().String())
@@ -72,7 +72,7 @@ func (p *proxy) Dial(_, _ string) (net.Conn, error) {
 // DialTimeout is dial for lib/pq.
 func (p *proxy) DialTimeout(_, _ string, _ time.Duration) (net.Conn, error) { return p.Dial("", "") }
 
-// next sets the fate of the next thing that a client sends.
+// next sets the fate of a client's next message.
 func (p *proxy) next(f fate) { p.armed.Store(int32(f)) }
 
 func (p *proxy) link(client net.Conn) {
@@ -89,7 +89,7 @@ func (p *proxy) link(client net.Conn) {
 		for buf := make([]byte, 1<<16); ; {
 			n, err := server.Read(buf)
 			p.gate.RLock()
-			p.gate.RUnlock() //nolint:staticcheck // it waits until the gate is open
+			p.gate.RUnlock() //nolint:staticcheck // the locked section is empty: it waits until the gate is open
 			if fate(f.Load()) == neverAnswers && err == nil {
 				continue
 			}
@@ -107,7 +107,7 @@ func (p *proxy) link(client net.Conn) {
 			return
 		}
 		p.gate.RLock()
-		p.gate.RUnlock() //nolint:staticcheck // it waits until the gate is open
+		p.gate.RUnlock() //nolint:staticcheck // the locked section is empty: it waits until the gate is open
 		if decided := p.decide(); decided == isLost {
 			return
 		} else if decided != passes {

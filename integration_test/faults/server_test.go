@@ -13,7 +13,7 @@ import (
 	"github.com/txlimit/txlimit/internal/postgres"
 )
 
-// TestTheServerIsKilled has all processes of the server end by SIGKILL, again and again, and starts it again.
+// TestTheServerIsKilled ends all processes of the server with SIGKILL, again and again, and restarts it.
 func TestTheServerIsKilled(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -41,8 +41,8 @@ func TestTheServerIsKilled(t *testing.T) {
 }
 
 // TestFailover cuts the replication to a standby, kills the primary, and promotes the standby under load. With asynchronous
-// replication, what the standby had not received is lost: exactly so much may be granted again. With synchronous replication
-// nothing that was acknowledged is.
+// replication, calls that the standby has not received are lost: exactly as many may be granted again. With synchronous
+// replication, no acknowledged call is lost.
 func TestFailover(t *testing.T) {
 	for _, mode := range []string{"asynchronous", "synchronous"} {
 		t.Run(mode, func(t *testing.T) {
@@ -56,7 +56,7 @@ func failover(t *testing.T, synchronous bool) {
 	primary := newServer(t, postgres.BreakableConfig{})
 	link := newProxy(t, hostOf(t, primary.URL()))
 	standby := newServer(t, postgres.BreakableConfig{
-		Standby:  true, // a copy of what the primary has begun as, which is a base backup: it was not running
+		Standby:  true, // a copy of the primary's files from before its start: a base backup
 		Settings: []string{fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%d user=postgres", link.listener.Addr().(*net.TCPAddr).Port)},
 	})
 	admin := connect(t, primary.URL(), 1)
@@ -83,11 +83,11 @@ func failover(t *testing.T, synchronous bool) {
 	}
 	follow()
 
-	// The clients go to the primary, and when that is no more, to the standby.
+	// The clients connect to the primary and, after the failover, to the standby.
 	front := newProxy(t, hostOf(t, primary.URL()))
 	l := newLoad(t, standby.URL(), loadConfig{configure: []func(*pgx.ConnConfig){front.dial}})
 	l.flows(5)
-	safe := l.acknowledged() // and flushed, therefore
+	safe := l.acknowledged() // they are flushed, too
 	follow()
 	link.gate.Lock()
 	if !synchronous {
@@ -100,23 +100,24 @@ func failover(t *testing.T, synchronous bool) {
 	if _, err := replica.Exec(t.Context(), "SELECT pg_promote()"); err != nil {
 		t.Fatal(err)
 	}
-	link.gate.Unlock() // what was under way comes too late
-	// Some of them before the link was cut, and not on their way yet. By now, whoever was answered has noted it down.
+	link.gate.Unlock() // messages on their way arrive too late
+	// Some calls committed before the cut, but were not replicated yet. By now, every answered caller has recorded its
+	// answer.
 	atRisk := len(l.acknowledged()) - len(safe)
 	lost := l.forgive(replica, safe)
 	front.lead(hostOf(t, standby.URL()))
 	l.flows(5)
 	l.settle()
-	t.Logf("%d calls were acknowledged since the standby was seen to have all; %d of them are lost, and as many were granted again", atRisk, lost)
+	t.Logf("%d calls were acknowledged after the standby last had everything; %d of them are lost, and as many were granted again", atRisk, lost)
 	switch {
 	case synchronous && lost > 0:
 		t.Error("synchronous replication has lost something")
 	case !synchronous && (lost == 0 || lost > atRisk):
-		t.Error("want some lost, and no more than were acknowledged since the standby was seen to have all")
+		t.Error("want some lost, and no more than were acknowledged after the standby last had everything")
 	}
 }
 
-// acknowledged are the calls that were granted so far.
+// acknowledged returns the calls granted so far.
 func (l *load) acknowledged() map[string]bool {
 	all := map[string]bool{}
 	for _, h := range l.handles {
@@ -127,8 +128,8 @@ func (l *load) acknowledged() map[string]bool {
 	return all
 }
 
-// forgive takes what a standby has not received off the calls that were granted, so that the rest can be counted as ever, and
-// says how many they were. None of those that are safe may be among them. No call is granted meanwhile.
+// forgive removes the grants that the standby has not received, so that the rest can be counted as usual. It returns their
+// number. No safe grant may be among them. No call may be granted meanwhile.
 func (l *load) forgive(replica *pgxpool.Pool, safe map[string]bool) (lost int) {
 	l.Helper()
 	for _, h := range l.handles {
@@ -140,7 +141,7 @@ func (l *load) forgive(replica *pgxpool.Pool, safe map[string]bool) (lost int) {
 				delete(missing, id)
 			}
 		} else {
-			for id := range h.granted { // which of them are gone does not show
+			for id := range h.granted { // it does not show which of them are gone
 				if n := len(h.granted) - gone; len(missing) > max(n, 0) {
 					delete(missing, id)
 				}
@@ -148,7 +149,7 @@ func (l *load) forgive(replica *pgxpool.Pool, safe map[string]bool) (lost int) {
 		}
 		for id := range missing {
 			if h.ordering && safe[id] {
-				l.Errorf("order %s was acknowledged, the standby had received it, and it is lost", id)
+				l.Errorf("order %s was acknowledged, the standby had received it, but it is lost", id)
 			}
 			delete(h.granted, id)
 		}

@@ -21,16 +21,16 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// stepped is a clock that can be stepped while it runs: real time and an offset.
+// stepped is a clock that can be stepped while it runs: it shows real time plus an offset.
 type stepped struct {
-	set    func(offset time.Duration) // has the decisions made by it
+	set    func(offset time.Duration) // makes the decisions use it
 	offset time.Duration
-	began  time.Time // of the present offset, in real time
+	began  time.Time // start of the present offset, in real time
 	high   time.Time // the latest time that it has shown before that
 	steps  []step
 }
 
-// step is how far a step, and the time until the next one, have moved the latest time that the clock has shown.
+// step records how far a step, and the time until the next one, have moved the latest time that the clock has shown.
 type step struct {
 	from, to time.Time // on the clock: the latest time shown before, and at the end
 	begins   time.Time // what it showed first after the step
@@ -44,7 +44,7 @@ func (c *stepped) to(offset time.Duration) {
 	c.offset, c.began = offset, began
 }
 
-// close notes down what the present offset has come to by now. It may do so again.
+// close records the latest time under the present offset. It may be called again.
 func (c *stepped) close(now time.Time) {
 	begins, to := c.began.Add(c.offset), now.Add(c.offset)
 	c.steps = append(c.steps, step{from: c.high, to: to, begins: begins})
@@ -53,8 +53,8 @@ func (c *stepped) close(now time.Time) {
 	}
 }
 
-// bound is how much a limit may have granted since the first time: its capacity, and what was refilled. Time that the clock
-// has shown before refills nothing, and at once nothing is refilled above the capacity.
+// bound returns how much a limit may have granted since the start: its capacity and the refill. Time that the clock has
+// shown before refills nothing, and one leap refills at most the capacity.
 func (c *stepped) bound(limit ratelimit.Limit) float64 {
 	config := limit.Config()
 	rate := *config.Rate
@@ -83,24 +83,24 @@ func (c *stepped) bound(limit ratelimit.Limit) float64 {
 	return total
 }
 
-// least is how much was granted at the least if all that was there was asked for after every step.
+// least returns the least that must have been granted if every step was followed by requests for everything.
 func (c *stepped) least(limit ratelimit.Limit) (total float64) {
 	for _, s := range c.steps {
-		if s.begins.Sub(s.from) > time.Minute { // then it was full
-			total += limit.Capacity() - 1 // less than a token may have been left
+		if s.begins.Sub(s.from) > time.Minute { // then the limit was full
+			total += limit.Capacity() - 1 // a fraction of a token may be left
 		}
 	}
 	return total
 }
 
-// windowOf is the number of the window, on the grid through epoch.
+// windowOf returns the number of the window, on the grid through epoch.
 func windowOf(t time.Time, period time.Duration) int64 {
 	return int64(math.Floor(t.Sub(epoch).Seconds() / period.Seconds()))
 }
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// TestTheClockSteps by minutes, back and forth, and to the year 2100 and back, under load.
+// TestTheClockSteps steps the clock by minutes, back and forth, and to the year 2100 and back, under load.
 func TestTheClockSteps(t *testing.T) {
 	t.Run("the limiter's", func(t *testing.T) {
 		t.Parallel()
@@ -118,11 +118,11 @@ func TestTheClockSteps(t *testing.T) {
 // fakedServer is a server whose clock can be stepped.
 func fakedServer(t *testing.T) (url string, set func(offset time.Duration)) {
 	t.Helper()
-	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1") // fails only for a malformed pattern
+	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1") // it fails only on a malformed pattern
 	if len(libraries) == 0 {
 		t.Skip("libfaketime is not installed (apt-get install libfaketime); the same was tested with the limiter's clock")
 	}
-	dir, err := os.MkdirTemp("", "txlimit-clock-") //nolint:usetesting // the server's user must get into it
+	dir, err := os.MkdirTemp("", "txlimit-clock-") //nolint:usetesting // the server's user must be able to read it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func fakedServer(t *testing.T) (url string, set func(offset time.Duration)) {
 	}
 	file := filepath.Join(dir, "offset")
 	set = func(offset time.Duration) {
-		// Renamed, so that nobody reads half of it.
+		// Renamed, so that the server never reads half of the file.
 		if err := os.WriteFile(file+".new", fmt.Appendf(nil, "%+.6f\n", offset.Seconds()), 0o644); err != nil { //nolint:gosec // see above
 			t.Fatal(err)
 		}
@@ -145,14 +145,14 @@ func fakedServer(t *testing.T) (url string, set func(offset time.Duration)) {
 		Env: []string{
 			"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
 		},
-		// To tell the time, libfaketime reads a file, which it must not do in a handler of SIGALRM while it is doing so. Postgres
-		// would: without timeouts there are no alarms.
+		// libfaketime reads a file for the time. It must not do so in a handler of SIGALRM that interrupts such a read.
+		// Postgres reads the time there. Without timeouts, there are no alarms.
 		Settings: []string{"deadlock_timeout=1h", "autovacuum=off"},
 	})
 	return s.URL(), set
 }
 
-// consumer consumes one limit on one handle, as fast as it can.
+// consumer consumes one limit on one handle, as fast as possible.
 type consumer struct {
 	name    string
 	limit   ratelimit.Limit
@@ -207,7 +207,7 @@ func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*
 	return all
 }
 
-// once consumes a token and counts. It returns the denial, if it is one.
+// once consumes a token and counts it. If it is denied, once returns the denial.
 func (c *consumer) once(ctx context.Context, t *testing.T) *ratelimit.DeniedError {
 	_, err := c.consume(ctx, c.limit.Global())
 	var denial *ratelimit.DeniedError
@@ -247,7 +247,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 	}
 	for _, offset := range offsets {
 		clock.to(offset)
-		for _, c := range all { // of three denials, one has begun after the step
+		for _, c := range all { // the third denial began after the step
 			before := c.denied.Load()
 			eventually(t, c.name+" has nothing left", func() bool { return c.denied.Load() >= before+3 })
 		}
@@ -262,17 +262,18 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 			n, bound := float64(c.granted.Load()), clock.bound(c.limit)
 			granted, denied, most = granted+n, denied+float64(c.denied.Load()), most+bound
 			if n > bound {
-				t.Errorf("%s: %v tokens granted, at most %.1f were there", c.name, n, bound)
+				t.Errorf("%s: %v tokens granted, at most %.1f were available", c.name, n, bound)
 			}
 			if least := clock.least(c.limit); n < least {
 				t.Errorf("%s: %v tokens granted, want at least %v: it was locked out", c.name, n, least)
 			}
 		}
-		t.Logf("%d steps; %v tokens granted on %d limits, at most %.0f were there; %v denials", len(clock.steps), granted, len(all), most, denied)
+		t.Logf("%d steps; %v tokens granted on %d limits, at most %.0f were available; %v denials", len(clock.steps), granted, len(all), most, denied)
 	}
 	check()
 
-	// Behind the latest time that it has shown, the clock refills nothing; and nobody waits longer than until it is there again.
+	// While the clock is behind the latest time that it has shown, nothing is refilled. No caller waits longer than until
+	// that time.
 	behind := func(offset time.Duration) (latest time.Time) {
 		t.Helper()
 		clock.to(offset)
@@ -304,7 +305,8 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 	}
 	check()
 
-	// A key that was granted something in the year 2100 has nothing refilled until then, as docs/operations.md says, until it is reset.
+	// A key that was granted tokens in the year 2100 gets no refill until then, or until it is reset, as docs/operations.md
+	// says.
 	clock.to(year2100)
 	for _, c := range all {
 		if denial := c.once(t.Context(), t); denial != nil {
@@ -312,7 +314,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 		}
 	}
 	if latest := behind(0); latest.Year() != 2100 {
-		t.Errorf("back from 2100, all can be had by %v", latest)
+		t.Errorf("back from 2100, everything is refilled by %v", latest)
 	}
 	check()
 	for _, c := range all {
@@ -325,18 +327,18 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 	}
 }
 
-// TestDaylightSaving consumes windows of 24 hours in sessions of many time zones, through days that have 23, 24, 24 1/2 and 25
-// hours there. All agree: a window is 24 hours from Start.
+// TestDaylightSaving consumes windows of 24 hours in sessions of many time zones, through days of 23, 24, 24 1/2 and 25
+// hours. All sessions agree: a window is 24 hours from Start.
 func TestDaylightSaving(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
 	zones := []string{"UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}
 	for _, start := range []time.Time{
-		time.Date(2026, 3, 8, 5, 0, 0, 0, time.UTC),      // midnight in New York, of 23 hours
-		time.Date(2026, 11, 1, 4, 0, 0, 0, time.UTC),     // and of 25
-		time.Date(2026, 4, 4, 13, 0, 0, 0, time.UTC),     // on Lord Howe Island, of 24 1/2
-		time.Date(2011, 12, 29, 10, 0, 0, 0, time.UTC),   // in Apia, before a day that never was
-		time.Date(2100, 2, 28, 0, 0, 0, 500e3, time.UTC), // which has no 29th
+		time.Date(2026, 3, 8, 5, 0, 0, 0, time.UTC),      // midnight in New York; the day has 23 hours
+		time.Date(2026, 11, 1, 4, 0, 0, 0, time.UTC),     // midnight in New York; the day has 25 hours
+		time.Date(2026, 4, 4, 13, 0, 0, 0, time.UTC),     // on Lord Howe Island; the day has 24 1/2 hours
+		time.Date(2011, 12, 29, 10, 0, 0, 0, time.UTC),   // in Apia; the next day does not exist
+		time.Date(2100, 2, 28, 0, 0, 0, 500e3, time.UTC), // that year has no 29 February
 	} {
 		t.Run(start.Format(time.DateOnly), func(t *testing.T) {
 			t.Parallel()
@@ -373,16 +375,15 @@ func TestDaylightSaving(t *testing.T) {
 	}
 }
 
-// TestATransactionIsOpenForLong before it consumes. The decision goes by the clock at that moment, and not by when the transaction
-// began.
+// TestATransactionIsOpenForLong before it consumes. The clock at that moment decides, not the start of the transaction.
 func TestATransactionIsOpenForLong(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 8) // where it is in the way of no other test: see the last one here
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 8) // its own server: an open transaction disturbs other tests, as the last test here shows
 	var limiter ratelimit.Limiter
 	open := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(level pgx.TxIsoLevel) error {
 		limit := ratelimit.TokenBucket("open "+string(level), 10, open, ratelimit.Capacity(10))
-		first, err := limiter.Consume(t.Context(), pool, limit.Global().Count(10)) // nothing is left
+		first, err := limiter.Consume(t.Context(), pool, limit.Global().Count(10)) // the limit is empty
 		if err != nil {
 			return err
 		}
@@ -396,7 +397,7 @@ func TestATransactionIsOpenForLong(t *testing.T) {
 			if waited := result.At.Sub(began); err == nil && waited < open {
 				err = fmt.Errorf("decided as of %v after the transaction began, want at least %v", waited, open)
 			}
-			return err // as of now() there would be nothing
+			return err // as of now(), nothing would be left
 		})
 		if err != nil {
 			return err
@@ -423,15 +424,15 @@ func TestATransactionIsOpenForLong(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAStatementWaitsLongForALock of a transaction that consumes and stays open. When it has its turn, no more is granted than
-// there is, and nobody has to wait longer for that.
+// TestAStatementWaitsLongForALock of a transaction that consumes and stays open. When the statement gets the lock, it is
+// granted no more than there is, and its wait does not delay later callers.
 func TestAStatementWaitsLongForALock(t *testing.T) {
 	t.Parallel()
-	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 100) // where it is in the way of no other test
+	pool := connect(t, newServer(t, postgres.BreakableConfig{}).URL(), 100) // its own server, so that it disturbs no other test
 	var limiter ratelimit.Limiter
 	held := lasting(1500*time.Millisecond, 130*time.Second)
 	try := func(c *consumer, commit bool) error {
-		// A tenth of what it holds comes back while the row is held.
+		// A tenth of the capacity is refilled while the row is held.
 		limit := ratelimit.TokenBucket(fmt.Sprint(c.name, commit), 2, held, ratelimit.Capacity(20))
 		if c.limit.Config().Kind == ratelimit.KindFixedWindow {
 			limit = ratelimit.FixedWindow(fmt.Sprint(c.name, commit), 2, held, ratelimit.Capacity(20), ratelimit.Start(epoch))
@@ -500,10 +501,11 @@ func TestAStatementWaitsLongForALock(t *testing.T) {
 	wg.Wait()
 }
 
-// TestASerializableTransactionStaysOpen that has written, be it somewhere else. Until it ends, Postgres can neither forget the
-// serializable transactions beside it nor remove the old versions of their rows. When it has no room left to remember the former,
-// it takes the latter for conflicts (CONCURRENCY.md), and rows that are in use cannot be updated any more in SERIALIZABLE, however
-// often one tries. Callers are told the reason, READ COMMITTED goes on, and so does everything once that transaction has ended.
+// TestASerializableTransactionStaysOpen after it has written, perhaps to another table. Until it ends, Postgres can neither
+// forget overlapping serializable transactions nor remove the old versions of their rows. When its memory for the former is
+// full, it reports conflicts with them (CONCURRENCY.md). Then rows in use cannot be updated in SERIALIZABLE, however often
+// a caller retries. The callers' errors give the reason. READ COMMITTED goes on, and so does SERIALIZABLE once that
+// transaction has ended.
 func TestASerializableTransactionStaysOpen(t *testing.T) {
 	t.Parallel()
 	const keys = 4
@@ -545,11 +547,11 @@ func TestASerializableTransactionStaysOpen(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("key %d: 30 s, and nobody was refused because of old conflicts: does Postgres do better by now?", key)
+			t.Errorf("key %d: no call was refused because of old conflicts within 30 s; has Postgres changed?", key)
 		})
 	}
 	wg.Wait()
-	t.Logf("after %d transactions, %v, nobody can consume in SERIALIZABLE", granted.Load(), time.Since(began).Round(time.Millisecond))
+	t.Logf("after %d transactions, %v, no call can consume in SERIALIZABLE", granted.Load(), time.Since(began).Round(time.Millisecond))
 
 	for key := range keys {
 		if err := consume(key, ratelimit.Isolation(pgx.ReadCommitted)); err != nil {

@@ -3,27 +3,27 @@ package main
 // callMutations are edits of the path of a call.
 var callMutations = []mutation{
 	{
-		name: "calendar-several", file: "ratelimit/statement.go", what: "a calendar beside another limit is sent without its windows",
+		name: "calendar-several", file: "ratelimit/statement.go", what: "a calendar window beside another limit is sent without its windows",
 		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
 		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
 	}, {
-		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendars without their windows",
+		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendar windows without their windows",
 		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
-		name: "calendar-waits", file: "ratelimit/demand.go", what: "a calendar beside a limit that reserves sends the windows of a call that does not wait",
+		name: "calendar-waits", file: "ratelimit/demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
 		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), waits && d.reserve)",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
-		name: "demands-order", file: "ratelimit/demand.go", what: "several limits are asked for in another order than that of the locks",
+		name: "demands-order", file: "ratelimit/demand.go", what: "several limits are sent in another order than the lock order",
 		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",
 		tests: "TestDemandsAreInTheOrderOfLocks",
 	}, {
-		name: "demands-twice", file: "ratelimit/demand.go", what: "a limit that is named twice in one call counts once",
+		name: "demands-twice", file: "ratelimit/demand.go", what: "a limit that a call names twice counts once",
 		old: "d.count += r.tokens", new: "d.count = r.tokens",
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
-		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests that together are the whole capacity, but for rounding, are refused",
+		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests for the whole capacity together are refused because of rounding",
 		old: "if d.need <= capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
@@ -39,15 +39,15 @@ var callMutations = []mutation{
 		old: "case (c.consumes() || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
-		name: "commit-failed-answer", file: "ratelimit/call.go", what: "what was answered before a COMMIT that failed is the result beside its error",
+		name: "commit-failed-answer", file: "ratelimit/call.go", what: "if COMMIT fails, the result before it is returned beside the error",
 		old: "		return unanswered(c.requests), explain(", new: "		return result, explain(",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "refund-any-time", file: "ratelimit/call.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		name: "refund-any-time", file: "ratelimit/call.go", what: "an instant that the database cannot store is sent, and aborts the transaction",
 		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
 		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
-		name: "check-no-error", file: "ratelimit/call.go", what: "a check that says no returns no error",
+		name: "check-no-error", file: "ratelimit/call.go", what: "a check that denies returns no error",
 		old: "(c.consumes() || c.verb == VerbCheck) && !result.OK", new: "c.consumes() && !result.OK",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
@@ -55,19 +55,19 @@ var callMutations = []mutation{
 		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
 		tests: "TestACheckOfZeroIsNeverDenied",
 	}, {
-		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's instants",
+		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's ts",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is read",
+		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is accepted",
 		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	}, {
-		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for one another are not asked for as those that forfeit",
+		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for each other are not sent as a call that forfeits",
 		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "forfeits-window", file: "ratelimit/demand.go", what: "a reservation of a fixed window is not asked for as one that forfeits",
+		name: "forfeits-window", file: "ratelimit/demand.go", what: "a reservation of a fixed window is not sent as a call that forfeits",
 		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "len(ds) > 1",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
@@ -79,11 +79,11 @@ var callMutations = []mutation{
 		old: "if isTx(db) || inTransaction(db)", new: "if isTx(db)",
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
-		name: "wait-beside-tx", file: "ratelimit/wait.go", what: "a Wait on the pool of a transaction is told to use the transaction",
+		name: "wait-beside-tx", file: "ratelimit/wait.go", what: "a Wait on the pool of a transaction gets the advice to use the transaction",
 		old: " || errOutside(ctx, VerbWait, db) != nil {", new: " {",
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
-		name: "wait-no-floor", file: "ratelimit/wait.go", what: "a bucket's tokens are waited for beyond the deadline",
+		name: "wait-no-floor", file: "ratelimit/wait.go", what: "a Wait for a bucket's tokens lasts beyond the deadline",
 		old: "d.floor = max(d.floor, floor)", new: "d.floor = max(d.floor, floor-1e9)",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
@@ -91,27 +91,27 @@ var callMutations = []mutation{
 		old: "d.floor = max(d.floor, floor)", new: "d.floor = floor",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-floor-of-first", file: "ratelimit/wait.go", what: "a deadline too early for a limit without capacity is an error of SQL",
+		name: "wait-floor-of-first", file: "ratelimit/wait.go", what: "a deadline that is too early for a limit without capacity causes an SQL error",
 		old: "if floor <= d.numbers.Capacity-d.count {", new: "if true {",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "a window is thought to refill continuously until the deadline",
+		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "up to the deadline, a window is expected to refill continuously",
 		old: "if d := &c.demands[0]; !forfeits(c.demands) {", new: "if d := &c.demands[0]; true {",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps though the call took so long that the deadline comes first",
+		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps although the call took so long that the deadline comes first",
 		old: "ok && time.Until(deadline) < granted.RetryAfter {", new: "ok && time.Until(deadline) < 0 {",
 		tests: "TestWaitDoesNotSleepBeyondTheDeadline",
 	}, {
-		name: "wait-deaf", file: "ratelimit/wait.go", what: "a Wait sleeps on when its context has ended",
+		name: "wait-deaf", file: "ratelimit/wait.go", what: "a Wait sleeps on after its context has ended",
 		old: "		case <-ctx.Done():\n			return over(ctx)\n", new: "",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-no-cause", file: "ratelimit/wait.go", what: "a canceled Wait does not tell the cause",
+		name: "wait-no-cause", file: "ratelimit/wait.go", what: "a canceled Wait does not return the cause",
 		old: "return over(ctx)", new: "return ctx.Err()",
 		tests: "TestWaitTellsWhyItWasCanceled",
 	}, {
-		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock though the limiter has one",
+		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock, although the limiter has one",
 		old: "			wait = granted.RetryAt.Sub(l.Clock())\n", new: "",
 		tests: "TestWaitServesInOrderOfArrival",
 	}, {
@@ -123,15 +123,15 @@ var callMutations = []mutation{
 		old: "errors.Join(err, l.giveBack(ctx, db, result, requests))", new: "errors.Join(err, nil)",
 		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
 	}, {
-		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait says that it was granted",
+		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait reports a grant",
 		old: "return unanswered(requests), fmt.Errorf(\"ratelimit: wait", new: "return result, fmt.Errorf(\"ratelimit: wait",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are given back on the context that has ended",
+		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are refunded on the context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
-		name: "wait-refund-unbounded", file: "ratelimit/wait.go", what: "giving back has no time-out",
+		name: "wait-refund-unbounded", file: "ratelimit/wait.go", what: "the refund of a Wait has no timeout",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithCancel(context.WithoutCancel(ctx))",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
@@ -143,15 +143,15 @@ var callMutations = []mutation{
 		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if false {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-without-capacity", file: "ratelimit/demand.go", what: "nobody can wait for a limit that saves nothing",
+		name: "wait-without-capacity", file: "ratelimit/demand.go", what: "no call can wait for a limit that saves nothing up",
 		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if v == VerbWait && d.count > capacity {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-forfeits-nothing", file: "ratelimit/demand.go", what: "a Wait for a window is no reservation, and forfeits nothing",
+		name: "wait-forfeits-nothing", file: "ratelimit/demand.go", what: "a Wait for a window is not a reservation, and forfeits nothing",
 		old: "d.reserve = d.reserve || v == VerbWait || r.reserve", new: "d.reserve = d.reserve || r.reserve",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "wait-denied", file: "ratelimit/demand.go", what: "a Wait is denied if the tokens are not there",
+		name: "wait-denied", file: "ratelimit/demand.go", what: "a Wait is denied if the tokens are not there yet",
 		old: "case r.reserve, v == VerbWait:", new: "case r.reserve:",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
@@ -175,11 +175,11 @@ var callMutations = []mutation{
 		old: "	case again:", new: "	case false:",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-and-one", file: "ratelimit/demand.go", what: "a plain request after one with UpTo is passed over",
+		name: "up-to-and-one", file: "ratelimit/demand.go", what: "a plain request after one with UpTo is ignored",
 		old: "(r.upTo || d.most > 0)", new: "r.upTo",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-none", file: "ratelimit/demand.go", what: "UpTo may be up to no token",
+		name: "up-to-none", file: "ratelimit/demand.go", what: "UpTo may have a maximum of 0",
 		old: "	case r.tokens < 1:", new: "	case false:",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
@@ -195,11 +195,11 @@ var callMutations = []mutation{
 		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
 		tests: "TestInTxRetriesA40001OfCommit",
 	}, {
-		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is run again",
+		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is retried",
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
-		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not run again",
+		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not retried",
 		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
@@ -207,15 +207,15 @@ var callMutations = []mutation{
 		old: "_ = tx.rollback(rollbackCtx)", new: "_ = rollbackCtx",
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
-		name: "tx-attempts", file: "ratelimit/tx.go", what: "one attempt too many",
+		name: "tx-attempts", file: "ratelimit/tx.go", what: "there is one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
 	}, {
-		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "what was tried as often as it may is tried again by what is around it",
+		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "a transaction that has used up its attempts is retried by the outer one",
 		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
 		tests: "TestNestedRetriesDoNotMultiply",
 	}, {
-		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not give back",
+		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not return",
 		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
@@ -223,7 +223,7 @@ var callMutations = []mutation{
 		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
 		tests: "TestAllEnclosingPoolsCount",
 	}, {
-		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a context that was kept is refused when its transaction has ended",
+		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a kept context is refused after its transaction has ended",
 		old: " && !open.ended.Load()", new: "",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
@@ -239,15 +239,15 @@ var callMutations = []mutation{
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
 		tests: "TestInTxWorksOnAPoolAndAConnectionAtEveryLevel|TestInTxRetriesA40001OfCommit",
 	}, {
-		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback under a context that is over",
+		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback uses a context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
 		tests: "TestInTxEndsWithItsContext",
 	}, {
-		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is tried under a context that is over",
+		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is sent on a context that has ended",
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
-		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a round trip of its own, whatever comes first",
+		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a separate round trip, whatever the first statement",
 		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
@@ -255,99 +255,99 @@ var callMutations = []mutation{
 		old: "if tx.failed != nil && !errors.Is(err, tx.failed) {", new: "if false && !errors.Is(err, tx.failed) {",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
-		name: "late-closed", file: "ratelimit/tx.go", what: "whether COMMIT was sent on a closed connection is said to be unknown",
+		name: "late-closed", file: "ratelimit/tx.go", what: "the outcome of a COMMIT on a closed connection is reported as unknown",
 		old: "if err == nil && conn.IsClosed() && !tx.ended {", new: "if false {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
-		name: "late-committed", file: "ratelimit/tx.go", what: "what fn has committed is said to be known not to be, if the connection broke then",
+		name: "late-committed", file: "ratelimit/tx.go", what: "if fn commits and its connection breaks, the transaction is reported as not committed",
 		old: " && !tx.ended {", new: " {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
-		name: "late-outside", file: "ratelimit/late.go", what: "what is sent on the connection of a transaction that did not begin is committed by itself",
+		name: "late-outside", file: "ratelimit/late.go", what: "a statement on the connection of a transaction that did not begin is committed by itself",
 		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
-		name: "late-kept", file: "ratelimit/late.go", what: "who keeps a transaction that did not begin closes a connection that is another's by now",
+		name: "late-kept", file: "ratelimit/late.go", what: "a caller that keeps a transaction that did not begin closes a connection that another caller has",
 		old: "!t.ended && ", new: "",
 		tests: "TestATransactionThatIsKeptClosesNoConnection",
 	}, {
-		name: "late-lapsed", file: "ratelimit/late.go", what: "a first statement that is not sent takes the transaction with it",
+		name: "late-lapsed", file: "ratelimit/late.go", what: "a first statement that is not sent aborts the transaction",
 		old: "		if t.lapsed(ctx) {\n", new: "		if false {\n",
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
-		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can begin all the same",
+		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can still begin",
 		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
-		name: "late-answers-unread", file: "ratelimit/late.go", what: "whether BEGIN and the lock of a turn failed is not looked at when a query was sent with them",
+		name: "late-answers-unread", file: "ratelimit/late.go", what: "errors of BEGIN and of the lock of a turn are ignored if a query was sent with them",
 		old: "		r.late.failed = err\n", new: "",
 		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestInTxWhoseTransactionDoesNotBegin",
 	}, {
-		name: "sql-commit-ignored", file: "ratelimit/sql.go", what: "an error of COMMIT is ignored on database/sql",
+		name: "sql-commit-ignored", file: "ratelimit/sql.go", what: "on database/sql, an error of COMMIT is ignored",
 		old: "				err := tx.Commit()\n", new: "				_ = tx.Commit()\n				var err error\n",
 		tests: "TestInSQLTxRunsAgain",
 	}, {
-		name: "sql-rows-err", file: "ratelimit/sql.go", what: "an error after the row is ignored on database/sql",
+		name: "sql-rows-err", file: "ratelimit/sql.go", what: "on database/sql, an error after the row is ignored",
 		old: "	if err := rows.Err(); err != nil {\n		return err\n	}\n", new: "",
 		tests: "TestDatabaseSQLNoticesACommitThatFails",
 	}, {
-		name: "batch-commit-ignored", file: "ratelimit/sendtx.go", what: "an error of a batch, its COMMIT's among them, is ignored",
+		name: "batch-commit-ignored", file: "ratelimit/sendtx.go", what: "an error of a batch, or of its COMMIT, is ignored",
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 that somebody else raised is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 from another source is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
-		name: "batch-requests-aliased", file: "ratelimit/batch.go", what: "what is queued changes with the caller's slice",
+		name: "batch-requests-aliased", file: "ratelimit/batch.go", what: "queued requests change with the caller's slice",
 		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
 		tests: "TestABatchAnswersAsConsumeDoes",
 	}, {
-		name: "batch-not-rolled-back", file: "ratelimit/sendtx.go", what: "the connection of a denied batch is left in a failed transaction",
+		name: "batch-not-rolled-back", file: "ratelimit/sendtx.go", what: "the connection of a denied batch stays in a failed transaction",
 		old: "		_ = tx.Rollback(rollbackCtx) // after", new: "		_ = rollbackCtx // after",
 		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
 	}, {
-		name: "batch-reprepares", file: "ratelimit/sendtx.go", what: "each denial of a batch has its statements prepared anew",
+		name: "batch-reprepares", file: "ratelimit/sendtx.go", what: "after each denial, the statements of a batch are prepared again",
 		old: "		batch.QueuedQueries = nil\n", new: "",
 		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip|TestConflictsAtTheFirstStatementPrepareNothing",
 	}, {
-		name: "hot-unfair", file: "ratelimit/hot.go", what: "the last one to come has the next turn",
+		name: "hot-unfair", file: "ratelimit/hot.go", what: "the last caller in the queue gets the next turn",
 		old: "		close(l.waiting[0])\n		l.waiting = slices.Delete(l.waiting, 0, 1)", new: "		close(l.waiting[len(l.waiting)-1])\n		l.waiting = l.waiting[:len(l.waiting)-1]",
 		tests: "TestTheQueueIsFirstInFirstOut",
 	}, {
-		name: "hot-cancelled-stays", file: "ratelimit/hot.go", what: "who is cancelled stays in the queue, and has a turn that nobody gives back",
+		name: "hot-cancelled-stays", file: "ratelimit/hot.go", what: "a cancelled caller stays in the queue, and gets a turn that is never released",
 		old: "		l.waiting = slices.Delete(l.waiting, i, i+1)\n", new: "",
 		tests: "TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp",
 	}, {
-		name: "hot-cancelled-at-its-turn", file: "ratelimit/hot.go", what: "who is cancelled at the moment of his turn does not give it back",
+		name: "hot-cancelled-at-its-turn", file: "ratelimit/hot.go", what: "a caller that is cancelled when it gets its turn does not release it",
 		old: "	q.leave(n) // the turn came at the same moment\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck",
 	}, {
-		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not given back when the transaction has ended",
+		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not released at the end of the transaction",
 		old: "		defer leave()\n", new: "		_ = leave\n",
 		tests: "TestHotLimitsAreExact|TestHotGivesItsTurnBackOnPanicAndGoexit",
 	}, {
-		name: "hot-half-entered", file: "ratelimit/hot.go", what: "who gives up waiting for a second limit keeps his turn on the first",
+		name: "hot-half-entered", file: "ratelimit/hot.go", what: "a caller that stops waiting for a second limit keeps its turn on the first",
 		old: "			leave()\n			return nil, nil, fmt.Errorf", new: "			return nil, nil, fmt.Errorf",
 		tests: "TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother",
 	}, {
-		name: "hot-lanes-leak", file: "ratelimit/hot.go", what: "every key that ever queued is remembered for ever",
+		name: "hot-lanes-leak", file: "ratelimit/hot.go", what: "every key that was ever queued is remembered",
 		old: "		delete(q.byStripe, n.stripe())\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck|TestTheQueueIsFirstInFirstOut",
 	}, {
-		name: "hot-views-order", file: "ratelimit/hot.go", what: "views are locked in the order of the limits, not everybody's",
+		name: "hot-views-order", file: "ratelimit/hot.go", what: "views are locked in the order of the limits, not in the common order",
 		old: "	slices.Sort(numbers)\n", new: "",
 		tests: "TestTheStripesStayTheSame|TestSeveralHotLimitsInAnyOrderNeverDeadlock",
 	}, {
-		name: "hot-queues-order", file: "ratelimit/hot.go", what: "queues are entered in the order of the limits, not everybody's",
+		name: "hot-queues-order", file: "ratelimit/hot.go", what: "queues are entered in the order of the limits, not in the common order",
 		old: "cmp.Compare(a.stripe(), b.stripe())", new: "cmp.Compare(a.name, b.name)",
 		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
 	}, {
-		name: "hot-waits-for-itself", file: "ratelimit/hot.go", what: "two limits that meet on a view take two places of one queue",
+		name: "hot-waits-for-itself", file: "ratelimit/hot.go", what: "two limits that share a view take two places in one queue",
 		old: "if i > 0 && n.stripe() == t[i-1].stripe() {", new: "if i > 0 && n == t[i-1] {",
 		tests: "TestKeysThatMeetWaitInOneQueue",
 	}, {
-		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view lets everybody in",
+		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view excludes no transaction",
 		old: "in share update exclusive mode", new: "in row exclusive mode",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
@@ -355,7 +355,7 @@ var callMutations = []mutation{
 		old: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n", new: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n	batch.Queue(\"select 1\")\n",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-other-shard", file: "ratelimit/statement.go", what: "the shard that was queued for is not the one that is taken from",
+		name: "hot-other-shard", file: "ratelimit/statement.go", what: "the shard with the turn is not the shard that is taken from",
 		old: "	if shard, ok := hotShard(ctx, d.limit, d.key); ok {\n		return int32(shard), int32(shard)\n	}\n", new: "	_, _ = hotShard(ctx, d.limit, d.key)\n",
 		tests: "TestAHotLimitsShardIsChosenWhenQueueing",
 	}, {
@@ -367,11 +367,11 @@ var callMutations = []mutation{
 		old: "db.(interface{ coalescer() *Coalescer }); ok {", new: "db.(*Coalescer); ok {",
 		tests: "TestAStructThatEmbedsACoalescerCoalesces",
 	}, {
-		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes it earlier",
+		name: "jitter-early", file: "ratelimit/jitter.go", what: "jitter makes the instant earlier",
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
 		tests: "TestJitterIsTheSameForTheSameKeyAndWithinTheSpan",
 	}, {
-		name: "memory-clock", file: "ratelimit/call.go", what: "the windows of a calendar are made by the process's clock, not by that of the database in memory",
+		name: "memory-clock", file: "ratelimit/call.go", what: "a calendar's windows follow the process's clock, not that of the database in memory",
 		old: "ok && l.Clock == nil && !isNil(db) {", new: "ok && false {",
 		tests: "TestCalendarsFollowTheClock",
 	}, {
@@ -379,35 +379,35 @@ var callMutations = []mutation{
 		old: "		inMemory\n		txBeginner\n	}:\n		return db\n", new: "		inMemory\n		txBeginner\n	}:\n		return nil\n",
 		tests: "TestThePoolInsideATransactionIsRefused",
 	}, {
-		name: "sendtx-denial", file: "ratelimit/sendtx.go", what: "a denial without a connection is the error of BEGIN",
+		name: "sendtx-denial", file: "ratelimit/sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
 	}, {
-		name: "plans-refund-from-row", file: "ratelimit/call.go", what: "what an unlimited limit granted is given back to the row of a later plan",
+		name: "plans-refund-from-row", file: "ratelimit/call.go", what: "the grant of an unlimited limit is refunded to the row of a later plan",
 		old: "c.receipt.find(d.limit.name, d.key).Rows == 0", new: "false",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
-		name: "plans-refund-covered", file: "ratelimit/call.go", what: "more is refunded than an unlimited limit granted",
+		name: "plans-refund-covered", file: "ratelimit/call.go", what: "a refund may exceed the grant of an unlimited limit",
 		old: "c.receipt.covers(c.rowless)", new: "c.receipt.covers(nil)",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
-		name: "plans-exceeds", file: "ratelimit/demand.go", what: "a token of a rate of 0 is more than can be had, and no denial",
+		name: "plans-exceeds", file: "ratelimit/demand.go", what: "a token of a rate of 0 exceeds the capacity instead of being denied",
 		old: "|| d.limit.numbers.Rate == 0 {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by its rate, which no row reaches",
+		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by a rate that no row reaches",
 		old: "		if limit.rowless() {\n			continue\n		}\n", new: "",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-capacity", file: "ratelimit/sweep.go", what: "the first plan's capacity is enough for a sweep",
+		name: "plans-sweep-capacity", file: "ratelimit/sweep.go", what: "the first plan's capacity decides a sweep",
 		old: "max(numbers.Capacity, limit.numbers.Capacity)", new: "min(numbers.Capacity, limit.numbers.Capacity)",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-rate", file: "ratelimit/sweep.go", what: "a sweep refills by the fastest plan",
+		name: "plans-sweep-rate", file: "ratelimit/sweep.go", what: "a sweep counts the refill of the fastest plan",
 		old: "min(numbers.Rate, limit.numbers.Rate)", new: "max(numbers.Rate, limit.numbers.Rate)",
 		tests: "TestASweepMindsEveryPlan",
 	}, {
-		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first",
+		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first one",
 		old: "if !sameRefill(&joined[i], &limit) {", new: "if false {",
 		tests: "TestWhereASweepWorks",
 	}, {

@@ -3,75 +3,75 @@ package main
 // coalescerMutations are edits of the Coalescer.
 var coalescerMutations = []mutation{
 	{
-		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last to come is decided first",
+		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last call is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
 	}, {
-		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "who has given up before he was sent consumes",
+		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "a caller that left before its call was sent consumes",
 		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
-		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first to give up ends the statement of all",
+		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first caller that leaves cancels the statement of all",
 		old: "if f.waiting--; f.waiting == 0 {", new: "if f.waiting--; f.waiting >= 0 {",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
-		name: "coalescer-nobody-waits", file: "ratelimit/coalescer.go", what: "a statement that nobody waits for any more goes on",
+		name: "coalescer-nobody-waits", file: "ratelimit/coalescer.go", what: "a statement goes on although all its callers have left",
 		old: "			f.cancel()\n", new: "			_ = f.cancel\n",
 		tests: "TestCoalescerGivesUpAStatementThatNobodyWaitsFor",
 	}, {
-		name: "coalescer-error-to-one", file: "ratelimit/coalescer.go", what: "an error reaches only the first of those who share the statement",
+		name: "coalescer-error-to-one", file: "ratelimit/coalescer.go", what: "an error reaches only the first call of a statement",
 		old: "	for _, w := range b.waiters {\n		w.err = err\n", new: "	for i, w := range b.waiters {\n		if i == 0 {\n			w.err = err\n		}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
-		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "what the database failed to decide is granted",
+		name: "coalescer-error-grants", file: "ratelimit/coalescer.go", what: "a call that the database failed to decide is granted",
 		old: "	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight\n", new: "	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight\n	if err != nil {\n		err, w.answer.granted = nil, true\n		w.answer.setRows(len(asked.demands), nil, []int32{})\n	}\n",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
-		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for those who have come",
+		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for the calls that have joined",
 		old: "	if c.flying == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "who comes after Close is let in",
+		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "a call after Close is accepted",
 		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not give its place to those that wait",
+		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not pass its place on",
 		old: "	if len(c.queue) > 0 {\n		go c.flush()\n		return\n	}\n	c.release()\n", new: "	c.release()\n",
 		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_queue.go", what: "calls whose clocks differ are decided at one of their instants",
+		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_queue.go", what: "calls with different clocks are decided at the instant of one of them",
 		old: "(w.lone || w.now != leader.now)", new: "w.lone",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
-		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls that ask for different counts are decided as if all asked for the first one's",
+		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls with different counts are decided by the count of the first",
 		old: "(d.count != g.first.count || d.count != math.Trunc(d.count) ||", new: "(d.count != math.Trunc(d.count) ||",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalescer-fractions", file: "ratelimit/coalescer_batch.go", what: "so many times a fraction is subtracted at once, which rounds otherwise",
+		name: "coalescer-fractions", file: "ratelimit/coalescer_batch.go", what: "several fractions are subtracted at once, which is rounded differently",
 		old: "d.count != math.Trunc(d.count) || ", new: "",
 		tests: "TestCoalescerIsExact|TestEveryQueryExecModeCoalesces",
 	}, {
-		name: "coalescer-sum-of-some", file: "ratelimit/coalescer_batch.go", what: "where there is enough for some of the calls, all are denied",
+		name: "coalescer-sum-of-some", file: "ratelimit/coalescer_batch.go", what: "if there is enough for some of the calls only, all are denied",
 		old: "			continue // enough for some of the calls\n", new: "",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksForTheSum|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
-		name: "coalescer-sum-above-capacity", file: "ratelimit/coalescer_batch.go", what: "more is asked for in one sum than the capacity can hold",
+		name: "coalescer-sum-above-capacity", file: "ratelimit/coalescer_batch.go", what: "one sum is larger than the capacity",
 		old: " || g.sum() > g.numbers.Capacity {", new: " {",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
-		name: "coalescer-sum-again", file: "ratelimit/coalescer.go", what: "where there was enough for some the last time, the sum is asked for all the same",
+		name: "coalescer-sum-again", file: "ratelimit/coalescer.go", what: "the sum is sent although the last one was only partly granted",
 		old: "	ask := sums && !c.skipSums.Load()\n", new: "	ask := sums\n",
 		tests: "TestCoalescerAsksForTheSum",
 	}, {
-		name: "coalescer-sum-failed", file: "ratelimit/coalescer.go", what: "a sum of which it is not known whether it was consumed is asked for once more",
+		name: "coalescer-sum-failed", file: "ratelimit/coalescer.go", what: "a sum with an unknown outcome is sent again",
 		old: "		case err != nil:\n			return err\n		default:\n			c.skip", new: "		case err != nil:\n		default:\n			c.skip",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
-		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all",
+		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all calls",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case sqlState(err) == stateIsolation: //",
 		tests: "TestCoalescerOnASerializableDatabase",
 	}, {
-		name: "coalescer-keys-level", file: "ratelimit/coalescer.go", what: "that the database's level is another is an error for all who ask of several keys",
+		name: "coalescer-keys-level", file: "ratelimit/coalescer.go", what: "another default isolation level of the database is an error for all calls for several keys",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case retryable(err): //",
 		tests: "TestCoalescerOnASerializableDatabase",
 	}, {
@@ -79,23 +79,23 @@ var coalescerMutations = []mutation{
 		old: " && (len(b.groups) == 1 || !b.groups[0].numbers.Window)", new: "",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
-		name: "coalescer-keys-of-limits", file: "ratelimit/coalescer_batch.go", what: "keys of several limits are decided by the definition of the first",
+		name: "coalescer-keys-of-limits", file: "ratelimit/coalescer_batch.go", what: "keys of several limits are decided by the first one's definition",
 		old: "	return len(b.limits) == 1 && (", new: "	return (",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
-		name: "coalescer-keys-undecided", file: "ratelimit/coalescer_batch.go", what: "keys that were not decided are taken for full ones",
+		name: "coalescer-keys-undecided", file: "ratelimit/coalescer_batch.go", what: "undecided keys are taken for full ones",
 		old: "	if len(answer.Ord) == len(b.groups) {\n", new: "	if len(answer.Ord) > 0 {\n",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
-		name: "coalescer-keys-counts", file: "ratelimit/coalescer_batch.go", what: "keys are asked for the counts of others",
+		name: "coalescer-keys-counts", file: "ratelimit/coalescer_batch.go", what: "keys get the counts of other keys",
 		old: "b.groups[b.byOrd[i]].sum())", new: "b.groups[i].sum())",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
-		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer_batch.go", what: "one limit of two versions is decided by the definition of the first call",
+		name: "coalescer-definitions-mixed", file: "ratelimit/coalescer_batch.go", what: "two versions of one limit are decided by the definition of the first call",
 		old: " || d.limit != g.first.limit)", new: ")",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalescer-lock-order", file: "ratelimit/coalescer_batch.go", what: "keys are sent in another order than that of the locks",
+		name: "coalescer-lock-order", file: "ratelimit/coalescer_batch.go", what: "keys are sent in another order than the lock order",
 		old: "return cmp.Or(strings.Compare(x.limit.name, y.limit.name), strings.Compare(x.key, y.key))", new: "return cmp.Or(strings.Compare(y.limit.name, x.limit.name), strings.Compare(y.key, x.key))",
 		tests: "TestCoalescerLocksInTheOrderOfADirectCall",
 	}, {
@@ -103,23 +103,23 @@ var coalescerMutations = []mutation{
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "coalescer-no-pace", file: "ratelimit/coalescer_queue.go", what: "statements after the first are held to no pace",
+		name: "coalescer-no-pace", file: "ratelimit/coalescer_queue.go", what: "later statements do not keep the pace",
 		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "who comes too early has nobody to come for him",
+		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "a call before the pace allows it is never sent",
 		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-one-place", file: "ratelimit/coalescer_queue.go", what: "what could go in the second place waits for the first",
+		name: "coalescer-one-place", file: "ratelimit/coalescer_queue.go", what: "a call that could use the second place waits for the first",
 		old: "	if len(c.queue) > 0 && c.flying < maxInFlight {\n", new: "	if len(c.queue) > 0 && c.flying < 0 {\n",
 		tests: "TestCoalescerPaceKeepsBothPlaces|TestACallThatLeavesHoldsNobodyUp",
 	}, {
-		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one key that is locked fails all that share the statement",
+		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one locked key fails all calls of the statement",
 		old: "		case timedOut(err) && b.shared() && ", new: "		case timedOut(err) && b.apart && ",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-key-twice", file: "ratelimit/coalescer_queue.go", what: "calls for a key that is at the database go there as well, and wait for the row in the second place",
+		name: "coalescer-key-twice", file: "ratelimit/coalescer_queue.go", what: "calls for a key that is at the database are sent, too, and wait for the row in the second place",
 		old: "	return c.busy.has(ds) || apart", new: "	return apart",
 		tests: "TestALockedKeyTakesOnePlace",
 	}, {
@@ -127,39 +127,39 @@ var coalescerMutations = []mutation{
 		old: "	return c.busy.has(ds) || apart && c.apartFlying\n", new: "	return c.busy.has(ds)\n",
 		tests: "TestLockedKeysLeaveOthersTheirThroughput",
 	}, {
-		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_queue.go", what: "that a key is locked is found out again with each statement",
+		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_queue.go", what: "each statement finds out again that a key is locked",
 		old: "		c.blamed.add(ds)\n", new: "",
 		tests: "TestLockedKeysLeaveOthersTheirThroughput|TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_queue.go", what: "a key that was locked once shares no statement any more",
+		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_queue.go", what: "a key that was locked once never shares a statement again",
 		old: "		c.blamed.remove(ds)\n", new: "",
 		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
 	}, {
-		name: "coalescer-apart-endless", file: "ratelimit/coalescer_queue.go", what: "where every key fails, each is tried",
+		name: "coalescer-apart-endless", file: "ratelimit/coalescer_queue.go", what: "if every key fails, each is tried alone",
 		old: "			c.failures++\n", new: "",
 		tests: "TestALockedTableIsFewStatements",
 	}, {
-		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_queue.go", what: "calls for several limits, one of which is locked, fail one after another",
+		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_queue.go", what: "calls for several limits fail one after another if one of the limits is locked",
 		old: "				return w.alone && slices.ContainsFunc", new: "				return false && slices.ContainsFunc",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-team-blamed", file: "ratelimit/coalescer_queue.go", what: "calls that share a limit with one that fails are decided with it again",
+		name: "coalescer-team-blamed", file: "ratelimit/coalescer_queue.go", what: "calls that share a limit with a failing call are decided with it again",
 		old: "	case leader.alone || w.alone:\n", new: "	case leader == nil:\n",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestALockedUserFailsNobodyElseOfHisTeam",
 	}, {
-		name: "coalescer-old-failures", file: "ratelimit/coalescer_queue.go", what: "a key that fails by itself again and again has others given up",
+		name: "coalescer-old-failures", file: "ratelimit/coalescer_queue.go", what: "a key that fails alone again and again makes others fail",
 		old: "		if len(guilty) < len(ds) {\n			c.failures++\n", new: "		if len(ds) > 0 {\n			c.failures++\n",
 		tests: "TestFailuresOfBeforeFailNobody",
 	}, {
-		name: "coalescer-left-holds", file: "ratelimit/coalescer.go", what: "whom a call has held up that left waits on",
+		name: "coalescer-left-holds", file: "ratelimit/coalescer.go", what: "a call that waited behind a call that has left waits on",
 		old: "		if len(w.ds) > 1 || w.again { // others", new: "		if len(w.ds) < 0 { // others",
 		tests: "TestACallThatLeavesHoldsNobodyUp",
 	}, {
-		name: "coalescer-decided-busy", file: "ratelimit/coalescer.go", what: "keys that are decided wait for the second statement of the others",
+		name: "coalescer-decided-busy", file: "ratelimit/coalescer.go", what: "decided keys wait for the second statement of the others",
 		old: "	c.vacate(b)\n	c.occupy(b)\n", new: "",
 		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
 	}, {
-		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all who share the statement",
+		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all calls of the statement",
 		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
 	},

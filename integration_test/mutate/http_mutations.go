@@ -3,15 +3,15 @@ package main
 // httpMutations are edits of the middleware for HTTP, and what observes it.
 var httpMutations = []mutation{
 	{
-		name: "definitions-http", file: "internal/outcome/outcome.go", what: "two definitions of one name are the client's fault",
+		name: "definitions-http", file: "internal/outcome/outcome.go", what: "two definitions of one name are reported as the client's error",
 		old: "errors.As(err, &own) || ", new: "false && errors.As(err, &own) || ",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
-		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that says no is counted as a denial",
+		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that denies is counted as a denial",
 		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
 		tests: "TestMetricsOfDecisions",
 	}, {
-		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics leave out how long a Wait takes",
+		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics do not include the time of a Wait",
 		old: "(d.Verb == ratelimit.VerbConsume || d.Verb == ratelimit.VerbWait)", new: "d.Verb == ratelimit.VerbConsume",
 		tests: "TestMetricsOfWaits",
 	}, {
@@ -19,23 +19,23 @@ var httpMutations = []mutation{
 		old: "open = m.FailOpen && d.Status", new: "open = d.Status",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
-		name: "http-unknown-passes", file: "internal/outcome/outcome.go", what: "an error that it does not know is a pass",
+		name: "http-unknown-passes", file: "internal/outcome/outcome.go", what: "a request passes on an unknown error",
 		old: "	default:\n		return http.StatusServiceUnavailable\n", new: "	default:\n		return 0\n",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
-		name: "http-failure-refunded", file: "ratelimit/httplimit/settle.go", what: "failures are given back, too",
+		name: "http-failure-refunded", file: "ratelimit/httplimit/settle.go", what: "failures are refunded, too",
 		old: "free = !m.failed(", new: "free = m.failed(recorder.status, r) || !m.failed(",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has not failed",
+		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics does not count as failed",
 		old: "	free := false\n", new: "	free := m.Failed != nil\n",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-gave-up-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that gave up with its client has not failed",
+		name: "http-gave-up-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that returned because its client left does not count as failed",
 		old: "r.Context().Err() != nil || m.Failed(http.StatusOK)", new: "m.Failed(http.StatusOK)",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-refund-cancelled", file: "ratelimit/httplimit/settle.go", what: "who hangs up before the refund has paid for a success",
+		name: "http-refund-cancelled", file: "ratelimit/httplimit/settle.go", what: "a client that disconnects before the refund pays for a success",
 		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(r.Context(), m.timeout())",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed|TestHTTPTheCostIsWhatTheHandlerSays",
 	}, {
@@ -43,20 +43,20 @@ var httpMutations = []mutation{
 		old: "context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())", new: "context.WithTimeout(context.WithoutCancel(r.Context()), 1000*m.timeout())",
 		tests: "TestHTTPACostIsNotWaitedForForEver",
 	}, {
-		name: "http-settle-panic", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has cost what was estimated",
+		name: "http-settle-panic", file: "ratelimit/httplimit/settle.go", what: "a handler that panics pays the estimate",
 		old:   "		charge, refund := c.end(free)\n",
 		new:   "		if p := recover(); p != nil {\n			panic(p)\n		}\n		charge, refund := c.end(free)\n",
 		tests: "TestHTTPTheCostIsWhatTheHandlerSays",
 	}, {
-		name: "http-settle-silent", file: "ratelimit/httplimit/settle.go", what: "nobody hears of a cost that could not be settled",
+		name: "http-settle-silent", file: "ratelimit/httplimit/settle.go", what: "a cost that could not be settled is not reported",
 		old: "	if d.Err != nil {\n		m.observe(r, d)\n	}\n", new: "",
 		tests: "TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays|TestHTTPARefundThatFailsIsObservedAndTheTokensStayTaken",
 	}, {
-		name: "http-settle-denied", file: "ratelimit/httplimit/httplimit.go", what: "what was denied, and passes, is settled",
+		name: "http-settle-denied", file: "ratelimit/httplimit/httplimit.go", what: "a denied request that passes is settled",
 		old: "granted := limited && d.Status == 0", new: "granted := limited",
 		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
 	}, {
-		name: "http-settle-not-limited", file: "ratelimit/httplimit/httplimit.go", what: "a handler whose request is not limited must know that",
+		name: "http-settle-not-limited", file: "ratelimit/httplimit/httplimit.go", what: "SetCost fails in a handler whose request is not limited",
 		old: "		case m.Settle:\n", new: "		case false:\n",
 		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
 	}, {
@@ -64,23 +64,23 @@ var httpMutations = []mutation{
 		old: "!(cost >= 0 && cost <= algebra.MaxTokens)", new: "cost < 0 || cost > algebra.MaxTokens",
 		tests: "TestSetCost",
 	}, {
-		name: "http-cost-nothing-taken", file: "ratelimit/httplimit/settle.go", what: "a cost is an error where nothing was taken",
+		name: "http-cost-nothing-taken", file: "ratelimit/httplimit/settle.go", what: "a cost is an error where no tokens were taken",
 		old: "	if nothingTaken {\n", new: "	if false {\n",
 		tests: "TestSetCost",
 	}, {
-		name: "http-cost-outer", file: "ratelimit/httplimit/settle.go", what: "a cost is for the innermost middleware only",
+		name: "http-cost-outer", file: "ratelimit/httplimit/settle.go", what: "a cost reaches only the innermost middleware",
 		old: "c = c.outer {", new: "c = nil {",
 		tests: "TestSetCost",
 	}, {
-		name: "http-cost-too-late", file: "ratelimit/httplimit/settle.go", what: "a cost that comes too late is lost in silence",
+		name: "http-cost-too-late", file: "ratelimit/httplimit/settle.go", what: "a cost that is set too late is silently lost",
 		old: "	if c.returned {\n", new: "	if false {\n",
 		tests: "TestSetCost",
 	}, {
-		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is lost in silence",
+		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is silently lost",
 		old: "return s.Limit.Name() == limit })", new: "return true })",
 		tests: "TestSetCost",
 	}, {
-		name: "http-cost-of-up-to", file: "ratelimit/httplimit/settle.go", what: "of a request with UpTo, the estimate is what was asked for, not what was there",
+		name: "http-cost-of-up-to", file: "ratelimit/httplimit/settle.go", what: "the estimate of a request with UpTo is its maximum, not the tokens taken",
 		old: "s.Key}] += s.Taken", new: "s.Key}] += s.Count",
 		tests: "TestTheCostOfWhatWasThereIsSettled",
 	}, {
@@ -92,19 +92,19 @@ var httpMutations = []mutation{
 		old: "		delete(taken, of)\n", new: "",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
-		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit of which nothing was said costs nothing",
+		name: "http-cost-unsaid", file: "ratelimit/httplimit/settle.go", what: "a limit without a stated cost costs nothing",
 		old: "case !first || !set:", new: "case !first || !set && free:",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
-		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, though only failures count",
+		name: "http-cost-of-success", file: "ratelimit/httplimit/settle.go", what: "a success pays its cost, although only failures count",
 		old: "		if free {\n", new: "		if free && !set {\n",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
-		name: "http-cost-tiny-charge", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is charged",
+		name: "http-cost-tiny-charge", file: "ratelimit/httplimit/settle.go", what: "a difference smaller than any count is charged",
 		old: "case more >= algebra.MinTokens:", new: "case more > 0:",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
-		name: "http-cost-tiny-refund", file: "ratelimit/httplimit/settle.go", what: "a difference that is less than any count is refunded",
+		name: "http-cost-tiny-refund", file: "ratelimit/httplimit/settle.go", what: "a difference smaller than any count is refunded",
 		old: "case -more >= algebra.MinTokens:", new: "case -more > 0:",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
@@ -112,11 +112,11 @@ var httpMutations = []mutation{
 		old: "charge = append(charge, c.requests[i].Count(more))", new: "_ = more",
 		tests: "TestOnlyTheDifferenceIsSettled",
 	}, {
-		name: "http-exposed-lost", file: "ratelimit/httplimit/fields.go", what: "what a CORS handler has listed is replaced",
+		name: "http-exposed-lost", file: "ratelimit/httplimit/fields.go", what: "the fields that a CORS handler has listed are replaced",
 		old: "			list = append(list, name)\n", new: "			list = append(list[min(len(list), len(exposed)):], name)\n",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
-		name: "http-exposed-twice", file: "ratelimit/httplimit/fields.go", what: "fields that are exposed already are listed again",
+		name: "http-exposed-twice", file: "ratelimit/httplimit/fields.go", what: "fields that are already exposed are listed again",
 		old: "exposed = append(exposed, http.CanonicalHeaderKey(", new: "exposed = append(exposed, strings.ToUpper(",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
@@ -124,7 +124,7 @@ var httpMutations = []mutation{
 		old: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if m.LegacyFields {", new: "	names := []string{fieldPolicy, fieldLimit, fieldRetry}\n	if false {",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
-		name: "http-exposed-unset", file: "ratelimit/httplimit/fields.go", what: "fields are exposed that are not there",
+		name: "http-exposed-unset", file: "ratelimit/httplimit/fields.go", what: "fields that do not exist are exposed",
 		old: "m.ExposeFields && len(policies) > 0", new: "m.ExposeFields",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
@@ -132,7 +132,7 @@ var httpMutations = []mutation{
 		old: "m.ExposeFields && len(policies) > 0", new: "len(policies) > 0",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
-		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, and so too early",
+		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, so it is too early",
 		old: "	if d%time.Second > 0 {\n		whole++\n	}\n", new: "",
 		tests: "TestRetryAfterIsWholeSecondsRoundedUpAndAtLeastOne",
 	}, {
@@ -140,39 +140,39 @@ var httpMutations = []mutation{
 		old: "max(seconds(until.Sub(result.At)), 1)", new: "max(seconds(until.Sub(result.At)), 0)",
 		tests: "TestRetryAfterIsWholeSecondsRoundedUpAndAtLeastOne",
 	}, {
-		name: "http-remaining-rounded-up", file: "ratelimit/httplimit/fields.go", what: "more is said to remain than does",
+		name: "http-remaining-rounded-up", file: "ratelimit/httplimit/fields.go", what: "a field states more than what remains",
 		old: "int64(math.Floor(", new: "int64(math.Ceil(",
 		tests: "TestFields",
 	}, {
-		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy writes its own address",
+		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy chooses its address",
 		old: "i := len(entries) - c.TrustedProxies\n", new: "i := min(0, len(entries)-c.TrustedProxies)\n",
 		tests: "TestClientIP",
 	}, {
-		name: "http-networks-any", file: "ratelimit/httplimit/requests.go", what: "everybody is a trusted proxy",
+		name: "http-networks-any", file: "ratelimit/httplimit/requests.go", what: "every client is a trusted proxy",
 		old: "isIn(trusted, addr); i--", new: "trusted != nil; i--",
 		tests: "TestClientIPOfTrustedNetworks|TestClientIPOfACDNsHeader",
 	}, {
-		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "what is no address is passed over",
+		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "an invalid address is skipped",
 		old: "		if !isAddress {\n			break\n", new: "		if !isAddress {\n			if i < 0 {\n				break\n			}\n			continue\n",
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
-		name: "http-networks-number", file: "ratelimit/httplimit/requests.go", what: "a proxy that did not state an address is believed nevertheless",
+		name: "http-networks-number", file: "ratelimit/httplimit/requests.go", what: "a proxy that did not state an address is trusted anyway",
 		old: "			trusted = nil\n", new: "",
 		tests: "TestClientIPOfACDNsHeader",
 	}, {
-		name: "http-networks-counted", file: "ratelimit/httplimit/requests.go", what: "the entries of the proxies that are counted are read again",
+		name: "http-networks-counted", file: "ratelimit/httplimit/requests.go", what: "the entries of the counted proxies are used again",
 		old: "stated, true, entries[:i]", new: "stated, true, entries",
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
-		name: "http-networks-embedded", file: "ratelimit/httplimit/requests.go", what: "who embeds a trusted proxy's address in its own is trusted",
+		name: "http-networks-embedded", file: "ratelimit/httplimit/requests.go", what: "a client that embeds a trusted proxy's address in its own is trusted",
 		old: "return network.Contains(addr)", new: "return network.Contains(canonical(addr))",
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
-		name: "http-client-header-twice", file: "ratelimit/httplimit/requests.go", what: "of two header fields, one is believed",
+		name: "http-client-header-twice", file: "ratelimit/httplimit/requests.go", what: "of two header fields, one is trusted",
 		old: "		if len(entries) > 1 {\n", new: "		if false {\n",
 		tests: "TestClientIPOfACDNsHeader",
 	}, {
-		name: "http-client-header-missing", file: "ratelimit/httplimit/requests.go", what: "where a CDN's header is missing, what a client forwards is believed",
+		name: "http-client-header-missing", file: "ratelimit/httplimit/requests.go", what: "if a CDN's header field is missing, what a client forwards is trusted",
 		old: "if c.ClientHeader != \"\" {", new: "if r.Header.Get(c.ClientHeader) != \"\" {",
 		tests: "TestClientIPOfACDNsHeader",
 	}, {
@@ -180,7 +180,7 @@ var httpMutations = []mutation{
 		old: "cost != 0 && !(cost >= algebra.MinTokens)", new: "cost != 0 && !(math.Abs(cost) >= algebra.MinTokens)",
 		tests: "TestCost",
 	}, {
-		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request for which nothing is asked is not limited",
+		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request that asks for nothing is not limited",
 		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
 		new:   "err = ErrNotLimited",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
@@ -193,15 +193,15 @@ var httpMutations = []mutation{
 		old: "periods := limit.Capacity() / *c.Rate", new: "periods := 1.0",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
-		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before its next window",
+		name: "http-policy-below-rate", file: "ratelimit/httplimit/fields.go", what: "a fixed window is said to refill before the next window",
 		old: "periods = max(periods, 1)", new: "periods = max(periods, 0)",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
-		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, and q per w above the rate",
+		name: "http-policy-rounded-down", file: "ratelimit/httplimit/fields.go", what: "w is rounded down, so q per w exceeds the rate",
 		old: "math.Ceil(micros / 1e6)", new: "math.Floor(micros / 1e6)",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
-		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "what rounding adds to a whole number of seconds makes w one more",
+		name: "http-policy-inexact", file: "ratelimit/httplimit/fields.go", what: "a rounding error above a whole number of seconds adds 1 to w",
 		old: "math.Round(periods *", new: "(periods *",
 		tests: "TestFields",
 	}, {
@@ -209,19 +209,19 @@ var httpMutations = []mutation{
 		old: "micros >= 1e6 && seconds", new: "micros > 0 && seconds",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
-		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w too long to be said is cut, and q per w above the rate",
+		name: "http-policy-clamped", file: "ratelimit/httplimit/fields.go", what: "a w that is too long is cut, so q per w exceeds the rate",
 		old: " && seconds <= maxInteger", new: "",
 		tests: "TestFields|TestThePolicyStatesTheLimitsRate",
 	}, {
-		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one, and a 6to4 site many",
+		name: "http-address-embedded", file: "ratelimit/httplimit/requests.go", what: "clients behind NAT64 or a Teredo server are one client, and a 6to4 site is many",
 		old: "	addr = canonical(addr)\n", new: "",
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
-		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "a 6to4 site is told apart by what it chooses itself",
+		name: "http-address-6to4", file: "ratelimit/httplimit/requests.go", what: "the bits that a 6to4 site chooses itself make other clients",
 		old: "\"2002::/16\"), 2, 0}", new: "\"2002::/16\"), 12, 0}",
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
-		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client is another IPv4 client",
+		name: "http-address-teredo", file: "ratelimit/httplimit/requests.go", what: "a Teredo client counts as another IPv4 client",
 		old: "\"2001::/32\"), 12, 0xff}", new: "\"2001::/32\"), 12, 0}",
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
@@ -229,11 +229,11 @@ var httpMutations = []mutation{
 		old: "if ip[0] == 0 {", new: "if ip[0] == 0xff {",
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
-		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one",
+		name: "http-address-local-nat64", file: "ratelimit/httplimit/requests.go", what: "clients behind a local NAT64 are one client",
 		old: "		bits = 128\n", new: "		bits = 64\n",
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
-		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "the prefix of IPv4 addresses is that of IPv6",
+		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "IPv4 addresses get the prefix of IPv6",
 		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
 		tests: "TestClientIP",
 	}, {
@@ -245,19 +245,19 @@ var httpMutations = []mutation{
 		old: "strings.ToLower(value[:end])", new: "value[:end]",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme are one if only case tells them apart",
+		name: "http-key-no-scheme", file: "ratelimit/httplimit/credential.go", what: "keys without a scheme that differ only in case are one key",
 		old: "return value // a key without", new: "return strings.ToLower(value) // a key without",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is read as if it had",
+		name: "http-key-any-field", file: "ratelimit/httplimit/credential.go", what: "a field that has no schemes is parsed as if it had them",
 		old: "if field != \"Authorization\" && field != \"Proxy-Authorization\" {", new: "if field == \"\" {",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is compared as it is",
+		name: "http-key-proxy", file: "ratelimit/httplimit/credential.go", what: "Proxy-Authorization is not normalized",
 		old: " && field != \"Proxy-Authorization\" {", new: " {",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each spelling of the base64 of Basic makes a key",
+		name: "http-key-base64", file: "ratelimit/httplimit/credential.go", what: "each base64 spelling of Basic makes another key",
 		old: "	return base64.StdEncoding.EncodeToString(decoded)\n", new: "	_ = decoded\n	return s\n",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
@@ -269,7 +269,7 @@ var httpMutations = []mutation{
 		old: "standardBase64.Replace(strings.TrimRight(s, \"=\"))", new: "strings.TrimRight(s, \"=\")",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request of Digest makes a key",
+		name: "http-key-digest", file: "ratelimit/httplimit/credential.go", what: "each request with Digest makes another key",
 		old: "if scheme != \"digest\" ||", new: "if scheme != \"Digest\" ||",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
@@ -281,7 +281,7 @@ var httpMutations = []mutation{
 		old: "name+\"=\"+quoted(value)", new: "name+\"=\"+value",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
-		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, and the application may take the other",
+		name: "http-key-lines", file: "ratelimit/httplimit/requests.go", what: "of two credentials, the first counts, although the application may use the other",
 		old: "case c != value:", new: "case i < 0:",
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
@@ -293,15 +293,15 @@ var httpMutations = []mutation{
 		old: "if d.Status == http.StatusTooManyRequests {", new: "if !d.Result.At.IsZero() {",
 		tests: "TestHTTPPlans",
 	}, {
-		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is said to be an exceeded quota",
+		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is reported as an exceeded quota",
 		old: "exceeded.RetryAt.IsZero()", new: "false",
 		tests: "TestHTTPPlans",
 	}, {
-		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are said to have 0 left",
+		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are reported to have 0 left",
 		old: "&& !(s.OK && s.RetryAt.IsZero())", new: "",
 		tests: "TestFields",
 	}, {
-		name: "http-policy-reset", file: "ratelimit/httplimit/fields.go", what: "a denial by policy has a time to retry",
+		name: "http-policy-reset", file: "ratelimit/httplimit/fields.go", what: "a denial by policy has a RetryAt",
 		old: "return s.RetryAt.Sub(result.At), !s.RetryAt.IsZero()", new: "return s.RetryAt.Sub(result.At), true",
 		tests: "TestFields",
 	}, {
@@ -309,7 +309,7 @@ var httpMutations = []mutation{
 		old: "s.Limit.Validate() != nil || math.IsInf(s.Limit.Capacity(), 1)", new: "s.Limit.Validate() != nil",
 		tests: "TestFields",
 	}, {
-		name: "log-policy", file: "ratelimit/observe/log.go", what: "a denial by policy is logged with a time to retry that is centuries ago",
+		name: "log-policy", file: "ratelimit/observe/log.go", what: "a denial by policy is logged with a RetryAt that is centuries ago",
 		old: "if !s.RetryAt.IsZero() {", new: "if true {",
 		tests: "TestADenialByPolicyIsLoggedWithoutATimeToRetry",
 	},

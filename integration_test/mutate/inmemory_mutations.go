@@ -39,11 +39,11 @@ var inMemoryMutations = []mutation{
 		old: "		d.Shards = len(rows)\n", new: "",
 		tests: "TestModel",
 	}, {
-		name: "inmemory-refund-all", file: "internal/inmemory/inmemory.go", what: "in memory, a refund gives back all that is asked for",
+		name: "inmemory-refund-all", file: "internal/inmemory/inmemory.go", what: "in memory, a refund gives back the whole count",
 		old: "d.Limit.Take(rows, len(rows), -back, now)", new: "d.Limit.Take(rows, len(rows), -d.Count, now)",
 		tests: "TestModel",
 	}, {
-		name: "memory-conflict", file: "ratelimit/ratelimittest/tx.go", what: "in memory, transactions overwrite what others have committed meanwhile",
+		name: "memory-conflict", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction overwrites what others have committed meanwhile",
 		old: "if !slices.Equal(s.db.table[id], rows) {", new: "if false && !slices.Equal(s.db.table[id], rows) {",
 		tests: "TestConflictsAreRetried",
 	}, {
@@ -55,7 +55,7 @@ var inMemoryMutations = []mutation{
 		old: "	if s.aborted {\n		return pgx.ErrTxCommitRollback\n	}\n", new: "",
 		tests: "TestOtherSQLIsAnError",
 	}, {
-		name: "memory-savepoint", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a rollback to a savepoint forgets nothing",
+		name: "memory-savepoint", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a rollback to a savepoint undoes nothing",
 		old: "t.session.table, t.aborted = t.table, false", new: "t.aborted = false",
 		tests: "TestNestedTransactions",
 	}, {
@@ -75,11 +75,11 @@ var inMemoryMutations = []mutation{
 		old: "		r.commit = s.commit()\n", new: "		s.end()\n",
 		tests: "TestBatches",
 	}, {
-		name: "memory-raise", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a denial in a batch is no error",
+		name: "memory-raise", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a denial in a batch is not an error",
 		old: "case s.orRaise && !a.Granted:", new: "case false:",
 		tests: "TestBatches",
 	}, {
-		name: "memory-calendar-clock", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a calendar is decided by windows of another time",
+		name: "memory-calendar-clock", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a calendar window is decided by the windows of another time",
 		old: "l.Unknown(now) || now < (*l.Windows)[0]", new: "false",
 		tests: "TestBatches",
 	}, {
@@ -87,15 +87,15 @@ var inMemoryMutations = []mutation{
 		old: "		db.open++\n", new: "",
 		tests: "TestTheEndOfATest",
 	}, {
-		name: "memory-sleep", file: "ratelimit/ratelimittest/clock.go", what: "the clock wakes nobody",
+		name: "memory-sleep", file: "ratelimit/ratelimittest/clock.go", what: "the clock wakes no sleeper",
 		old: "		close(s.done)\n		return true\n", new: "		return true\n",
 		tests: "TestSleepEndsByTheClock",
 	}, {
-		name: "replay-exceeds", file: "ratelimit/inmemory.go", what: "what is more than the capacity is forgotten by the suggestion",
+		name: "replay-exceeds", file: "ratelimit/inmemory.go", what: "the suggestion forgets the part above the capacity",
 		old: "return result, charge.demands[0].numbers, err", new: "return result, algebra.Limit{Period: 1 + charge.demands[0].numbers.Period}, err",
 		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
 	}, {
-		name: "replay-stored-key", file: "ratelimit/inmemory.go", what: "a replay escapes a stored key again, and so has another grid",
+		name: "replay-stored-key", file: "ratelimit/inmemory.go", what: "a replay escapes a stored key again, so the key has another grid",
 		old: "if r.key = key; checkText", new: "if r.key = joinKey([]string{key}); checkText",
 		tests: "TestReplayPredictsARun",
 	},

@@ -20,31 +20,31 @@ import (
 	"github.com/txlimit/txlimit/internal/postgres"
 )
 
-// packages are those whose tests are to notice.
+// packages are the packages whose tests should notice.
 var packages = []string{
 	"internal/algebra", "internal/calendar", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
-	"ratelimit/replay", "integration_test",
+	"ratelimit/replay", "ratelimit/usage", "integration_test",
 }
 
-// Some mutations make a test wait for ever. It has hung when it takes patience and some times as long as without a mutation, or,
-// if that was not tried, or with all others, this long.
+// Some mutations make a test hang. A test counts as hung after patience, plus a multiple of its time without a mutation. If
+// that time is not known, it counts as hung after longPatience. All tests together may take allPatience.
 const (
 	patience     = 15 * time.Second
 	longPatience = 2 * time.Minute
 	allPatience  = 12 * time.Minute
 )
 
-// lab is where mutations are tried: a copy of the repository, and a server.
+// lab is a place to try mutations: a copy of the repository, and a server.
 type lab struct {
 	dir    string
 	server *postgres.Server
-	home   map[string]string // of each test, its package
+	home   map[string]string // by test: its package
 
-	compiled map[string]bool          // the packages whose tests are, as the Go files are now
-	took     map[string]time.Duration // what tests took that have passed
+	compiled map[string]bool          // packages whose tests are compiled from the present Go files
+	took     map[string]time.Duration // durations of passed tests
 }
 
-// newLab copies what git knows, or would add, as it is in the working tree.
+// newLab copies the files of the working tree that git tracks or would add.
 func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
 	l = &lab{server: server, home: map[string]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
@@ -81,7 +81,7 @@ func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
 
 func (l *lab) remove() { _ = os.RemoveAll(l.dir) }
 
-// copy copies a file, unless it was deleted and git does not know yet.
+// copy copies a file, unless it was deleted and git does not know that yet.
 func (l *lab) copy(root, file string) error {
 	text, err := os.ReadFile(filepath.Join(root, file))
 	if errors.Is(err, os.ErrNotExist) {
@@ -98,7 +98,7 @@ func (l *lab) copy(root, file string) error {
 
 var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 
-// index notes down where each test is.
+// index records the package of each test.
 func (l *lab) index(pkg string) error {
 	files, err := filepath.Glob(filepath.Join(l.dir, pkg, "*_test.go"))
 	if err != nil {
@@ -116,7 +116,7 @@ func (l *lab) index(pkg string) error {
 	return nil
 }
 
-// applies says whether a mutation can be made, and the tests that it names are there.
+// applies returns an error if the mutation cannot be made, or a test that it names does not exist.
 func (l *lab) applies(m mutation) error {
 	if _, _, err := l.mutated(m); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (l *lab) applies(m mutation) error {
 	return nil
 }
 
-// mutated is the text of the mutation's file before and after.
+// mutated returns the text of the mutation's file, before and after it.
 func (l *lab) mutated(m mutation) (before, after string, err error) {
 	text, err := os.ReadFile(filepath.Join(l.dir, m.file))
 	if err != nil {
@@ -138,7 +138,7 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 	before = string(text)
 	found := strings.Count(before, m.old)
 	if m.old == m.new || m.nth == 0 && found != 1 || m.nth > found {
-		return "", "", fmt.Errorf("%s: what it replaces is %d times in %s", m.name, found, m.file)
+		return "", "", fmt.Errorf("%s: the text to replace occurs %d times in %s", m.name, found, m.file)
 	}
 	at := 0
 	for n := 1; ; n++ {
@@ -150,7 +150,7 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 	}
 }
 
-// try makes a mutation and runs the tests: first those that ought to notice it, then, unless those are all that is wanted, all.
+// try makes a mutation and runs tests: first those that should notice it, then, unless named is set, all.
 func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure, err error) {
 	before, after, err := l.mutated(m)
 	if err != nil {
@@ -171,7 +171,7 @@ func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure,
 	return nil, nil
 }
 
-// patience is how long the tests that a mutation names may take together.
+// patience returns how long the tests that a mutation names may take together.
 func (l *lab) patience(m mutation) time.Duration {
 	all := patience
 	for test := range strings.SplitSeq(m.tests, "|") {
@@ -184,7 +184,7 @@ func (l *lab) patience(m mutation) time.Duration {
 	return all
 }
 
-// write changes a file. The migrations, which are generated from the engine, are read when the tests run.
+// write changes a file. The migrations are generated from the engine, and read when the tests run.
 func (l *lab) write(file, text string) error {
 	if strings.HasSuffix(file, ".go") {
 		clear(l.compiled)
@@ -213,16 +213,16 @@ func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time
 	return nil, nil
 }
 
-// failure is how a mutation was noticed.
+// failure says how a mutation was noticed.
 type failure struct {
 	test string
-	how  string // if it did not simply fail
-	out  string // what the tests had printed
+	how  string // if it is not an ordinary failure
+	out  string // the tests' output
 }
 
 func (f *failure) String() string { return f.test + f.how }
 
-// compile compiles the tests of a package, quickly, unless that is done already and no Go has changed since.
+// compile compiles the tests of a package without optimizations, unless that is done and no Go file has changed since.
 func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error) {
 	binary = filepath.Join(l.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
 	if l.compiled[pkg] {
@@ -237,8 +237,8 @@ func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error
 	return binary, nil
 }
 
-// test runs tests of a package until one fails, and kills the rest. They run on the one server, so that what they leave
-// behind goes away with it.
+// test runs tests of a package until one fails, and kills the rest. They use the one server, so what they leave behind is
+// removed with it.
 func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duration) (*failure, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
@@ -261,14 +261,14 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 		_ = write.Close()
 	}()
 	failed, out := l.firstFailure(read)
-	cancel() // what else is running
+	cancel() // the other running tests
 	_, _ = io.Copy(io.Discard, read)
 	err = <-ended
 	switch {
 	case failed == nil && err == nil:
 		return nil, nil
 	case nonsense.Match(out):
-		return nil, fmt.Errorf("it is no SQL that can run: %s", nonsense.Find(out))
+		return nil, fmt.Errorf("this SQL cannot run: %s", nonsense.Find(out))
 	case failed == nil:
 		return nil, fmt.Errorf("%w:\n%s", err, out)
 	}
@@ -276,7 +276,7 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	return failed, nil
 }
 
-// nonsense are SQLSTATEs of SQL that cannot run at all: syntax errors, and names that mean nothing.
+// nonsense matches SQLSTATEs of SQL that cannot run at all: syntax errors and unknown names.
 var nonsense = regexp.MustCompile(`.*SQLSTATE 42(601|703|804|702|P13).*`)
 
 var (
@@ -285,7 +285,7 @@ var (
 	runningLine = regexp.MustCompile(`^\s+(\w+)[^ ]* \([0-9hms.]+\)$`)
 )
 
-// firstFailure reads what tests print up to the first that fails, and what was printed before it.
+// firstFailure reads the tests' output up to the first failure, and returns the output before it.
 func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 	var out bytes.Buffer
 	lines := bufio.NewScanner(r)
@@ -298,11 +298,11 @@ func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 		case passLine.MatchString(line):
 			match := passLine.FindStringSubmatch(line)
 			if took, err := time.ParseDuration(match[2]); err == nil {
-				l.took[match[1]] = max(l.took[match[1]], took) // a subtest's, perhaps
+				l.took[match[1]] = max(l.took[match[1]], took) // perhaps a subtest's
 			}
 		case failLine.MatchString(line):
 			return &failure{test: failLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
-		case strings.HasPrefix(line, "=== "): // RUN, CONT: which test it is
+		case strings.HasPrefix(line, "=== "): // RUN, CONT: the name of the test
 			last = strings.Fields(line)[len(strings.Fields(line))-1]
 		case strings.HasPrefix(line, "panic: test timed out"):
 			how = " (hung)"

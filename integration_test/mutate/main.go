@@ -1,13 +1,14 @@
-// Command mutate breaks the engine on purpose, one edit at a time, and shows which test notices: what no test notices, no
-// test protects. It works on a copy of the repository, with the tests that are there.
+// Command mutate breaks the engine on purpose, one edit at a time, and shows which test notices. An edit that no test
+// notices shows code that no test protects. It works on a copy of the repository, with the present tests.
 //
-//	go run ./integration_test/mutate             # all of them; the tables, for docs/mutations.md, go to the standard output
-//	go run ./integration_test/mutate -only NAME  # those whose name matches the regular expression
-//	go run ./integration_test/mutate -named      # quickly: only the tests that they name, which are not first run without
+//	go run ./integration_test/mutate             # all edits; it prints the tables for docs/mutations.md
+//	go run ./integration_test/mutate -only NAME  # edits whose names match the regular expression
+//	go run ./integration_test/mutate -named      # quickly: only the tests that the edits name, and not first without an edit
 //
-// The edits are in the files *_mutations.go. Each names the tests that ought to notice it, which are run first. If they do
-// not, every test of the library is run. One is tried per processor at a time. An edit that nothing notices is printed as a survivor, and the exit status is 1. That it does
-// not compile, or that its SQL cannot run, is no notice: it is an error of the edit.
+// The edits are in the files *_mutations.go. Each names the tests that should notice it. These run first. If they do not
+// notice, all tests of the library run. Each processor tries one edit at a time. If no test notices an edit, it is printed
+// as a survivor, and the exit status is 1. If an edit does not compile, or its SQL cannot run, that does not count as
+// noticed: it is an error of the edit.
 package main
 
 import (
@@ -30,20 +31,20 @@ import (
 )
 
 var allMutations = slices.Concat(sqlMutations, algebraMutations, valueMutations, callMutations, coalescerMutations,
-	inMemoryMutations, httpMutations, rpcMutations, replayMutations)
+	inMemoryMutations, httpMutations, rpcMutations, replayMutations, overrideMutations, usageMutations)
 
 // mutation is one edit.
 type mutation struct {
 	name  string // for -only
 	file  string
 	what  string // what is broken
-	old   string // the text that is replaced, which is there once
-	nth   int    // which of them it is if it is there more often, from 1
+	old   string // the text to replace; without nth, it occurs once
+	nth   int    // if it occurs more than once: which of them to replace, from 1
 	new   string
-	tests string // those that ought to notice it, with bars between them
+	tests string // the tests that should notice it, separated by bars
 }
 
-// equivalent is an edit that changes no decision, and so is not in the table: no test could notice it, nor should.
+// equivalent is an edit that changes no decision. It is not in the table: no test could notice it, nor should one.
 type equivalent struct{ file, what, why string }
 
 func main() {
@@ -97,7 +98,7 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		if failed, err := labs[0].testNamed(ctx, chosen, allPatience); err != nil {
 			return 0, err
 		} else if failed != nil {
-			return 0, fmt.Errorf("without a mutation, too, %v fails:\n%s", failed, failed.out)
+			return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)
 		}
 	}
 
@@ -129,15 +130,15 @@ func run(ctx context.Context, only string, named bool) (survivors int, err error
 		}
 	}
 	if broken > 0 {
-		return survivors, fmt.Errorf("%d edits are wrong in themselves", broken)
+		return survivors, fmt.Errorf("%d edits cannot be applied or run", broken)
 	}
 	return survivors, nil
 }
 
-// result is what came of a mutation.
+// result is the result of a mutation.
 type result struct {
 	failed *failure
-	err    error // the edit is wrong
+	err    error // the edit cannot be applied or run
 	after  time.Duration
 }
 
@@ -151,7 +152,7 @@ func (r result) String() string {
 	return r.failed.String()
 }
 
-// tryAll tries the mutations, one at a time in each lab, and returns what came of each.
+// tryAll tries the mutations, one at a time in each lab, and returns their results.
 func tryAll(ctx context.Context, labs []*lab, mutations []mutation, named bool) []result {
 	results := make([]result, len(mutations))
 	var next atomic.Int64

@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// The table of mutations follows the code: what each replaces is there, and so are the tests that it names.
+// The table of mutations must follow the code: the texts to replace and the named tests must exist.
 func TestEveryMutationCanBeMade(t *testing.T) {
 	l, err := newLab(t.Context(), nil)
 	if err != nil {

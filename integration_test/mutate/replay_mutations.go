@@ -11,15 +11,15 @@ var replayMutations = []mutation{
 		old: "if wait > key.wait {", new: "if true {",
 		tests: "TestTheLongestWait",
 	}, {
-		name: "replay-lack-forgiven", file: "ratelimit/replay/replay.go", what: "the suggestion counts as if the candidate's capacity could be saved up on top",
+		name: "replay-lack-forgiven", file: "ratelimit/replay/replay.go", what: "the suggestion adds the candidate's capacity to what can be saved up",
 		old: "		numbers.Capacity = 0\n", new: "",
 		tests: "TestTheSuggestionIsTheSmallestCapacity",
 	}, {
-		name: "replay-lookback", file: "ratelimit/replay/replay.go", what: "the suggestion takes months of long ago for the longest",
+		name: "replay-lookback", file: "ratelimit/replay/replay.go", what: "the suggestion counts long-past months as if each were the longest",
 		old: "min(100**c.Rate, algebra.MaxTokens)", new: "min(1**c.Rate, algebra.MaxTokens)",
 		tests: "TestTheSuggestionCountsAllMonths",
 	}, {
-		name: "replay-share", file: "ratelimit/replay/report.go", what: "more keys are denied than the share",
+		name: "replay-share", file: "ratelimit/replay/report.go", what: "more keys are denied than the share allows",
 		old: "math.Floor(share*n)", new: "math.Ceil(share*n)",
 		tests: "TestNoCapacityIsSuggestedWhereNoneHelps",
 	}, {
@@ -27,7 +27,7 @@ var replayMutations = []mutation{
 		old: "math.Ceil(c.needs[", new: "math.Floor(c.needs[",
 		tests: "TestTheSuggestionIsTheSmallestCapacity",
 	}, {
-		name: "replay-list", file: "ratelimit/replay/report.go", what: "the lists are in the order in which the keys came",
+		name: "replay-list", file: "ratelimit/replay/report.go", what: "the lists are in order of the keys' first events",
 		old: "compare(item, list[at-1]) < 0", new: "false",
 		tests: "TestListsAreBoundedAndSorted",
 	}, {
@@ -43,11 +43,11 @@ var replayMutations = []mutation{
 		old: "joined[n-1].Events += span.Events", new: "joined[n-1].Events = span.Events",
 		tests: "TestSpansGrowWithTheTime",
 	}, {
-		name: "replay-ties", file: "ratelimit/replay/reorder.go", what: "events of one time change places",
+		name: "replay-ties", file: "ratelimit/replay/reorder.go", what: "events at the same time change places",
 		old: "a.nth < b.nth", new: "a.nth > b.nth",
 		tests: "TestReorder",
 	}, {
-		name: "replay-huge-line", file: "ratelimit/replay/log.go", what: "the rest of a huge line is taken for lines",
+		name: "replay-huge-line", file: "ratelimit/replay/log.go", what: "the rest of a huge line is parsed as lines",
 		old: "			for errors.Is(err, bufio.ErrBufferFull) {\n", new: "			if errors.Is(err, bufio.ErrBufferFull) {\n",
 		tests: "TestHugeLinesAreErrors",
 	}, {
@@ -59,7 +59,7 @@ var replayMutations = []mutation{
 		old: `columns > 1 && key.String == ""`, new: `columns > 3 && key.String == ""`,
 		tests: "TestReplayReadsAQuery",
 	}, {
-		name: "replay-binary", file: "ratelimit/replay/query.go", what: "keys are read in binary form, of which pgx does not always have a text",
+		name: "replay-binary", file: "ratelimit/replay/query.go", what: "keys are read in binary form, from which pgx cannot always make text",
 		old: "pgx.TextFormatCode}", new: "pgx.BinaryFormatCode}",
 		tests: "TestReplayReadsAQuery",
 	},

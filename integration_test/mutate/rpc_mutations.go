@@ -15,15 +15,15 @@ var rpcMutations = []mutation{
 		old: "|| open || i.ObserveOnly", new: "|| open",
 		tests: "TestRPCObserveOnlyLetsDeniedCallsPass",
 	}, {
-		name: "rpc-client-gone", file: "ratelimit/rpclimit/rpclimit.go", what: "a client that goes is a fault of the database",
+		name: "rpc-client-gone", file: "ratelimit/rpclimit/rpclimit.go", what: "a client that leaves counts as a failure of the database",
 		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); false &&",
 		tests: "TestRPCAClientThatGoesIsNoFaultOfTheDatabase|TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
-		name: "rpc-client-late", file: "ratelimit/rpclimit/rpclimit.go", what: "a deadline of the client's is a fault of the database",
+		name: "rpc-client-late", file: "ratelimit/rpclimit/rpclimit.go", what: "a client's deadline counts as a failure of the database",
 		old: "if c := refusal.Code(); ctx.Err() != nil &&", new: "if c := refusal.Code(); errors.Is(ctx.Err(), context.Canceled) &&",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
-		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that goes passes",
+		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that left passes",
 		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), open",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
@@ -31,11 +31,11 @@ var rpcMutations = []mutation{
 		old: "context.WithTimeout(ctx, i.timeout())", new: "context.WithCancel(ctx)",
 		tests: "TestADecisionHasADeadline",
 	}, {
-		name: "rpc-conflict", file: "ratelimit/rpclimit/rpclimit.go", what: "a conflict is a fault of the database",
+		name: "rpc-conflict", file: "ratelimit/rpclimit/rpclimit.go", what: "a conflict counts as a failure of the database",
 		old: "ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database\n			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)\n			return err\n		})", new: "func() (err error) {\n			d.Result, err = i.Limiter.Consume(within, i.DB, requests...)\n			return err\n		}()",
 		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
 	}, {
-		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call for which nothing is asked is not limited",
+		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call that asks for nothing is not limited",
 		old: "err = errors.New(\"rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited\")", new: "err = ErrNotLimited",
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
@@ -47,31 +47,31 @@ var rpcMutations = []mutation{
 		old: "i.Limiter == nil || ", new: "",
 		tests: "TestRPCAnIncompleteInterceptorRefuses",
 	}, {
-		name: "rpc-log-late", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told that clients do not wait for the database",
+		name: "rpc-log-late", file: "ratelimit/rpclimit/rpclimit.go", what: "clients that do not wait for the database are not reported",
 		old: "case d.Code == codes.DeadlineExceeded:", new: "case d.Code == codes.Unknown:",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
-		name: "rpc-log-key", file: "ratelimit/rpclimit/rpclimit.go", what: "nobody is told of keys that are not found",
+		name: "rpc-log-key", file: "ratelimit/rpclimit/rpclimit.go", what: "missing keys are not reported",
 		old: "case d.Code == codes.InvalidArgument &&", new: "case d.Code == codes.Unknown &&",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
-		name: "rpc-never-retry", file: "ratelimit/rpclimit/refusal.go", what: "what can never be granted is the client's mistake alone",
+		name: "rpc-never-retry", file: "ratelimit/rpclimit/refusal.go", what: "a request that can never be granted counts only as the client's mistake",
 		old: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.ResourceExhausted", new: "case errors.Is(err, ratelimit.ErrExceedsCapacity):\n		return status.New(codes.InvalidArgument",
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
-		name: "rpc-violations-granted", file: "ratelimit/rpclimit/refusal.go", what: "limits that would have granted are violated, too",
+		name: "rpc-violations-granted", file: "ratelimit/rpclimit/refusal.go", what: "limits that would have granted are listed as violated, too",
 		old: "if s.OK || slices.", new: "if slices.",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
-		name: "rpc-violations-twice", file: "ratelimit/rpclimit/refusal.go", what: "a limit is violated twice",
+		name: "rpc-violations-twice", file: "ratelimit/rpclimit/refusal.go", what: "a limit is listed as violated twice",
 		old: "return v.QuotaId == name", new: "return false",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
-		name: "rpc-leak", file: "ratelimit/rpclimit/refusal.go", what: "a violation tells the key",
+		name: "rpc-leak", file: "ratelimit/rpclimit/refusal.go", what: "a violation shows the key",
 		old: "QuotaId: name, QuotaValue", new: "Subject: s.Key, QuotaId: name, QuotaValue",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
-		name: "rpc-leak-error", file: "ratelimit/rpclimit/refusal.go", what: "an error of the program's own goes to clients",
+		name: "rpc-leak-error", file: "ratelimit/rpclimit/refusal.go", what: "an internal error of the program is sent to clients",
 		old: "	default:\n		return internal\n	}\n}\n", new: "	default:\n		return status.New(codes.Internal, err.Error())\n	}\n}\n",
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
@@ -87,35 +87,35 @@ var rpcMutations = []mutation{
 		old: "byHTTP.Status == http.StatusForbidden", new: "false",
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
-		name: "rpc-canonical", file: "ratelimit/rpclimit/grpc.go", what: "the metadata of gRPC is not found by its canonical names",
+		name: "rpc-canonical", file: "ratelimit/rpclimit/grpc.go", what: "gRPC metadata is not found under its canonical names",
 		old: "call.Header[http.CanonicalHeaderKey(name)]", new: "call.Header[name]",
 		tests: "TestRPCRequestsKnowTheMethodThePeerAndTheMetadata",
 	}, {
-		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a stream of gRPC opens unlimited",
+		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a gRPC stream opens without a limit",
 		old: "	if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n		return refusal.Err()\n	}\n", new: "",
 		tests: "TestRPCAStreamIsLimitedWhenItOpens",
 	}, {
-		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused message of gRPC the next is received",
+		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused gRPC message, the next one is received",
 		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.ServerStream", new: "if err := s.ServerStream",
 		tests: "TestRPCEachMessageOfAStreamIsLimited",
 	}, {
-		name: "rpc-message-ignored", file: "ratelimit/rpclimit/grpc.go", what: "a refused message of gRPC is handed over",
+		name: "rpc-message-ignored", file: "ratelimit/rpclimit/grpc.go", what: "a refused gRPC message reaches the handler",
 		old: "		s.refused = refusal.Err()\n", new: "		_ = refusal\n",
 		tests: "TestRPCEachMessageOfAStreamIsLimited",
 	}, {
-		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a stream of Connect opens unlimited",
+		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a Connect stream opens without a limit",
 		old: "		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {\n			return connectError(refusal)\n		}\n", new: "",
 		tests: "TestRPCAStreamIsLimitedWhenItOpens",
 	}, {
-		name: "rpc-connect-message-again", file: "ratelimit/rpclimit/connect.go", what: "after a refused message of Connect the next is received",
+		name: "rpc-connect-message-again", file: "ratelimit/rpclimit/connect.go", what: "after a refused Connect message, the next one is received",
 		old: "if s.refused != nil {\n		return s.refused\n	}\n	if err := s.Streaming", new: "if err := s.Streaming",
 		tests: "TestRPCEachMessageOfAStreamIsLimited",
 	}, {
-		name: "rpc-connect-client", file: "ratelimit/rpclimit/connect.go", what: "calls that a client of Connect makes are limited",
+		name: "rpc-connect-client", file: "ratelimit/rpclimit/connect.go", what: "calls that a Connect client makes are limited",
 		old: "request.Spec().IsClient", new: "false",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
-		name: "rpc-connect-denial", file: "ratelimit/rpclimit/connect.go", what: "a denial by Connect has no details",
+		name: "rpc-connect-denial", file: "ratelimit/rpclimit/connect.go", what: "a denial over Connect has no details",
 		old: "range refusal.Proto().GetDetails()", new: "range refusal.Proto().GetDetails()[:0]",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {

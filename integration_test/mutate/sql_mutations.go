@@ -26,16 +26,16 @@ var sqlMutations = []mutation{
 		old: "RETURN least(capacity, value + CASE", new: "RETURN (value + CASE",
 		tests: "TestACapacityAboveTheRateRollsOver|TestShardsAreCombinedBeforeADenial",
 	}, {
-		name: "available-time-backwards", file: available, what: "time that runs backwards takes from a bucket",
+		name: "available-time-backwards", file: available, what: "time that runs backwards takes tokens from a bucket",
 		old: "greatest(date_part('epoch', upto - ts), 0) * rate", new: "date_part('epoch', upto - ts) * rate",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
-		name: "available-windows-backwards", file: available, what: "time that runs backwards takes a window's tokens",
+		name: "available-windows-backwards", file: available, what: "time that runs backwards takes tokens from a window",
 		old:   "greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate",
 		new:   "round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)) * rate",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
-		name: "available-windows-rounded-down", file: available, what: "a quotient of doubles is rounded down to whole windows",
+		name: "available-windows-rounded-down", file: available, what: "a quotient of doubles is rounded down to too few windows",
 		old: "greatest(round(date_part", new: "greatest(floor(date_part",
 		tests: "TestAFixedWindowMissesNoWindowByRounding",
 	}, {
@@ -60,12 +60,12 @@ var sqlMutations = []mutation{
 			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
-		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not ask whether it has enough",
+		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not check whether it has enough",
 		old:   "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
 		new:   "RETURNING",
 		tests: "TestAFixedWindowsGridGoesThroughItsStart|TestModel",
 	}, {
-		name: "consume-no-recheck", file: consume, what: "the UPDATE does not ask again, after waiting, whether the row has enough: it trusts a plain read",
+		name: "consume-no-recheck", file: consume, what: "after a wait, the UPDATE does not check again whether the row has enough: it trusts a plain read",
 		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
 		new: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
 			"                       AND /* TEMPLATE: schema */_ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
@@ -79,7 +79,7 @@ var sqlMutations = []mutation{
 		old: "ts = greatest(r.ts, at)\n", nth: 2, new: "ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
-		name: "consume-now", file: consume, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
+		name: "consume-now", file: consume, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
 		old:   "            at := coalesce(now, clock_timestamp());\n            IF start IS NULL THEN\n                UPDATE",
 		new:   "            at := coalesce(now, now());\n            IF start IS NULL THEN\n                UPDATE",
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
@@ -93,7 +93,7 @@ var sqlMutations = []mutation{
 		old: "RETURN rate + capacity + count < '1e16'", new: "RETURN rate + capacity < '1e16'",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-negative", file: available, what: "a negative count mints",
+		name: "consume-negative", file: available, what: "a negative count creates tokens",
 		old: "least(rate, capacity, count) >= '0'", new: "least(rate, capacity) >= '0'",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -101,7 +101,7 @@ var sqlMutations = []mutation{
 		old: "RETURN rate + capacity + count < '1e16'", new: "RETURN greatest(rate, capacity, count) < '1e16'",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "valid-infinite", file: available, what: "NaN and Infinity are numbers like others",
+		name: "valid-infinite", file: available, what: "NaN and Infinity are accepted as numbers",
 		old: "RETURN rate + capacity + count < '1e16' AND", new: "RETURN rate + capacity + count IS NOT NULL AND",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -113,19 +113,19 @@ var sqlMutations = []mutation{
 		old: " AND isfinite(coalesce(now, 'epoch'));", new: ";",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-trusts", file: consume, what: "numbers are taken to be valid that are none",
+		name: "consume-trusts", file: consume, what: "invalid numbers pass the check",
 		old: "    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "    IF false THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-first-floor", file: consume, what: "a first use is granted that leaves less than it may",
+		name: "consume-first-floor", file: consume, what: "a first use that leaves less than the floor is granted",
 		old: "ELSIF (capacity - count >= floor AND isfinite(", new: "ELSIF (isfinite(",
 		tests: "TestNoGarbageIsGrantedOrStored|TestTheFunctionsRefuseWhatTheyCannotDecide",
 	}, {
-		name: "consume-first-start", file: consume, what: "a first use is granted in a window that begins at no instant",
+		name: "consume-first-start", file: consume, what: "a first use is granted in a window with an infinite start",
 		old: "ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS", new: "ELSIF (capacity - count >= floor) IS",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "consume-seqscan", file: consume, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with those of all others",
+		name: "consume-seqscan", file: consume, what: "without enable_seqscan = off, a SERIALIZABLE caller of one key conflicts with the callers of all others",
 		old: "LANGUAGE plpgsql SET enable_seqscan = off\nAS", new: "LANGUAGE plpgsql\nAS",
 		tests: "TestDifferentKeysDoNotConflictInATinyTable",
 	}, {
@@ -133,24 +133,24 @@ var sqlMutations = []mutation{
 		old: "VALUES (name, key, 0, 1, capacity - count,", new: "VALUES (name, key, 0, 1, capacity,",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
-		name: "consume-first-conflict", file: consume, what: "two first uses at once: one is an error of SQL",
+		name: "consume-first-conflict", file: consume, what: "of two concurrent first uses, one gets an SQL error",
 		old: "\n            ON CONFLICT DO NOTHING\n            RETURNING r.value, r.ts INTO value, ts;", new: "\n            RETURNING r.value, r.ts INTO value, ts;",
 		tests: "TestOverGrant",
 	}, {
-		name: "consume-first-lost-race", file: consume, what: "whoever loses the race for a first use is granted it all the same",
+		name: "consume-first-lost-race", file: consume, what: "a caller that loses the race for a first use is granted anyway",
 		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
-		name: "consume-expecting-exact", file: consume, what: "who expects a denial is denied the last token (>= to >)",
+		name: "consume-expecting-exact", file: consume, what: "a caller that expects a denial is denied the last token (>= to >)",
 		old:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;",
 		new:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor) IS NOT TRUE;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
-		name: "consume-expecting-for-ever", file: consume, what: "who expects a denial wrongly never gets to the UPDATE",
+		name: "consume-expecting-for-ever", file: consume, what: "a caller that wrongly expects a denial never gets to the UPDATE",
 		old: "        expect_denial := false;\n", new: "",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
-		name: "consume-denies-sharded", file: consume, what: "rows that were sharded are not made one",
+		name: "consume-denies-sharded", file: consume, what: "rows that were sharded are not merged",
 		old: "ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	},
@@ -158,19 +158,19 @@ var sqlMutations = []mutation{
 	// _ratelimit_apply
 
 	{
-		name: "apply-reads-two", file: apply, what: "of several limits, in SERIALIZABLE, too, the other shards are read, and conflict with whoever takes from them",
+		name: "apply-reads-two", file: apply, what: "for several limits in SERIALIZABLE, the other shards are read, too, and conflict with transactions that take from them",
 		old: "IF shard_a OPERATOR(pg_catalog.=) shard_b OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN", new: "IF shard_a OPERATOR(pg_catalog.=) shard_b THEN",
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
-		name: "apply-order", file: apply, what: "the single shards of several limits are locked in another order than everybody's",
+		name: "apply-order", file: apply, what: "the single shards of several limits are locked in another order than the common one",
 		old: "ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\"\n                    LOOP", new: "ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC\n                    LOOP",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than everybody's",
+		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than the common one",
 		old: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "apply-keeps-a-lost-lock", file: apply, what: "a shard that was locked and then found wanting stays locked while all are locked",
+		name: "apply-keeps-a-lost-lock", file: apply, what: "a locked shard that has too little stays locked while all are locked",
 		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
 		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
@@ -187,28 +187,28 @@ var sqlMutations = []mutation{
 		old: "                    at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
 		tests: "TestARowMadeAfterAWaitIsNotRefilledForTheWait",
 	}, {
-		name: "apply-unlocked-rows", file: apply, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
+		name: "apply-unlocked-rows", file: apply, what: "rows that another transaction inserted meanwhile are written without a lock",
 		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF NOT granted THEN",
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
-		name: "apply-decides-once", file: apply, what: "what a plain read granted is granted although the locked rows lack it",
+		name: "apply-decides-once", file: apply, what: "a grant by a plain read stands although the locked rows have too little",
 		old: "IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN", new: "IF locked OPERATOR(pg_catalog.<>) rows THEN",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers",
 	}, {
-		name: "apply-first-lost-race", file: apply, what: "whoever loses the race for a first use is granted it all the same",
+		name: "apply-first-lost-race", file: apply, what: "a caller that loses the race for a first use is granted anyway",
 		old:   "                    IF m <> shards[i] THEN\n                        RAISE SQLSTATE 'RL001';\n                    END IF;\n                END IF;\n            END LOOP;\n            RETURN ROW(",
 		new:   "                END IF;\n            END LOOP;\n            RETURN ROW(",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
 	}, {
-		name: "apply-no-slack", file: apply, what: "a sum over shards that rounding has made too little is denied",
+		name: "apply-no-slack", file: apply, what: "a sum over shards is denied because of its rounding",
 		old: "slack  CONSTANT double precision := 1e-9;", new: "slack  CONSTANT double precision := 0;",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
-		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may owe, alone, as much as all together",
+		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may alone owe as much as all shards together",
 		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN NOT reserve THEN floors[p] ELSE 0 END AS floor,",
 		tests: "TestAChargeThatWaitedForAShardIsSharedByAll",
 	}, {
-		name: "apply-full-shards", file: apply, what: "full shards are added up to a little less, or more, than the capacity",
+		name: "apply-full-shards", file: apply, what: "full shards are added up to a little more or less than the capacity",
 		old: "                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN", new: "                    IF rows[i] = 0 THEN",
 		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
 	}, {
@@ -220,15 +220,15 @@ var sqlMutations = []mutation{
 		old: "shards[i]::double precision, ts = greatest(r.ts, at)\n", new: "shards[i]::double precision, ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
 	}, {
-		name: "apply-latest", file: apply, what: "another number of shards moves the ts back with the clock",
+		name: "apply-latest", file: apply, what: "a new number of shards moves the ts back with the clock",
 		old: "latest[i] := greatest(latest[i], rec.ts);", new: "",
 		tests: "TestModel",
 	}, {
-		name: "apply-reshard-mints", file: apply, what: "rows of another number of shards are read as if there were as many as now",
+		name: "apply-reshard-mints", file: apply, what: "rows are read as if their number were the new number of shards",
 		old: "rows[i] := rec.m;", new: "rows[i] := shards[i];",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	}, {
-		name: "apply-check-takes", file: apply, what: "a check takes",
+		name: "apply-check-takes", file: apply, what: "a check takes tokens",
 		old: "IF pass = 1 AND (op = 'check' OR NOT granted) THEN", new: "IF pass = 1 AND NOT granted THEN",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
@@ -237,19 +237,19 @@ var sqlMutations = []mutation{
 		new:   "                IF (pass = 2 OR op = 'check') AND (op = 'check' OR NOT granted) THEN",
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
-		name: "apply-named-twice", file: apply, what: "a limit and key named twice in one call counts once",
+		name: "apply-named-twice", file: apply, what: "a limit and key that a call names twice count once",
 		old: "pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER", new: "pg_catalog.count(*) FILTER",
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	}, {
-		name: "apply-trusts", file: apply, what: "numbers are taken to be valid that are none",
+		name: "apply-trusts", file: apply, what: "invalid numbers pass the check",
 		old: "FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)\n                       AND floors", new: "FILTER (WHERE floors",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "apply-no-floor", file: apply, what: "all is granted that may leave nothing in particular: a floor of NULL",
+		name: "apply-no-floor", file: apply, what: "a floor of NULL, which allows any balance, is granted",
 		old: "                       AND floors[p] <= '0' AND isfinite(", new: "                       AND isfinite(",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "apply-one-row-trusts", file: apply, what: "numbers are taken to be valid that are none where one row of each limit has enough",
+		name: "apply-one-row-trusts", file: apply, what: "invalid numbers pass the check where one row of each limit has enough",
 		old: "             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';", new: "             ;",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -257,7 +257,7 @@ var sqlMutations = []mutation{
 		old: "counts[p], now) AND floors[p] <= '0';", new: "counts[p], now);",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "apply-perhaps-reserves", file: apply, what: "who says neither that it reserves nor that it does not is granted all",
+		name: "apply-perhaps-reserves", file: apply, what: "a call whose reserve is NULL is granted",
 		old: " AND reserve IS NOT NULL\n", new: "\n",
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
@@ -269,7 +269,7 @@ var sqlMutations = []mutation{
 		old: "IF run_at > at AND counts[i] <= capacities[i] AND", new: "IF false AND",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
-		name: "reserve-above-capacity", file: apply, what: "a reservation of more than the capacity forfeits, though no promise holds for it",
+		name: "reserve-above-capacity", file: apply, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
 		old: "AND counts[i] <= capacities[i] AND (starts", new: "AND (starts",
 		tests: "TestModel",
 	}, {
@@ -277,31 +277,31 @@ var sqlMutations = []mutation{
 		old: "(starts[i] IS NOT NULL OR run_at > owns[i]) THEN", new: "starts[i] IS NOT NULL THEN",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "reserve-last-waits", file: apply, what: "the work waits for the last limit alone",
+		name: "reserve-last-waits", file: apply, what: "the work waits only for the last limit",
 		old: "run_at := greatest(run_at, owns[i]);", new: "run_at := owns[i];",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile|TestModel",
 	}, {
-		name: "calendar-unlisted", file: available, what: "a row older than the list of windows is refilled for one window more than is sure",
+		name: "calendar-unlisted", file: available, what: "a row older than the list of windows gets one refill more than is certain",
 		old: "/ date_part('epoch', period)) - '1', 0)", new: "/ date_part('epoch', period)), 0)",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
-		name: "calendar-unlisted-ahead", file: available, what: "a row is refilled for the time up to the list's first window, which a client whose clock is ahead puts into the future",
+		name: "calendar-unlisted-ahead", file: available, what: "a row is refilled up to the list's first window, which a client whose clock is ahead puts into the future",
 		old: "least(windows[1], upto) - ts", new: "windows[1] - ts",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
-		name: "calendar-denial", file: consume, what: "a calendar's denial is decided as by a fixed window as long as the longest month",
+		name: "calendar-denial", file: consume, what: "a denial of a calendar window is decided as by a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                denied", new: "            ELSIF false THEN\n                denied",
 		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
 	}, {
-		name: "calendar-update", file: consume, what: "a calendar is refilled as a fixed window as long as the longest month",
+		name: "calendar-update", file: consume, what: "a calendar window is refilled as a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                UPDATE", new: "            ELSIF false THEN\n                UPDATE",
 		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
 	}, {
-		name: "calendar-refund-unknown", file: refund, what: "a refund counts windows that are not in the list as if none had begun",
+		name: "calendar-refund-unknown", file: refund, what: "a refund counts windows that are not in the list as not begun",
 		old: "WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'", new: "WHEN false THEN '-1'",
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
-		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are not known",
+		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are unknown",
 		old: "granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: "granted AND (owns[i] > at + within) IS NOT TRUE AND lefts",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
@@ -309,31 +309,31 @@ var sqlMutations = []mutation{
 		old: "(run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE", new: "(run_at > windows[lasts[i]]) IS NOT TRUE",
 		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
 	}, {
-		name: "wait-beyond-deadline", file: apply, what: "a Wait is granted that ends after its deadline",
+		name: "wait-beyond-deadline", file: apply, what: "a Wait that ends after its deadline is granted",
 		old: " AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: " AND lefts",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "wait-first-too-late", file: apply, what: "a Wait whose tokens come right at its deadline is denied",
+		name: "wait-first-too-late", file: apply, what: "a Wait whose tokens arrive exactly at its deadline is denied",
 		old: "(owns[i] > at + within) IS NOT TRUE", new: "(owns[i] >= at + within) IS NOT TRUE",
 		tests: "TestAWaitThatEndsAtTheDeadlineIsGranted",
 	}, {
-		name: "reserve-no-floor", file: apply, what: "what is forfeited may be below the floor",
+		name: "reserve-no-floor", file: apply, what: "forfeited tokens may take the balance below the floor",
 		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "reserve-no-slack", file: apply, what: "a reservation is denied for the rounding of a sum over shards",
+		name: "reserve-no-slack", file: apply, what: "a reservation is denied because of the rounding of a sum over shards",
 		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
-		name: "reserve-latest", file: apply, what: "what a limit would refill counts from now, though its rows were refilled later",
+		name: "reserve-latest", file: apply, what: "the refill that a limit would get counts from now, although its rows were refilled later",
 		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
 		tests: "TestModel",
 	}, {
-		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun when it runs",
+		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun already",
 		old: "/* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),", new: "run_at,",
 		tests: "TestModel",
 	}, {
-		name: "reserve-by-one-row", file: apply, what: "a reservation that waited for the row of a window forfeits nothing",
+		name: "reserve-by-one-row", file: apply, what: "a reservation of a window that waited for the row forfeits nothing",
 		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN shards[p] = 1 THEN floors[p] ELSE 0 END AS floor,",
 		tests: "TestAReservationThatWaitedForItsRowForfeitsToo",
 	}, {
@@ -345,7 +345,7 @@ var sqlMutations = []mutation{
 		old: "ELSIF run_at > at AND count <= capacity THEN", new: "ELSIF run_at > at THEN",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "run-at-latest", file: balance, what: "work may run when a refill that the clock has to catch up with would have come",
+		name: "run-at-latest", file: balance, what: "work may run at a refill that does not come before the clock catches up",
 		old: "ARRAY(SELECT greatest(u.t, at) FROM", new: "ARRAY(SELECT at FROM",
 		tests: "TestModel",
 	},
@@ -353,35 +353,35 @@ var sqlMutations = []mutation{
 	// _ratelimit_apply and ratelimit(): what is there
 
 	{
-		name: "take-above-the-most", file: apply, what: "a call takes more than it asked for",
+		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
 		old: "taken := least(taken, mosts[i], floor(", new: "taken := least(taken, floor(",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "take-parts", file: apply, what: "a call takes a part of a token",
+		name: "take-parts", file: apply, what: "a call takes a fraction of a token",
 		old: "floor(totals[i] + CASE", new: "(totals[i] + CASE",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "take-no-slack", file: apply, what: "a token that only rounding makes too small is left in a sharded limit",
+		name: "take-no-slack", file: apply, what: "a sharded limit keeps a token that only rounding makes too small",
 		old: "floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END)", new: "floor(totals[i])",
 		tests: "TestUpToTakesATokenThatIsThereButForRounding",
 	}, {
-		name: "take-the-last-limits", file: apply, what: "of several limits, all give what the last one has",
+		name: "take-the-last-limits", file: apply, what: "all of several limits give the tokens that the last one has",
 		old: "taken := least(taken, mosts[i], ", new: "taken := least(mosts[i], ",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "take-from-all", file: apply, what: "what the request without UpTo asks for is not taken, but as much as the others take",
+		name: "take-from-all", file: apply, what: "a request without UpTo takes as many tokens as the others, not its count",
 		old: "IF mosts[i] > '0' THEN", new: "IF true THEN",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "take-for-all", file: apply, what: "a limit whose request has no UpTo decides how much is taken",
+		name: "take-for-all", file: apply, what: "a limit without UpTo bounds the tokens taken",
 		old: "CONTINUE WHEN mosts[i] = '0';", new: "",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "take-one", file: apply, what: "as much as is there is said to be taken, and one token is",
+		name: "take-one", file: apply, what: "the full number is reported as taken, but one token is",
 		old: "lefts[i] := totals[i] - taken;", new: "",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "take-garbage", file: apply, what: "the most may be NaN or below zero",
+		name: "take-garbage", file: apply, what: "the maximum may be NaN or below zero",
 		old: "'0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -393,11 +393,11 @@ var sqlMutations = []mutation{
 		old: "CASE WHEN up_to THEN 'take' ELSE 'consume' END", new: "'consume'",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial says that tokens were taken",
+		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial reports taken tokens",
 		old: "taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;", new: "taken := coalesce(taken, count);",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-up-to-null", file: ratelimit, what: "by hand, an up_to of NULL is false",
+		name: "byhand-up-to-null", file: ratelimit, what: "by hand, an up_to of NULL counts as false",
 		old: "        WHEN up_to IS NULL THEN 'up_to is neither true nor false'\n", new: "",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
@@ -405,11 +405,11 @@ var sqlMutations = []mutation{
 		old: "        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'\n", new: "",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
-		name: "byhand-up-to-none", file: ratelimit, what: "by hand, up_to takes up to no token",
+		name: "byhand-up-to-none", file: ratelimit, what: "by hand, up_to may have a count of 0",
 		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count <> floor(count)",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
-		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to takes up to a part of a token",
+		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to may have a count with a fraction",
 		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count < '1'",
 		tests: "TestByHandRefusesWhatIsWrong",
 	},
@@ -417,11 +417,11 @@ var sqlMutations = []mutation{
 	// _ratelimit_refund
 
 	{
-		name: "refund-no-lock", file: refund, what: "a refund is worked out on rows that are not locked",
+		name: "refund-no-lock", file: refund, what: "a refund is computed from rows that are not locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
 		tests: "TestARefundWritesNoRowThatItHasNotLocked",
 	}, {
-		name: "refund-unlocked-rows", file: refund, what: "rows that another transaction inserted meanwhile, and that are not locked, are written",
+		name: "refund-unlocked-rows", file: refund, what: "rows that another transaction inserted meanwhile are written without a lock",
 		old: "IF m <> locked[i] THEN", new: "IF false THEN",
 		tests: "TestARefundWritesNoRowThatItHasNotLocked",
 	}, {
@@ -429,99 +429,99 @@ var sqlMutations = []mutation{
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "refund-now", file: refund, what: "the time is that of the transaction's begin: now(), not clock_timestamp()",
+		name: "refund-now", file: refund, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
 		old: "at := coalesce(now, clock_timestamp());", new: "at := coalesce(now, now());",
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
 	}, {
-		name: "refund-latest", file: refund, what: "the window is that of a clock that stepped back behind the rows",
+		name: "refund-latest", file: refund, what: "the window is that of a clock that stepped back to before the rows",
 		old: "count(*), greatest(max(r.ts), at)\n", new: "count(*), at\n",
 		tests: "TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack",
 	}, {
-		name: "refund-no-number", file: refund, what: "NaN is a number, and so is NULL",
+		name: "refund-no-number", file: refund, what: "NaN and NULL are accepted",
 		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS NULL AND false;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-null", file: refund, what: "NULL is a number",
+		name: "refund-null", file: refund, what: "NULL is accepted",
 		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS FALSE;",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-nan", file: refund, what: "NaN is a number",
+		name: "refund-nan", file: refund, what: "NaN is accepted",
 		old: "+ abs(held[i]) + parts[i] < 'Infinity'", new: "+ abs(held[i]) + parts[i] > '-Infinity'",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-below-zero", file: refund, what: "a rate below zero is a rate",
+		name: "refund-below-zero", file: refund, what: "a rate below zero is accepted",
 		old: "least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'", new: "least(counts[i], capacities[i], taken[i], parts[i]) >= '0'",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-of-no-period", file: refund, what: "a period below zero is a period",
+		name: "refund-of-no-period", file: refund, what: "a period below zero is accepted",
 		old: "AND periods[i] > '0' AND", new: "AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-at-no-instant", file: refund, what: "an instant may be infinite",
+		name: "refund-at-no-instant", file: refund, what: "an infinite instant is accepted",
 		old: "AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND", new: "AND taken_at IS NOT NULL AND run_at IS NOT NULL AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
-		name: "refund-refilled", file: refund, what: "a bucket gets back what was refilled since",
+		name: "refund-refilled", file: refund, what: "a bucket gets back tokens that were refilled since",
 		old: "back := capacities[i] * parts[i] - held[i]\n                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "refund-time-backwards", file: refund, what: "rows of before a consumption get it back",
+		name: "refund-time-backwards", file: refund, what: "rows from before a consumption get its refund",
 		old: " AND latest >= taken_at", new: "",
 		tests: "TestRefundAfterTheClockSteppedBackNeverMints",
 	}, {
-		name: "refund-held", file: refund, what: "a bucket gets back what it was not short of",
+		name: "refund-held", file: refund, what: "a bucket gets back tokens that it did not miss",
 		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] * parts[i]\n",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "refund-part", file: refund, what: "a shard gets back what the whole limit would be short of",
+		name: "refund-part", file: refund, what: "a shard gets back the tokens that the whole limit would miss",
 		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] - held[i]\n",
 		tests: "TestModel",
 	}, {
-		name: "refund-part-refilled", file: refund, what: "what one shard lacks is made up for at its rate alone, though what is left is spread over all",
+		name: "refund-part-refilled", file: refund, what: "missing tokens of one shard are refilled at its rate alone, although the balance is spread over all",
 		old: "latest - taken_at) * rates[i] / ", new: "latest - taken_at) * (rates[i] * parts[i]) / ",
 		tests: "TestModel",
 	}, {
-		name: "refund-debt", file: refund, what: "a refund pays a debt that waits, and lets the next one run before it",
+		name: "refund-debt", file: refund, what: "a refund pays the debt of waiting work, and lets the next work run before it",
 		old: "greatest(back + least(total, 0), 0)", new: "greatest(back, 0)",
 		tests: "TestARefundBehindWaitingReservationsKeepsTheirInstants",
 	}, {
-		name: "refund-above-count", file: refund, what: "a bucket gets back all that is missing",
+		name: "refund-above-count", file: refund, what: "a bucket gets back everything that is missing",
 		old: "back := least(greatest(back + least(total, 0), 0), counts[i]);", new: "back := greatest(back + least(total, 0), 0);",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity, for which no promise holds, is refunded",
+		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity is refunded, although it has no promise",
 		old: "WHEN taken[i] > capacities[i] OR wait", new: "WHEN wait",
 		tests: "TestModel",
 	}, {
-		name: "refund-late", file: refund, what: "a later window takes a refund",
+		name: "refund-late", file: refund, what: "a later window gets a refund",
 		old: "OR wait < '0' OR", new: "OR",
 		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
 	}, {
-		name: "refund-behind-others", file: refund, what: "a window takes a refund that somebody waits behind",
+		name: "refund-behind-others", file: refund, what: "a window gets a refund although other work waits behind it",
 		old: "OR total + wait * rates[i] < owing THEN 0", new: "THEN 0",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
-		name: "refund-not-the-last", file: refund, what: "a window takes a refund though its debt ends before",
+		name: "refund-not-the-last", file: refund, what: "a window gets a refund although its debt ends before",
 		old: "                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
 		tests: "TestModel",
 	}, {
-		name: "refund-saved-up", file: refund, what: "a refund to a window that saves up lets its debt end before",
+		name: "refund-saved-up", file: refund, what: "a refund to a window that saves up makes its debt end before it",
 		old: "                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
 		tests: "TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow",
 	}, {
-		name: "refund-saved-up-always", file: refund, what: "a window that saves nothing up, too, is refunded only what moves no debt",
+		name: "refund-saved-up-always", file: refund, what: "a window that saves nothing up is also refunded only if no debt moves",
 		old: "WHEN wait > '0' AND capacities[i] > rates[i] AND total", new: "WHEN wait > '0' AND total",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
-		name: "refund-no-slack", file: refund, what: "windows of shards owe what rounding has made too little",
+		name: "refund-no-slack", file: refund, what: "the shards of a window owe what was lost by rounding",
 		old: "owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;", new: "owing := 0;",
 		tests: "TestModel",
 	}, {
-		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to whole windows",
+		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to too few windows",
 		old: "ELSE round(date_part", new: "ELSE floor(date_part",
 		tests: "TestARefundCountsWholeWindows",
 	}, {
-		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, for the day on which it is raised",
+		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, which shows when the capacity is raised",
 		old: "SET value = least(total + back, capacities[i]) / m", new: "SET value = (total + back) / m",
 		tests: "TestModel",
 	}, {
@@ -533,7 +533,7 @@ var sqlMutations = []mutation{
 	// _ratelimit_consume_sharded
 
 	{
-		name: "sharded-owes", file: consumeSharded, what: "each shard may owe as much as all together",
+		name: "sharded-owes", file: consumeSharded, what: "each shard may owe as much as all shards together",
 		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
 		tests: "TestReservationsAreSharedByAllShards",
 	}, {
@@ -541,16 +541,16 @@ var sqlMutations = []mutation{
 		old: "each := rate / shards::double precision;", new: "each := rate;",
 		tests: "TestModel",
 	}, {
-		name: "sharded-other-number", file: consumeSharded, what: "a shard of another number of shards is taken from",
+		name: "sharded-other-number", file: consumeSharded, what: "a row with another number of shards is taken from",
 		old:   "AND r.shard = pick AND r.shards = shards\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
 		new:   "AND r.shard = pick\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
-		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, too, the other shard is read, and conflicts with whoever takes from it",
+		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, the other shard is read, too, and conflicts with transactions that take from it",
 		old: "IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN", new: "IF shard_a <> shard_b THEN",
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
-		name: "sharded-trusts", file: consumeSharded, what: "numbers are taken to be valid that are none",
+		name: "sharded-trusts", file: consumeSharded, what: "invalid numbers pass the check",
 		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN\n", new: "    IF (floor <= '0') IS NOT TRUE THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -558,7 +558,7 @@ var sqlMutations = []mutation{
 		old: "count, now) AND floor <= '0') IS NOT TRUE", new: "count, now)) IS NOT TRUE",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "the shard that was locked and then found wanting stays locked while all are locked",
+		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "a locked shard that has too little stays locked while all are locked",
 		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
 		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n        END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
@@ -567,23 +567,23 @@ var sqlMutations = []mutation{
 	// _ratelimit_consume_several
 
 	{
-		name: "several-keeps", file: consumeSeveral, what: "what was taken before a race was lost is not given back",
+		name: "several-keeps", file: consumeSeveral, what: "tokens taken before a lost race are not given back",
 		old: "SET value = r.value + counts[taken]", new: "SET value = r.value",
 		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
 	}, {
-		name: "several-gives-back-too-much", file: consumeSeveral, what: "what was not taken is given back as well",
+		name: "several-gives-back-too-much", file: consumeSeveral, what: "tokens that were not taken are given back, too",
 		old: "FOR taken IN 1..p - 1 LOOP", new: "FOR taken IN 1..p LOOP",
 		tests: "TestACallThatLosesARaceGivesBackWhatItTook",
 	}, {
-		name: "several-order", file: consumeSeveral, what: "limits are locked in the order of the arguments, whatever it is",
+		name: "several-order", file: consumeSeveral, what: "limits are locked in the order of the arguments, whatever that is",
 		old: "EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (name, key)) IS NOT TRUE;", new: "EXIT passes WHEN NOT FOUND;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "several-trusts", file: consumeSeveral, what: "numbers are taken to be valid that are none",
+		name: "several-trusts", file: consumeSeveral, what: "invalid numbers pass the check",
 		old: "            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "            IF false THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "several-denial-writes", file: consumeSeveral, what: "a denial takes and gives back",
+		name: "several-denial-writes", file: consumeSeveral, what: "a denial takes tokens and gives them back",
 		old: "                EXIT passes WHEN new_value - count < floor;\n", new: "",
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
@@ -599,7 +599,7 @@ var sqlMutations = []mutation{
 		old: "ORDER BY t.shard FOR UPDATE;", new: "ORDER BY t.shard DESC FOR UPDATE;",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
-		name: "reset-order", file: reset, what: "limits are reset in another order than everybody's",
+		name: "reset-order", file: reset, what: "limits are reset in another order than the common one",
 		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	},
@@ -607,11 +607,11 @@ var sqlMutations = []mutation{
 	// _ratelimit_consume_keys
 
 	{
-		name: "keys-plan", file: consumeKeys, what: "rows can be found before it is known for which key",
+		name: "keys-plan", file: consumeKeys, what: "a plan may read rows before it has a key for them",
 		old: "r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END])", new: "r.name = name",
 		tests: "TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne",
 	}, {
-		name: "keys-plan-shard", file: consumeKeys, what: "the same, by the shard",
+		name: "keys-plan-shard", file: consumeKeys, what: "a plan may read rows by the shard before it has a key for them",
 		old: "r.shard = 0 * i", new: "r.shard = 0",
 		tests: "TestPlansMadeOnAnEmptyTableAreGoodOnAFullOne",
 	}, {
@@ -619,7 +619,7 @@ var sqlMutations = []mutation{
 		old: "at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited", new: "at := seen;",
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
-		name: "keys-any-level", file: consumeKeys, what: "keys are decided on a snapshot that does not see what was committed",
+		name: "keys-any-level", file: consumeKeys, what: "keys are decided on a snapshot that misses committed rows",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (/* TEMPLATE: schema */_ratelimit_valid(", new: "IF (/* TEMPLATE: schema */_ratelimit_valid(",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
@@ -627,7 +627,7 @@ var sqlMutations = []mutation{
 		old: "NULL) - counts[i] >= '0'", new: "NULL) - counts[i] > '0'",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
-		name: "keys-saved", file: consumeKeys, what: "more is taken than can be saved up, from a row of when that was more",
+		name: "keys-saved", file: consumeKeys, what: "a row from a time of a larger capacity gives more than the present capacity",
 		old: "least(r.value, capacity) >= counts[i]", new: "r.value >= counts[i]",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
@@ -635,19 +635,19 @@ var sqlMutations = []mutation{
 		old: "ts = greatest(r.ts, seen)", new: "ts = seen",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
-		name: "keys-sharded", file: consumeKeys, what: "one shard of a limit that was sharded is taken from as if it were all of it",
+		name: "keys-sharded", file: consumeKeys, what: "one shard of a limit that was sharded is used as the whole limit",
 		old: "r.shard = 0 * i AND r.shards = 1 + 0 * i", new: "r.shard = 0 * i",
 		tests: "TestCoalescerShardedRows",
 	}, {
-		name: "keys-sharded-denied", file: consumeKeys, what: "where one shard of a limit that was sharded lacks tokens, all are denied",
+		name: "keys-sharded-denied", file: consumeKeys, what: "if one shard of a limit that was sharded has too little, all keys are denied",
 		old: "AND r.shard = 0 AND r.shards = 1 OFFSET 0", new: "AND r.shard = 0 OFFSET 0",
 		tests: "TestCoalescerShardedRows",
 	}, {
-		name: "keys-unchecked", file: consumeKeys, what: "numbers that are none are granted",
+		name: "keys-unchecked", file: consumeKeys, what: "invalid numbers are granted",
 		old: "capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE", new: "capacity, 0, now)) IS NOT TRUE",
 		tests: "TestConsumeKeysRefusesHostileArguments|TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "keys-trusts", file: consumeKeys, what: "numbers are taken to be valid that are none",
+		name: "keys-trusts", file: consumeKeys, what: "invalid numbers pass the check",
 		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0'", new: "    IF ('0'",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	},
@@ -655,26 +655,26 @@ var sqlMutations = []mutation{
 	// _ratelimit_coalesce
 
 	{
-		name: "coalesce-no-compare", file: coalesce, what: "rows are written that are not what was read any more",
+		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they have changed since they were read",
 		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
 		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
-		name: "coalesce-compares-value", file: coalesce, what: "only the value is compared: it may be the same at another time",
+		name: "coalesce-compares-value", file: coalesce, what: "only the values are compared, which may be equal at another time",
 		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
 		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
-		name: "coalesce-compares-ts", file: coalesce, what: "only the time is compared, which in a window is the same",
+		name: "coalesce-compares-ts", file: coalesce, what: "only the times are compared, which in a window may be equal",
 		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
 		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
-		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than everybody's",
+		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than the common one",
 		old: "ORDER BY names[defs[i]] COLLATE \"C\", keys[i] COLLATE \"C\"\n            ON CONFLICT", new: "ORDER BY names[defs[i]] COLLATE \"C\" DESC, keys[i] COLLATE \"C\" DESC\n            ON CONFLICT",
 		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
 	}, {
-		name: "coalesce-no-lock", file: coalesce, what: "rows that are there are not locked with those that are missing",
+		name: "coalesce-no-lock", file: coalesce, what: "existing rows are not locked together with the missing ones",
 		old: "ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;", new: "ON CONFLICT (name, key, shard) DO NOTHING;",
 		tests: "TestCoalescerIsExact",
 	}, {
@@ -682,19 +682,19 @@ var sqlMutations = []mutation{
 		old: "        at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
-		name: "coalesce-rates", file: coalesce, what: "a rate that is no number fills a bucket",
+		name: "coalesce-rates", file: coalesce, what: "a rate of NaN fills a bucket",
 		old: "AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND", new: "AND",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "coalesce-counts", file: coalesce, what: "tokens are granted that are no number",
+		name: "coalesce-counts", file: coalesce, what: "NaN tokens are granted",
 		old: "        AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)\n", new: "        AND '0' >= ALL (floors)\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "coalesce-floors", file: coalesce, what: "what leaves nothing in particular is granted: a floor of NULL",
+		name: "coalesce-floors", file: coalesce, what: "a floor of NULL, which allows any balance, is granted",
 		old: "'1e15' >= ALL (counts) AND '0' >= ALL (floors)\n", new: "'1e15' >= ALL (counts)\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "coalesce-ask-counts", file: coalesce, what: "of keys that are asked for differently, tokens are granted that are no number",
+		name: "coalesce-ask-counts", file: coalesce, what: "for keys with different requests, NaN tokens are granted",
 		old: "        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND", new: "        AND",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
@@ -702,7 +702,7 @@ var sqlMutations = []mutation{
 		old: " AND '0' < ALL (periods) AND '106752 days' > ALL (periods)\n", new: "\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that does not see what was committed",
+		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that misses committed rows",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (isfinite", new: "IF (isfinite",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
@@ -714,11 +714,11 @@ var sqlMutations = []mutation{
 		old: "ts = greatest(s.ts, at)", new: "ts = at",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalesce-not-all", file: coalesce, what: "a call for several limits is granted if the last of them is",
+		name: "coalesce-not-all", file: coalesce, what: "a call for several limits is granted if the last limit grants",
 		old: "granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];", new: "granted := available[last] - ask_counts[last] >= ask_floors[last];",
 		tests: "TestCoalescerIsExact",
 	}, {
-		name: "coalesce-sharded", file: coalesce, what: "one shard of a limit that was sharded is taken for all of it",
+		name: "coalesce-sharded", file: coalesce, what: "one shard of a limit that was sharded is used as the whole limit",
 		old: "        IF misfit THEN\n", new: "        IF false THEN\n",
 		tests: "TestCoalescerShardedRows",
 	}, {
@@ -726,7 +726,7 @@ var sqlMutations = []mutation{
 		old: "AND r.ts = s.ts AND s.n > '0'", new: "AND r.ts = s.ts AND s.n >= '0'",
 		tests: "TestCoalescerDenialsWriteNothing",
 	}, {
-		name: "coalesce-waits-out-of-order", file: coalesce, what: "in the second pass rows are waited for that are not locked",
+		name: "coalesce-waits-out-of-order", file: coalesce, what: "the second pass waits for rows that are not locked",
 		old: "ELSE xid IN (r.xmin, r.xmax) END", new: "ELSE true END",
 		tests: "TestCoalescerDoesNotWaitForARowMadeAnew",
 	},
@@ -734,37 +734,37 @@ var sqlMutations = []mutation{
 	// the rest
 
 	{
-		name: "raise-one-answers", file: consume, what: "a denial of one limit is an answer where it should stop the batch",
+		name: "raise-one-answers", file: consume, what: "a denial of one limit is returned where it should stop the batch",
 		old: "                IF or_raise THEN\n", new: "                IF false THEN\n",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
-		name: "raise-several-answers", file: apply, what: "a denial of several limits, or of a sharded one, is an answer where it should stop the batch",
+		name: "raise-several-answers", file: apply, what: "a denial of several limits, or of a sharded one, is returned where it should stop the batch",
 		old: "IF or_raise AND NOT granted THEN", new: "IF false THEN",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
-		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is an answer where it should stop the batch",
+		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is returned where it should stop the batch",
 		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now);",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
-		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is an answer where it should stop the batch",
+		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is returned where it should stop the batch",
 		old: "ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise,", new: "ARRAY[shard_a], ARRAY[shard_b], false, now, false,",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
-		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded as the session likes",
+		name: "raise-digits", file: raise, what: "doubles in the error of a denial are rounded by the session's setting",
 		old: "set_config('extra_float_digits', '1', true)", new: "current_setting('extra_float_digits')",
 		tests: "TestEveryQueryExecModeTakesBatches|TestABatchAnswersAsConsumeDoes",
 	}, {
-		name: "turns-too-few", file: turns, what: "one of the views is not made",
+		name: "turns-too-few", file: turns, what: "one of the views is missing",
 		old: "CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;\n" +
 			"COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';\n",
 		new:   "",
 		tests: "TestEveryTurnHasItsView",
 	}, {
-		name: "byhand-max-reserved", file: ratelimit, what: "without reserve, too, max_reserved may be owed",
+		name: "byhand-max-reserved", file: ratelimit, what: "without reserve, a call may also owe max_reserved",
 		old: "IF wrong IS NULL AND reserve THEN", new: "IF wrong IS NULL AND (reserve OR max_reserved > 0) THEN",
 		tests: "TestByHandReservations|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-grid", file: grid, what: "the windows of a key are not those of the library",
+		name: "byhand-grid", file: grid, what: "the windows of a key differ from the library's",
 		old: "|| decode('00', 'hex') ||", new: "||",
 		tests: "TestByHandWindowsAreThoseOfTheLibrary",
 	}, {
@@ -772,7 +772,7 @@ var sqlMutations = []mutation{
 		old: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late - 1);",
 		tests: "TestByHandInstantsAreExact|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-empty-key", file: ratelimit, what: "an empty key is everybody's",
+		name: "byhand-empty-key", file: ratelimit, what: "an empty key is the key of a global limit",
 		old: "WHEN key IS NULL OR key = '' THEN 'the key", new: "WHEN key IS NULL THEN 'the key",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
@@ -784,7 +784,7 @@ var sqlMutations = []mutation{
 	// ratelimit_sweep
 
 	{
-		name: "sweep-no-lock", file: sweep, what: "rows are deleted that were not locked, and looked at again, before",
+		name: "sweep-no-lock", file: sweep, what: "rows are deleted without being locked and checked again",
 		old: "               FOR UPDATE OF r SKIP LOCKED\n", new: "",
 		tests: "TestASweepLeavesWhatIsLocked|TestSweepsAmongTraffic",
 	}, {
@@ -796,11 +796,11 @@ var sqlMutations = []mutation{
 		old: "_ratelimit_longest(period);", new: "_ratelimit_longest(period) - interval '24 hours';",
 		tests: "TestASweepOfACalendarMindsEveryAnchor",
 	}, {
-		name: "sweep-some-shards", file: sweep, what: "shards are deleted though others of their key are in use",
+		name: "sweep-some-shards", file: sweep, what: "shards are deleted although others of their key are in use",
 		old: "        HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)\n", new: "",
 		tests: "TestASweepLeavesWhatIsLocked|TestASweepOfLimitsThatChangeAndAreSharded",
 	}, {
-		name: "sweep-early", file: sweep, what: "rows are deleted as soon as they are full: a clock that steps back finds them gone",
+		name: "sweep-early", file: sweep, what: "rows are deleted as soon as they are full: a clock that steps back misses them",
 		old: "coalesce(now, clock_timestamp()) - interval '1 hour'", new: "coalesce(now, clock_timestamp())",
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
@@ -812,12 +812,12 @@ var sqlMutations = []mutation{
 		old: "RETURN CASE WHEN ts <= upto AND isfinite(ts)", new: "RETURN CASE WHEN isfinite(ts)",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
-		name: "sweep-any-level", file: sweep, what: "a sweep deletes by a snapshot that is older than its locks",
+		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",
 		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	}, {
 		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",
-		old: "IF wrong IS NULL AND rate = '0' THEN", new: "IF false THEN",
+		old: "(rate = '0' OR effect = 'block')", new: "effect = 'block'",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	}, {
 		name: "byhand-policy-nothing", file: ratelimit, what: "0 tokens of a rate of 0 are denied",

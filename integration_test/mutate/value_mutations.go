@@ -7,7 +7,7 @@ var valueMutations = []mutation{
 		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
 		tests: "TestPlansOfACalendarShareItsUnit",
 	}, {
-		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is a number of tokens",
+		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is accepted as a number of tokens",
 		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
@@ -19,19 +19,19 @@ var valueMutations = []mutation{
 		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
 		tests: "TestADefinitionIsDecidedOnce",
 	}, {
-		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start is not another definition",
+		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start does not count as another definition",
 		old: "a.numbers.Start == b.numbers.Start", new: "true",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
-		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "names of limits fill the memory",
+		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "limit names fill the memory",
 		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
-		name: "keys-collide", file: "ratelimit/request.go", what: "parts of keys that contain a bar are another's key",
+		name: "keys-collide", file: "ratelimit/request.go", what: "a part of a key that contains a bar can make the key of another user",
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
 		tests: "TestKeysOfSeveralParts",
 	}, {
-		name: "keys-empty", file: "ratelimit/request.go", what: "an empty user id is a key like others",
+		name: "keys-empty", file: "ratelimit/request.go", what: "an empty user id is an ordinary key",
 		old: "if part == \"\" && r.err == nil {", new: "if part == \"\" && len(parts) == 1 && r.err == nil {",
 		tests: "TestKeysOfSeveralParts|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
@@ -39,23 +39,23 @@ var valueMutations = []mutation{
 		old: "		h.Write([]byte(key))\n", new: "",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
-		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken",
+		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken tokens",
 		old: "d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck", new: "d, rows, taken := &c.demands[i], a.rows[i], a.granted",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
-		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, not the least that remains is told",
+		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, the result does not have the least that remains",
 		old: "min(remaining, s.Remaining)", new: "s.Remaining",
 		tests: "TestALimitNamedTwiceInOneCallCountsTwice",
 	}, {
-		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, not the latest reset is told",
+		name: "result-reset", file: "ratelimit/result.go", what: "of several limits, the result does not have the latest reset",
 		old: "max(resetAt, reset)", new: "reset",
 		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
-		name: "record-rest", file: "ratelimit/record.go", what: "an answer is read though there is more in it",
+		name: "record-rest", file: "ratelimit/record.go", what: "an answer with extra data is accepted",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-infinity", file: "ratelimit/record.go", what: "what is written in the infinite future counts as long ago",
+		name: "record-infinity", file: "ratelimit/record.go", what: "a row in the infinite future counts as one from long ago",
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
@@ -63,55 +63,55 @@ var valueMutations = []mutation{
 		old: "if s.took.rows == 0 && !s.took.rowless {", new: "if false {",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
-		name: "receipt-merged", file: "ratelimit/receipt.go", what: "of several requests for one key, the receipt has the first",
+		name: "receipt-merged", file: "ratelimit/receipt.go", what: "for several requests for one key, the receipt has only the first",
 		old: "			t.Count += s.Taken\n", new: "",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
-		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund has no receipt for what is left",
+		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund returns no receipt for the rest",
 		old: "	if r.receipt != nil {\n		return r.receipt.text()\n	}\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt serves for another key",
+		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt is accepted for another key",
 		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
-		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt serves for another limit",
+		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt is accepted for another limit",
 		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
-		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "what another version wrote into a receipt is passed over",
+		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "unknown data of another version in a receipt is ignored",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-and-more", file: "ratelimit/receipt.go", what: "what follows a receipt is passed over",
+		name: "receipt-and-more", file: "ratelimit/receipt.go", what: "extra data after a receipt is ignored",
 		old: "if _, more := decoder.Token(); !errors.Is(more, io.EOF) {", new: "if _, more := decoder.Token(); false && !errors.Is(more, io.EOF) {",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-version", file: "ratelimit/receipt.go", what: "a receipt of another version is read",
+		name: "receipt-version", file: "ratelimit/receipt.go", what: "a receipt of another version is accepted",
 		old: "if r.Version != receiptVersion {", new: "if false {",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot take is sent to it, and aborts the transaction",
+		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot store is sent, and aborts the transaction",
 		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a limit and key may be in a receipt twice",
+		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a receipt may have a limit and key twice",
 		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-count", file: "ratelimit/receipt.go", what: "any count may be in a receipt",
+		name: "receipt-count", file: "ratelimit/receipt.go", what: "a receipt may have any count",
 		old: "!countable(t.Count) || ", new: "",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-refunded-below-zero", file: "ratelimit/receipt.go", what: "less than nothing may have been refunded",
+		name: "receipt-refunded-below-zero", file: "ratelimit/receipt.go", what: "a receipt may have a negative refunded count",
 		old: "t.Refunded >= 0 && ", new: "",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-refunded-above-count", file: "ratelimit/receipt.go", what: "more than was taken may have been refunded",
+		name: "receipt-refunded-above-count", file: "ratelimit/receipt.go", what: "a receipt may have more refunded than taken",
 		old: " && t.Refunded <= t.Count", new: "",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-held", file: "ratelimit/receipt.go", what: "sums with what is in a receipt may overflow",
+		name: "receipt-held", file: "ratelimit/receipt.go", what: "sums with a receipt's numbers may overflow",
 		old: "!(math.Abs(t.Held) <= maxHeld),", new: "!(math.Abs(t.Held) <= math.Inf(1)),",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
@@ -123,71 +123,71 @@ var valueMutations = []mutation{
 		old: " || t.Shards > maxShards", new: "",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-rows", file: "ratelimit/receipt.go", what: "some shards may have been taken from, neither one nor all",
+		name: "receipt-rows", file: "ratelimit/receipt.go", what: "a receipt may be of some shards, neither one nor all",
 		old: "t.Rows != 1 && t.Rows != t.Shards && !(t.Rows == 0 && t.Held == 0):", new: "false:",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
-		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "more is refunded than is left in the receipt",
+		name: "receipt-exceeded", file: "ratelimit/receipt.go", what: "a refund may exceed the rest of the receipt",
 		old: "if d.count > left+t.rounding() {", new: "if false {",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
-		name: "receipt-rounding", file: "ratelimit/receipt.go", what: "the last part is refused if the parts add up to more than the whole by rounding",
+		name: "receipt-rounding", file: "ratelimit/receipt.go", what: "the last part is refused if rounding makes the parts more than the whole",
 		old: "if d.count > left+t.rounding() {", new: "if d.count > left {",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
-		name: "receipt-rounding-mints", file: "ratelimit/receipt.go", what: "what parts are more than the whole by rounding is given back",
+		name: "receipt-rounding-mints", file: "ratelimit/receipt.go", what: "if rounding makes the parts more than the whole, the excess is given back",
 		old: "		d.count = min(d.count, left)\n", new: "",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
-		name: "receipt-rows-part", file: "ratelimit/receipt.go", what: "one shard's part is the whole limit",
+		name: "receipt-rows-part", file: "ratelimit/receipt.go", what: "the part of one shard is the whole limit",
 		old: "if t.Rows < t.Shards {", new: "if t.Rows > t.Shards {",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
-		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a part of a refund that paid a debt hides it from the next part",
+		name: "receipt-debt-paid", file: "ratelimit/receipt.go", what: "a partial refund that paid a debt hides the debt from the next one",
 		old: "				t.Held += min(back, max(-total, 0))\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "refunded-above-capacity", file: "ratelimit/receipt.go", what: "a refund says that more came back than filled the limit",
+		name: "refunded-above-capacity", file: "ratelimit/receipt.go", what: "a refund reports more than what filled the limit",
 		old: "refunded[i] = min(back, numbers.Capacity-total)", new: "refunded[i] = back",
 		tests: "TestAnAlteredReceiptMintsNothing",
 	}, {
-		name: "refunded-nothing", file: "ratelimit/result.go", what: "a refund does not say how many tokens came back",
+		name: "refunded-nothing", file: "ratelimit/result.go", what: "a refund does not report the number of refunded tokens",
 		old: "if refunded != nil {", new: "if false {",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
-		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next part of a refund is worth more than is missing",
+		name: "receipt-count-passed-on", file: "ratelimit/receipt.go", what: "the next partial refund gives back more than is missing",
 		old: "		t.Held += d.count // as if d.count had not been taken\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt is never used up",
+		name: "receipt-refunded-passed-on", file: "ratelimit/receipt.go", what: "a receipt can be used again and again",
 		old: "		t.Refunded += d.count\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "receipt-used-up", file: "ratelimit/receipt.go", what: "what is left of a receipt that is used up is a receipt of nothing",
+		name: "receipt-used-up", file: "ratelimit/receipt.go", what: "a used-up receipt leaves a receipt of nothing",
 		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded < 0",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "receipt-unrounded", file: "ratelimit/receipt.go", what: "what rounding leaves of a receipt is a receipt",
+		name: "receipt-unrounded", file: "ratelimit/receipt.go", what: "a rounding error is left as a receipt",
 		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded <= 0",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "refund-rows-before", file: "ratelimit/receipt.go", what: "a refund is answered with the rows as they were before",
+		name: "refund-rows-before", file: "ratelimit/receipt.go", what: "a refund returns the rows as they were before",
 		old: "				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "check-forfeits", file: "ratelimit/result.go", what: "a check says when work would run that forfeits nothing",
+		name: "check-forfeits", file: "ratelimit/result.go", what: "a check reports when work would run that forfeits nothing",
 		old: "	case w.asked != nil && a.granted:\n", new: "	case false:\n",
 		tests: "TestModel",
 	}, {
-		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is said to be OK that another one's wait denies",
+		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is reported OK although another one's wait denies it",
 		old: "		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that would be granted alone has no wait, though another one's wait denies it",
+		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that alone would be granted has no wait, although another one's wait denies it",
 		old: "at == now { // alone", new: "false { // alone",
 		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "denial-retry", file: "ratelimit/result.go", what: "a denial says when it would be granted if it forfeited nothing",
+		name: "denial-retry", file: "ratelimit/result.go", what: "a denial reports when it would be granted if it forfeited nothing",
 		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)\n	}\n", new: "",
 		tests: "TestModel",
 	}, {
@@ -195,31 +195,31 @@ var valueMutations = []mutation{
 		old: "if taken && c.consumes() {", new: "if taken && c.verb == VerbConsume {",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted is told to retry",
+		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted gets the advice to retry",
 		old: "if !c.reserves() || a.granted", new: "if !forfeits(c.demands) || a.granted",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits says what the last one has",
+		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits reports only the last one",
 		old: "			n = min(n, d.numbers.Whole(", new: "			n = min(math.Inf(1), d.numbers.Whole(",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial says that tokens were taken",
+		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial reports taken tokens",
 		old: "case !a.granted || refunded != nil:", new: "case refunded != nil:",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund says that tokens were taken",
+		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund reports taken tokens",
 		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that it was asked for up to so many",
+		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that the count is a maximum",
 		old: "s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo", new: "s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
-		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has what was asked for, not what was taken",
+		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has the requested count, not the taken one",
 		old: "Key: s.Key, Count: s.Taken,", new: "Key: s.Key, Count: s.Count,",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "up-to-then-count", file: "ratelimit/request.go", what: "a Count after UpTo is the most",
+		name: "up-to-then-count", file: "ratelimit/request.go", what: "a Count after UpTo is a maximum",
 		old: "r.tokens, r.upTo = tokens, false", new: "r.tokens = tokens",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
@@ -235,15 +235,15 @@ var valueMutations = []mutation{
 		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.verb != VerbReset",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
-		name: "plans-asks-others", file: "ratelimit/policy.go", what: "the others are asked although one denies by policy",
+		name: "plans-asks-others", file: "ratelimit/policy.go", what: "the other limits are asked although one denies by policy",
 		old: "if !denied && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
-		name: "plans-clock", file: "ratelimit/policy.go", what: "without a statement, the time is not that of the Clock",
-		old: "\tif c.local.Valid {\n", new: "\tif false {\n",
+		name: "plans-clock", file: "ratelimit/policy.go", what: "without a statement, the instant is not the Clock's",
+		old: "at: c.overrides.now(c.local)", new: "at: algebra.At(time.Now())",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-blames-others", file: "ratelimit/policy.go", what: "a denial by policy is said to be that of the other limits, too",
+		name: "plans-blames-others", file: "ratelimit/policy.go", what: "a denial by policy is reported for the other limits, too",
 		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
@@ -251,11 +251,11 @@ var valueMutations = []mutation{
 		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-retry-after", file: "ratelimit/policy.go", what: "who waits for as long as a denial by policy says asks again at once",
+		name: "plans-retry-after", file: "ratelimit/policy.go", what: "a caller that waits as long as a denial by policy says asks again at once",
 		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt = time.Time{}",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-remaining", file: "ratelimit/policy.go", what: "what remains of an unlimited limit is 0",
+		name: "plans-remaining", file: "ratelimit/policy.go", what: "0 tokens remain of an unlimited limit",
 		old: "r.Remaining = min(r.Remaining, left)", new: "r.Remaining = min(r.Remaining, left, 0)",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
@@ -263,7 +263,7 @@ var valueMutations = []mutation{
 		old: "if left > 0 && r.ResetAt.Before(r.At) {", new: "if false {",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-receipt", file: "ratelimit/policy.go", what: "what an unlimited limit granted is not in the receipt",
+		name: "plans-receipt", file: "ratelimit/policy.go", what: "the grant of an unlimited limit is not in the receipt",
 		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = false",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
@@ -275,7 +275,7 @@ var valueMutations = []mutation{
 		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = r.OK",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-infinite-rate", file: "ratelimit/policy.go", what: "an infinite rate, which is a mistake, describes itself as unlimited",
+		name: "plans-infinite-rate", file: "ratelimit/policy.go", what: "an infinite rate, which is a mistake, is described as unlimited",
 		old: "l.err == nil && l.numbers.Rate > algebra.MaxTokens", new: "l.numbers.Rate > algebra.MaxTokens",
 		tests: "TestALimitWithoutRowsDescribesItself",
 	}, {
@@ -299,7 +299,7 @@ var valueMutations = []mutation{
 		old: "*optional.to != 0 && c.Rate != nil && *c.Rate == 0", new: "false",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-unlimited-numbers", file: "ratelimit/config.go", what: "an unlimited limit may have numbers, which it ignores",
+		name: "config-unlimited-numbers", file: "ratelimit/config.go", what: "an unlimited limit may have numbers, which are ignored",
 		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
@@ -315,15 +315,15 @@ var valueMutations = []mutation{
 		old: "\t\t\tmistakes = append(mistakes, fmt.Sprintf(\"unknown field %q\", name))\n", new: "",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-field-twice", file: "ratelimit/config_json.go", what: "of a field that is there twice, the last one counts",
+		name: "config-field-twice", file: "ratelimit/config_json.go", what: "of a duplicate field, the last one counts",
 		old: "case seen[name]:", new: "case false:",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "plans-up-to", file: "ratelimit/demand.go", what: "an unlimited limit does not bound how many the others take",
+		name: "plans-up-to", file: "ratelimit/demand.go", what: "an unlimited limit does not bound the other limits",
 		old: "ds[i].most = min(ds[i].most, leastUpTo(rowless))", new: "_ = i",
 		tests: "TestUpToOfPlansWithoutRows",
 	}, {
-		name: "plans-up-to-taken", file: "ratelimit/policy.go", what: "an unlimited limit says that it took more than the others",
+		name: "plans-up-to-taken", file: "ratelimit/policy.go", what: "an unlimited limit reports that it took more than the others",
 		old: "if takesUpTo(c.demands) {", new: "if false {",
 		tests: "TestUpToOfPlansWithoutRows",
 	},

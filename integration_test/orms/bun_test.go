@@ -32,12 +32,12 @@ func TestBun(t *testing.T) {
 		})
 	})
 
-	// Whatever of bun's one holds.
+	// All of bun's handles work.
 	conn, err := db.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // gives it back
+	defer conn.Close() //nolint:errcheck // returns it to the pool
 	limit := ratelimit.TokenBucket("any handle", 3, 1e9)
 	for _, handle := range []bun.IDB{db, conn} {
 		if _, err := limits.Consume(t.Context(), ratelimit.SQL(handle), limit.Key("ann")); err != nil {

@@ -44,7 +44,7 @@ type Message struct {
 
 var sendMessage = ratelimit.TokenBucket("sendMessage", 2, time.Hour)
 
-// sendGORM is in docs/databases.md.
+// docs/databases.md shows sendGORM.
 func sendGORM(ctx context.Context, db *gorm.DB, userID, text string) error {
 	return ratelimit.Retry(ctx, func(ctx context.Context) error {
 		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) int {
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // no Postgres is a failure, never a skip
+		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
 		return 1
 	}
 	fmt.Println("tests run on", server)
@@ -42,18 +42,18 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The clock stands still, so that the sums come out even.
+// The clock stands still, so the sums are exact.
 var limits = ratelimit.Limiter{Clock: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }}
 
 var serializable = &sql.TxOptions{Isolation: sql.LevelSerializable}
 
-// send is the application's function, written with an ORM: in one SERIALIZABLE transaction it inserts a message with this
-// body, and lets finish take what it wants of the transaction's DB and write another message.
+// send is an application's function that uses an ORM. In one SERIALIZABLE transaction, it inserts a message with this body,
+// and calls finish with the transaction's DB and a function that inserts another message.
 type send func(ctx context.Context, body string, finish finish) error
 
 type finish func(db ratelimit.DB, insert func(body string) error) error
 
-// consume takes a token, and lets a denial roll back.
+// consume takes a token. A denial rolls back.
 func consume(ctx context.Context, request ratelimit.Request) finish {
 	return func(db ratelimit.DB, _ func(body string) error) error {
 		_, err := limits.Consume(ctx, db, request)
@@ -96,7 +96,7 @@ func open(t *testing.T, driver string) *sql.DB {
 	return db
 }
 
-// fits tests that the limiter is at home in the transactions of an ORM.
+// fits tests the limiter in the transactions of an ORM.
 func fits(t *testing.T, db *sql.DB, send send) {
 	t.Helper()
 	ctx := t.Context()
@@ -170,10 +170,10 @@ func fits(t *testing.T, db *sql.DB, send send) {
 	wg.Wait()
 	t.Logf("%d attempts for %d commits", attempts.Load(), goroutines*each)
 	if attempts.Load() == goroutines*each {
-		t.Error("no transaction was run again: this test has not seen a serialization failure")
+		t.Error("no transaction was retried: this test has not seen a serialization failure")
 	}
 	expect("after a crowd", 3+goroutines*each, 0)
 	if _, err := limits.Consume(ctx, ratelimit.SQL(db), hot.Global()); !errors.As(err, new(*ratelimit.DeniedError)) {
-		t.Errorf("%v, want nothing to be left for those who come after the crowd", err)
+		t.Errorf("%v, want no token left for later calls", err)
 	}
 }

@@ -60,7 +60,7 @@ func TestSqlx(t *testing.T) {
 				error
 				SQLState() string
 			}
-			if conflict, ok := errors.AsType[sqlError](err); ok { // for Retry, which would not run again what has run out of attempts
+			if conflict, ok := errors.AsType[sqlError](err); ok { // for Retry, which does not retry an error of exhausted attempts
 				return conflict
 			}
 			return err

@@ -1,5 +1,4 @@
-# Sets cache, the directory in which what was fetched is kept. As root, servers run as another user, who cannot look into
-# root's home.
+# Sets cache, the directory for downloads. As root, servers run as another user, who cannot read root's home.
 if [ -n "${XDG_CACHE_HOME:-}" ]; then cache=$XDG_CACHE_HOME/txlimit
 elif [ "$(id -u)" = 0 ]; then cache=/var/cache/txlimit
 else cache=$HOME/.cache/txlimit; fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the integration suite on a PostgreSQL in a container, which testcontainers-go starts. AREAS="verbs sql" are those of tests.sh:
-# without it, all tests run.
+# Runs the integration suite on a PostgreSQL in a container, which testcontainers-go starts. AREAS="verbs sql" are areas for
+# tests.sh. Without it, all tests run.
 #
-# Where Docker runs, the image is TXLIMIT_TEST_IMAGE, or postgres:17-alpine. Where none runs, but could (for root, with dockerd
-# and debootstrap installed), one is started, and an image made of Debian's packages: nothing is pulled. What was started is
-# stopped in the end.
+# If Docker is running, the image is TXLIMIT_TEST_IMAGE, or postgres:17-alpine. Otherwise, root can run this with dockerd
+# and debootstrap installed: it starts a Docker, and makes an image from Debian's packages, so nothing is pulled. It stops
+# what it started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 run=$(scripts/tests.sh ${AREAS-})
@@ -18,7 +18,7 @@ if ! docker version >/dev/null 2>&1; then
 
 	work=$(mktemp -d)
 	bridge=$([ -e /sys/class/net/docker0 ] && echo there || true)
-	# No rules of the firewall: ports are published by docker-proxy.
+	# No firewall rules: docker-proxy publishes the ports.
 	dockerd --host="unix://$work/docker.sock" --data-root="$work/data" --exec-root="$work/exec" --pidfile="$work/dockerd.pid" \
 		--iptables=false >"$work/log" 2>&1 &
 	dockerd=$!
@@ -40,7 +40,7 @@ if ! docker version >/dev/null 2>&1; then
 	install -m 755 scripts/entrypoint.sh "$tree/entrypoint"
 	tar -C "$tree" --exclude=./proc/* --exclude=./sys/* -c . |
 		docker import -c 'ENTRYPOINT ["/entrypoint"]' -c 'CMD ["postgres"]' -c 'EXPOSE 5432' - "$TXLIMIT_TEST_IMAGE" >/dev/null
-	# The reaper is an image that would have to be pulled. All containers end with this Docker.
+	# The reaper's image would have to be pulled. All containers end with this Docker.
 	export TESTCONTAINERS_RYUK_DISABLED=true
 	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints a directory with a small Debian 13 in it, with PostgreSQL 17 and PgBouncer 1.24, which it makes the first time: what a
-# machine needs that can pull no image, and whose own Debian has an older PgBouncer. Its bin/pgbouncer-outside runs outside it.
-# Needs debootstrap, and root.
+# Prints a directory with a small Debian 13, with PostgreSQL 17 and PgBouncer 1.24. The first run makes it. It is for
+# machines that cannot pull an image and whose own Debian has an older PgBouncer. Its bin/pgbouncer-outside runs outside it.
+# Needs debootstrap and root.
 set -euo pipefail
 . "$(dirname "$0")/cache.sh"
 tree=$cache/debian-trixie

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The entrypoint of the image that container.sh makes: what the official image of PostgreSQL does with POSTGRES_USER,
-# POSTGRES_PASSWORD and POSTGRES_DB, on a new cluster each time.
+# The entrypoint of container.sh's image. Like that of PostgreSQL's official image, it uses POSTGRES_USER, POSTGRES_PASSWORD
+# and POSTGRES_DB. The cluster is new each time.
 set -eu
 if [ "$(id -u)" = 0 ]; then
 	exec setpriv --reuid=postgres --regid=postgres --init-groups "$0" "$@"

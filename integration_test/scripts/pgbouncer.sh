@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the integration suite through PgBouncer in transaction mode, with prepared statements and without: in each of the ways
-# in which pgx can send queries there, or in those in PGBOUNCER_MODES. AREAS="tx coalescer" are those of tests.sh: without it, all
-# tests run. What cannot work there is listed at the end of each.
+# Runs the integration suite through PgBouncer in transaction mode, with prepared statements and without, in each of pgx's
+# query modes that work there, or in those in PGBOUNCER_MODES. AREAS="tx coalescer" are areas for tests.sh. Without it, all
+# tests run. Each run ends with a list of the tests that cannot work there.
 #
-# PgBouncer knows prepared statements since 1.21, and 1.18 crashes when queries are canceled under load (pgbouncer/pgbouncer#822). Where
-# an older one than 1.21 is installed, that of debian.sh is taken.
+# PgBouncer has prepared statements since 1.21, and 1.18 crashes when queries are canceled under load
+# (pgbouncer/pgbouncer#822). If the installed one is older than 1.21, debian.sh's is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints a pattern for go test -run: the tests of the files whose names begin with one of these areas (see ../README.md), or, without
-# an area, of all.
+# Prints a pattern for go test -run, with the tests of the files whose names begin with one of these areas (see
+# ../README.md). Without an area, it has all tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (($#)) || { echo . && exit; }

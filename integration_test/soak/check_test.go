@@ -18,39 +18,40 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// What has to hold, by the records:
+// The records must satisfy this:
 //
-//   - The changes of a row are a chain, each from what the one before left, to what is in the table.
-//   - A call in a transaction changes its rows as internal/algebra says, and is granted only if that says so: it is computed
-//     again from the rows that the changes before have left. What is denied, or checks, changes nothing. Nothing else is
-//     changed in such a transaction. What it was told (Result.At, RetryAt, the receipt) is what was written.
-//   - A transaction whose commit was acknowledged is in the record, one that surely failed is not.
-//   - What is swept is full.
-//   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. Each
-//     of these is explained, in the same way, by one call of the process that made it: one that was acknowledged, or may have
-//     been made. Each acknowledged call explains one, but for a refund that is to give nothing back. When a refund was made is
-//     known, since it had all rows locked by then (Result.At).
-//   - What a Coalescer has decided together is one change. Each acknowledged grant is found in one. For each key, what was taken in
-//     all is what was acknowledged, and at most what has an unknown outcome besides. No balance is left that no call may leave.
-//   - In the span from any change to any other, a limit that is only consumed grants at most capacity + span*rate/period. This
-//     is computed without the algebra.
-//   - What was granted keeps its promise, whatever was reserved and refunded: see promise_test.go.
+//   - The changes of a row are a chain: each starts from the result of the last one, and the chain ends in the table.
+//   - A call in a transaction changes its rows as internal/algebra says, and is granted only if internal/algebra grants it. The
+//     checker computes it again from the rows that the earlier changes left. A denial or a check changes nothing. Such a
+//     transaction makes no other change. The caller's answer (Result.At, RetryAt, the receipt) matches the change.
+//   - A transaction whose commit was acknowledged is in the record. One that certainly failed is not.
+//   - A swept row was full.
+//   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. In the
+//     same way, one call of the process that made it must explain each of these transactions: an acknowledged call, or one with
+//     an unknown outcome. Each acknowledged call explains one, except a refund that must give nothing back. The instant of a
+//     refund is known, since it had locked all rows by then (Result.At).
+//   - All decisions of one statement of a Coalescer are one change. Each acknowledged grant is in one such change. For each key,
+//     the tokens taken are those acknowledged, and at most those with an unknown outcome. No balance is lower than a call may
+//     leave it.
+//   - From any change to any other, a limit that is only consumed grants at most capacity + span*rate/period. This is computed
+//     without the algebra.
+//   - Grants keep their promise, whatever was reserved and refunded: see promise_test.go.
 type checker struct {
 	testing.TB
 	promises
 	seed    uint64
 	rows    map[place][]*algebra.Row // by shard
-	pending map[string][]change      // by transaction: what no call has explained yet
+	pending map[string][]change      // by transaction: the changes that no call has explained yet
 	strict  map[place]*meter
-	// inserted is the transactions that have inserted the rows that are there.
+	// inserted is the transactions that inserted the present rows.
 	inserted map[place]string
 	counts   map[string]int
 	errors   int
 
-	// Calls outside of transactions, those that were acknowledged by their instants.
-	alone    map[string][]*outsider // consume and charge, by owner of all their keys
-	doubtful map[string][]*outsider // those with an unknown outcome
-	shared   map[string][]sharer    // what a Coalescer has granted, by owner of a key
+	// Calls outside of transactions. The acknowledged ones are in order of their instants.
+	alone    map[string][]*outsider // consume and charge; by owner of all their keys
+	doubtful map[string][]*outsider // calls with an unknown outcome
+	shared   map[string][]sharer    // grants of a Coalescer, by owner of a key
 	refunds  map[place][]sharer
 	perhaps  map[string][]sharer // refunds with an unknown outcome, by owner of a key
 	sums     map[place]*sum
@@ -71,33 +72,33 @@ type outsider struct {
 	id grantID
 }
 
-// sharer is one of its asks.
+// sharer is an ask of such a call.
 type sharer struct {
 	*outsider
 	ask
 	i int
 }
 
-// sum is of what Coalescers have decided.
+// sum is the total of a Coalescer's decisions on a key.
 type sum struct {
-	taken float64 // by the changes
+	taken float64 // according to the changes
 	told  float64 // acknowledged
 	maybe float64 // unknown
 }
 
-// meter is a leaky one, of what a limit has granted.
+// meter is a leaky meter of a limit's grants.
 type meter struct{ level, last float64 }
 
 // change is a change of a row.
 type change struct {
 	place
 	shard    int
-	old, new *algebra.Row // nil: none
+	old, new *algebra.Row // nil: no row
 	app, xid string
-	at       algebra.Micros // when it was made
+	at       algebra.Micros // its instant
 }
 
-// history is what a transaction has done to a key: its changes, and the rows before each of them and after all.
+// history is a transaction's changes of a key, and the rows before each of them and after the last.
 type history struct {
 	changes []change
 	states  [][]*algebra.Row
@@ -106,7 +107,7 @@ type history struct {
 func (h history) before() []*algebra.Row { return h.states[0] }
 func (h history) after() []*algebra.Row  { return h.states[len(h.states)-1] }
 
-// owner is who may have changed some keys: the processes' connections by their application_name.
+// owner names the connections that may have changed some keys: a process's, by their application_name.
 func owner(app string, places []place) string {
 	names := []string{app}
 	for _, p := range places {
@@ -157,10 +158,10 @@ func (c *checker) fail(format string, args ...any) {
 	}
 }
 
-// readFile reads what a process was told.
+// readFile reads the answers that a process recorded.
 func (c *checker) readFile(file string) error {
 	process := filepath.Base(file)
-	open := map[int64]line{} // calls that have no outcome yet
+	open := map[int64]line{} // calls without an outcome so far
 	err := readLines(file, func(l line) {
 		if l.Outcome != "" {
 			c.counts["operations: "+l.Handle+", "+string(l.Outcome)]++
@@ -186,7 +187,7 @@ func (c *checker) readFile(file string) error {
 	return err
 }
 
-// told notes a call outside of a transaction.
+// told records a call outside of a transaction.
 func (c *checker) told(process string, l line) {
 	verb, sure := l.Call.Verb, l.Outcome == committed
 	c.counts["calls outside of transactions: "+verb]++
@@ -235,7 +236,7 @@ func (c *checker) sum(p place) *sum {
 	return c.sums[p]
 }
 
-// sort sorts what was acknowledged by when it was decided.
+// sort sorts the acknowledged calls by their instants.
 func (c *checker) sort() {
 	for _, of := range c.alone {
 		slices.SortStableFunc(of, func(a, b *outsider) int { return a.At.Compare(b.At) })
@@ -249,7 +250,8 @@ func (c *checker) sort() {
 	}
 }
 
-// waits says whether the work may have to wait in a way that forfeits tokens: a reservation of a window, or of several limits.
+// waits reports whether the call's work may have to wait in a way that forfeits tokens: a reservation of a window, or of
+// several limits.
 func (c call) waits() bool {
 	return c.Verb == "consume" && slices.ContainsFunc(c.Asks, func(a ask) bool {
 		return a.Reserve && (len(c.Asks) > 1 || numbersOf(a.place()).Window)
@@ -259,13 +261,13 @@ func (c call) waits() bool {
 func (p place) sharded() bool { return p.shards() > 1 }
 func (p place) shards() int   { return subjects[p.subject].Config().Shards }
 
-// replay goes through all that was committed, each row's changes in the order of its versions.
+// replay goes through all committed changes, those of each row in the order of its versions.
 func (c *checker) replay(s *soak) {
 	bySubject := map[string]int{}
 	for i, s := range subjects {
 		bySubject[s.Name()] = i
 	}
-	// A transaction without calls is looked at when its last change has come.
+	// A transaction without calls is checked after its last change.
 	rows, err := s.admin.Query(s.Context(), `
 		SELECT n, xid::text, '' AS call, 0 AS op, app, at, name, key, shard, old_value, old_ts, value, ts,
 		       l.xid IS NULL AND n = max(n) OVER (PARTITION BY c.xid) AS last
@@ -313,7 +315,7 @@ func (c *checker) replay(s *soak) {
 	})
 	noError(c, err)
 	for xid, changes := range c.pending {
-		c.fail("transaction %s changed what none of its calls did: %v", xid, changes)
+		c.fail("transaction %s made a change that none of its calls explains: %v", xid, changes)
 	}
 	for p := range c.refunds {
 		if s, back := c.due(p, algebra.Max); back > 0 {
@@ -322,17 +324,17 @@ func (c *checker) replay(s *soak) {
 	}
 	for who, calls := range c.alone {
 		for _, o := range calls {
-			c.fail("operation %x was acknowledged, and is not in the record of %s: %+v", o.id.Op, who, o.call)
+			c.fail("operation %x was acknowledged, but is not in the record of %s: %+v", o.id.Op, who, o.call)
 		}
 	}
 	for who, calls := range c.shared {
 		for _, s := range calls {
-			c.fail("operation %x was acknowledged, and its ask %d is not in the record of %s: %+v", s.id.Op, s.i, who, s.call)
+			c.fail("operation %x was acknowledged, but its ask %d is not in the record of %s: %+v", s.id.Op, s.i, who, s.call)
 		}
 	}
 }
 
-// byPlace sorts changes by their keys, in order.
+// byPlace groups changes by key, in order.
 func byPlace(changes []change) map[place][]change {
 	of := map[place][]change{}
 	for _, ch := range changes {
@@ -367,7 +369,7 @@ func (c *checker) apply(p place, changes []change) history {
 	return history{changes, states}
 }
 
-// whole is the rows of a state, unless some are there and some are not.
+// whole returns the rows of a state. It is not ok if some rows exist and some do not.
 func whole(state []*algebra.Row) (rows []algebra.Row, ok bool) {
 	for _, row := range state {
 		if row != nil {
@@ -377,8 +379,8 @@ func whole(state []*algebra.Row) (rows []algebra.Row, ok bool) {
 	return rows, len(rows) == 0 || len(rows) == len(state)
 }
 
-// decidedAt is the instant to which refills counted: if that is not known, what was written last says enough, since a row whose
-// ts is later is not refilled.
+// decidedAt returns the instant up to which refills counted. If that is not recorded, the earliest written ts is enough,
+// since a row with a later ts is not refilled.
 func decidedAt(changes []change) algebra.Micros {
 	type row struct {
 		place
@@ -397,7 +399,7 @@ func decidedAt(changes []change) algebra.Micros {
 	return at
 }
 
-// made holds a call of a transaction against the algebra.
+// made compares a call in a transaction with the algebra.
 func (c *checker) made(op int64, made call, changes []change) {
 	of, did := byPlace(changes), map[place]history{}
 	for _, p := range made.places() {
@@ -419,7 +421,7 @@ func (c *checker) made(op int64, made call, changes []change) {
 	}
 }
 
-// at is when the call was decided.
+// at returns the instant of the call's decision.
 func (c call) at(changes []change) algebra.Micros {
 	if c.At.IsZero() {
 		return decidedAt(changes)
@@ -427,7 +429,7 @@ func (c call) at(changes []change) algebra.Micros {
 	return algebra.At(c.At)
 }
 
-// explains says whether a call did what was done to its keys.
+// explains reports whether a call made these changes of its keys.
 func (c *checker) explains(made call, did map[place]history, changes []change) bool {
 	at := made.at(changes)
 	oneShard := slices.ContainsFunc(made.places(), func(p place) bool { return p.sharded() && len(did[p].changes) == 1 })
@@ -435,10 +437,10 @@ func (c *checker) explains(made call, did map[place]history, changes []change) b
 		return explainsWaiting(made, did, at)
 	}
 	for _, a := range made.Asks {
-		a.Reserve = a.Reserve && !(made.waits() && oneShard) // one row of each limit had enough
+		a.Reserve = a.Reserve && !(made.waits() && oneShard) // if one row of each limit had enough, it did not forfeit
 		p, explained := a.place(), false
 		h := did[p]
-		// A call for several limits that has lost a race gives back what it has taken, and begins again.
+		// A call for several limits that loses a race gives back its tokens and starts again.
 		for i := 0; i < len(h.states) && !explained; i++ {
 			explained = neutral(p, h.before(), h.states[i], at) && c.explainsOne(made, a, at, history{h.changes[i:], h.states[i:]})
 		}
@@ -449,7 +451,7 @@ func (c *checker) explains(made call, did map[place]history, changes []change) b
 	return true
 }
 
-// explainsWaiting says so of a reservation of a window, or of several limits, which is decided on all rows of all of them.
+// explainsWaiting is explains for a reservation of a window, or of several limits. All rows of all limits decide it.
 func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
 	var ds []algebra.Demand
 	for _, a := range made.Asks {
@@ -488,7 +490,7 @@ func show(did map[place]history) string {
 	return text.String()
 }
 
-// neutral says whether two states hold the same at an instant.
+// neutral reports whether two states have the same balance at an instant.
 func neutral(p place, a, b []*algebra.Row, at algebra.Micros) bool {
 	before, ok := whole(a)
 	after, ok2 := whole(b)
@@ -496,7 +498,7 @@ func neutral(p place, a, b []*algebra.Row, at algebra.Micros) bool {
 	return ok && ok2 && near(numbers.Total(before, at), numbers.Total(after, at))
 }
 
-// explainsOne says whether a call did what was done to one of its keys, and nothing before.
+// explainsOne reports whether a call made these changes of one of its keys, and none before.
 func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bool {
 	p, changes := a.place(), h.changes
 	before, ok := whole(h.before())
@@ -520,7 +522,7 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 		return same(numbers.Take(before, len(before), -back, at), after)
 	}
 	floor := subjects[p.subject].lowest(made.Verb, a.Reserve)
-	if len(changes) == 1 && shards > 1 { // one shard took, what it had
+	if len(changes) == 1 && shards > 1 { // one shard gave tokens that it had
 		i := changes[0].shard
 		left := numbers.Available(*h.before()[i], shards, at) - a.Count
 		return left >= 0 && left == h.after()[i].Value && h.after()[i].TS == max(h.before()[i].TS, at)
@@ -528,8 +530,8 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 	return len(changes) > 0 && numbers.Enough(before, shards, a.Count, floor, at) && same(numbers.Take(before, shards, a.Count, at), after)
 }
 
-// visible says whether what a transaction has written can be seen by a snapshot, which is written as xmin:xmax:those in between
-// that had not ended.
+// visible reports whether a snapshot sees the rows that a transaction wrote. A snapshot is written as xmin:xmax:running
+// transactions in between.
 func visible(xid, snapshot string) bool {
 	parts := strings.Split(snapshot, ":")
 	var id, end uint64
@@ -545,7 +547,7 @@ func same(want, got []algebra.Row) bool {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
 
-// madeOutside explains what a transaction without calls has changed.
+// madeOutside explains the changes of a transaction without calls.
 func (c *checker) madeOutside(changes []change) {
 	c.counts["transactions of calls outside of one"]++
 	did := map[place]history{}
@@ -565,7 +567,8 @@ func (c *checker) madeOutside(changes []change) {
 	}
 }
 
-// givenBack says whether nothing has changed after all: by a call for several limits that has lost a race, or a Coalescer's, and was denied.
+// givenBack reports whether the changes cancel out: a call for several limits lost a race, or was part of a Coalescer's
+// statement, and was denied.
 func givenBack(did map[place]history) bool {
 	for p, h := range did {
 		if rows, _ := whole(h.after()); len(rows) == 0 || !neutral(p, h.before(), h.after(), decidedAt(h.changes)) {
@@ -575,7 +578,7 @@ func givenBack(did map[place]history) bool {
 	return true
 }
 
-// deleted says whether rows were swept, or by one of the processes, reset.
+// deleted reports whether rows were swept or, by one of the processes, reset.
 func (c *checker) deleted(did map[place]history, app string) bool {
 	deleted := false
 	for p, h := range did {
@@ -588,13 +591,13 @@ func (c *checker) deleted(did map[place]history, app string) bool {
 		case subjects[p.subject].reset && strings.HasPrefix(app, appName(c.seed, "")):
 			c.wasReset(p)
 		case numbersOf(p).Total(before, at) < numbersOf(p).Capacity:
-			c.fail("deleted at %v, though it is not full and nobody resets it: %s", at.Time(), show(map[place]history{p: h}))
+			c.fail("deleted at %v, but it is not full and was not reset: %s", at.Time(), show(map[place]history{p: h}))
 		}
 	}
 	return deleted
 }
 
-// explained finds the calls that took, or may have given back.
+// explained finds the calls that took tokens, or may have given some back.
 func (c *checker) explained(did map[place]history, changes []change) bool {
 	app := changes[0].app
 	who := owner(app, slices.Collect(maps.Keys(did)))
@@ -625,7 +628,8 @@ func (c *checker) explained(did map[place]history, changes []change) bool {
 	return mayBeTogether && c.together(app, did, true)
 }
 
-// held says whether the receipt of a call, if it has one, agrees with what it did. The same tokens may have been taken twice.
+// held reports whether a call's receipt, if it has one, agrees with its changes. Another call may have taken the same
+// tokens.
 func (o *outsider) held(did map[place]history, changes []change) bool {
 	if o.Left == "" {
 		return true
@@ -655,7 +659,8 @@ func (c *checker) mayHaveGivenBack(app string, did map[place]history) bool {
 	return true
 }
 
-// together adds up what a Coalescer has decided for some calls. Unless unknown ones will do, it has to know one of them.
+// together adds up a Coalescer's decision on several calls. Unless unknown is set, it must have been acknowledged to at
+// least one of them.
 func (c *checker) together(app string, did map[place]history, unknown bool) bool {
 	known := map[place][]sharer{}
 	for p, h := range did {
@@ -685,7 +690,8 @@ func (c *checker) together(app string, did map[place]history, unknown bool) bool
 	return true
 }
 
-// sharers are the calls for a key that a Coalescer has decided together: those of one instant, by what the row held after each.
+// sharers finds the calls for a key that a Coalescer has decided together: calls of one instant, by the row's value after
+// each.
 func (c *checker) sharers(app string, p place, h history) (most []sharer) {
 	since, row, last := algebra.Min, h.after()[0], h.changes[len(h.changes)-1].at
 	if h.before()[0] != nil {
@@ -707,23 +713,23 @@ func (c *checker) sharers(app string, p place, h history) (most []sharer) {
 		for _, s := range of {
 			left -= s.Count
 		}
-		if math.Abs(left) < least { // more than one instant fits hardly ever
+		if math.Abs(left) < least { // rarely does more than one instant fit
 			most, least = of, math.Abs(left)
 		}
 	}
 	return most
 }
 
-// held is what the rows that the ask was taken from held afterwards.
+// held returns the tokens that were left in the ask's rows.
 func (s sharer) held() float64 { return read(s.Left).Taken[s.i].Held }
 
-// taken is what has been taken from the row of a key, whatever it was for.
+// taken returns the tokens taken from a key's row, for any call.
 func (h history) taken(p place) float64 {
 	before, _ := whole(h.before())
 	return numbersOf(p).Total(before, decidedAt(h.changes)) - h.after()[0].Value
 }
 
-// follow is what is to be known of a call that has been explained: what it granted, and gave back.
+// follow records the result of an explained call: its grants and refunds.
 func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes []change) {
 	switch {
 	case r.Verb == "reset":
@@ -755,10 +761,10 @@ func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes 
 	}
 }
 
-// timing is when an ask was granted, by the rows that it took from, and when it may run.
+// timing is the instant of an ask's grant, according to the rows that it took from, and the instant at which it may run.
 type timing struct{ ts, runAt algebra.Micros }
 
-// granting is the receipt that a grant has to have.
+// granting returns the receipt that a grant must have.
 func granting(made call, did map[place]history, changes []change) (want receipt, parts []timing) {
 	at := made.at(changes)
 	runAt := at
@@ -798,11 +804,11 @@ func (r receipt) equal(want receipt) bool {
 	return len(want.Taken) == 0 && len(r.Taken) == 0 || r.At.Equal(want.At) && r.RunAt.Equal(want.RunAt) && slices.EqualFunc(r.Taken, want.Taken, sameTaken)
 }
 
-// tracked is a call, and if that is a refund, what its receipt has to be, as far as it has been followed.
+// tracked is a call. For a refund, it has the receipt that the refund must return, as far as it has been followed.
 type tracked struct {
 	call
 	left receipt
-	open int // how many asks have not been followed
+	open int // the number of asks that have not been followed
 }
 
 func newTracked(made call) *tracked { return &tracked{made, read(made.Receipt), len(made.Asks)} }
@@ -816,7 +822,7 @@ func (r *tracked) taken(a ask) *taken {
 	return nil
 }
 
-// back is what a refund has to give back to some rows.
+// back returns the tokens that a refund must give back to some rows.
 func (r *tracked) back(a ask, before []algebra.Row, at algebra.Micros) float64 {
 	t := r.taken(a)
 	if len(before) == 0 || t == nil {
@@ -831,8 +837,8 @@ func (r *tracked) back(a ask, before []algebra.Row, at algebra.Micros) float64 {
 	}, a.Count, at)
 }
 
-// due is the next refund outside of a transaction that was made before an instant and gives something back: so the next change of
-// the key has to be the refund's.
+// due returns the next refund outside of a transaction that was made before an instant and gives something back. The key's
+// next change must be that refund's.
 func (c *checker) due(p place, until algebra.Micros) (s sharer, back float64) {
 	for len(c.refunds[p]) > 0 && algebra.At(c.refunds[p][0].At) <= until {
 		s, c.refunds[p] = c.refunds[p][0], c.refunds[p][1:]
@@ -845,7 +851,7 @@ func (c *checker) due(p place, until algebra.Micros) (s sharer, back float64) {
 	return s, 0
 }
 
-// gaveBack follows one ask of a refund.
+// gaveBack follows an ask of a refund.
 func (c *checker) gaveBack(r *tracked, a ask, state []*algebra.Row, back float64) {
 	p := a.place()
 	t := r.taken(a)
@@ -862,7 +868,7 @@ func (c *checker) gaveBack(r *tracked, a ask, state []*algebra.Row, back float64
 	c.refunded(r.Of, a, back, r.At.IsZero())
 }
 
-// measure holds what a limit has granted against its capacity and what flows off, by the clock that is in the rows.
+// measure compares a limit's grants with its capacity and refill, by the clock in the rows.
 func (c *checker) measure(p place, states [][]*algebra.Row, changes []change) {
 	if s := subjects[p.subject]; !s.strict || len(changes) == 0 || states[len(states)-1][0] == nil {
 		return
@@ -871,7 +877,7 @@ func (c *checker) measure(p place, states [][]*algebra.Row, changes []change) {
 	to := states[len(states)-1][0]
 	now := float64(to.TS) / 1e6
 	rate := *config.Rate / period(config).Seconds()
-	// What was granted: the limit is not sharded, so the row says it without any model but the refill.
+	// The granted tokens. The limit is not sharded, so the row shows them with no model but the refill.
 	taken := *config.Capacity - to.Value
 	if from := states[0][0]; from != nil {
 		taken = min(*config.Capacity, from.Value+max(0, float64(to.TS-from.TS))/1e6*rate) - to.Value
@@ -897,7 +903,7 @@ func numbersOf(p place) algebra.Limit {
 	return n
 }
 
-// compareWithTable holds the end of each chain against the table.
+// compareWithTable compares the end of each chain with the table.
 func (c *checker) compareWithTable(s *soak) {
 	rows, err := s.admin.Query(s.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits`)
 	noError(c, err)
@@ -923,14 +929,14 @@ func (c *checker) compareWithTable(s *soak) {
 	c.counts["keys"] = len(c.rows)
 }
 
-// compareWithFiles holds what the processes were told against what was committed.
+// compareWithFiles compares the processes' answers with the committed changes.
 func (c *checker) compareWithFiles() {
 	for op, told := range c.ops {
 		switch in := c.inLog[op]; {
 		case told == committed && !in:
-			c.fail("operation %x was acknowledged, and is lost", op)
+			c.fail("operation %x was acknowledged, but is lost", op)
 		case in && (told == failed || told == abandoned || told == denied):
-			c.fail("operation %x was committed, and its caller was told: %s", op, told)
+			c.fail("operation %x was committed, but its caller's outcome is: %s", op, told)
 		case told == unknown && in:
 			c.counts["transactions with an unknown outcome: they were committed"]++
 		case told == unknown:
@@ -954,7 +960,7 @@ func (c *checker) compareWithFiles() {
 	}
 }
 
-// wasASoak says whether everything has happened that the run is for.
+// wasASoak wants everything that the run is for to have happened.
 func (c *checker) wasASoak(s *soak) {
 	for _, fault := range []string{"connections terminated", "rows locked", "processes killed", "rows swept"} {
 		if s.faults[fault] == 0 {
@@ -974,7 +980,7 @@ func (c *checker) wasASoak(s *soak) {
 		}
 	}
 	if denials == 0 || c.counts["calls in transactions: denied"] == 0 {
-		c.Error("hardly anything was denied")
+		c.Error("almost nothing was denied")
 	}
 	for _, verb := range []string{"consume", "check", "charge", "refund", "reset"} {
 		if c.counts["calls in transactions: "+verb] == 0 || c.counts["calls outside of transactions: "+verb] == 0 {
@@ -994,6 +1000,6 @@ func (c *checker) wasASoak(s *soak) {
 		}
 	}
 	if c.counts["changes of rows"] < enough {
-		c.Errorf("%d changes are no soak", c.counts["changes of rows"])
+		c.Errorf("%d changes: this tested too little", c.counts["changes of rows"])
 	}
 }

@@ -12,19 +12,21 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// The promise of each limit and key: over any span, what was granted for instants in it (RetryAt) is at most the capacity and what
-// is refilled in the span, so that work of a fixed window fits each window and any row of windows. What was refunded does not run,
-// whether it was given back or not. What was charged does not count. The promise is looked at after each grant, for all spans.
+// The promise of each limit and key: over any span, the grants that may run in it (RetryAt) are at most the capacity and
+// the span's refill. So the work of a fixed window fits each window, and each sequence of windows. Refunded work does not
+// run, whether tokens came back or not. Charges do not count. The checker looks at the promise after each grant, for all
+// spans.
 //
-// A fixed window never breaks it. A token bucket does only if refunds of different grants overlap, each from its grant to when it
-// gave something back; and then by less than the capacity. A Reset begins anew, and so does each refund of what was granted before.
+// A fixed window never breaks it. A token bucket breaks it only if refunds of different grants overlap, each from its grant
+// to the time when it gave something back, and then by less than the capacity. A Reset starts a new promise, and so does
+// each refund of an earlier grant.
 //
-// Whoever had to wait for the row, and was then granted at once, was told the instant at which the wait began (Result.At). That
-// work runs no sooner than the row's ts, which stands for RetryAt.
+// A call that waited for the row and was then granted at once got the instant at which the wait began (Result.At). Its work
+// runs no sooner than the row's ts, so ts is used as its RetryAt.
 type promises struct {
 	events map[place][]event
 	grant  map[part]*granted
-	doubts map[part]float64 // what refunds with an unknown outcome may have given back
+	doubts map[part]float64 // tokens that refunds with an unknown outcome may have given back
 	worst  map[string]float64
 }
 
@@ -32,7 +34,7 @@ func newPromises() promises {
 	return promises{map[place][]event{}, map[part]*granted{}, map[part]float64{}, map[string]float64{}}
 }
 
-// part is of a grant: that of one limit and key.
+// part is one limit and key of a grant.
 type part struct {
 	grantID
 	place
@@ -42,21 +44,21 @@ type granted struct {
 	event int // its number
 	at    algebra.Micros
 	runAt algebra.Micros
-	count float64 // what was not refunded
+	count float64 // tokens that were not refunded
 }
 
-// event is something that happened to a limit and key: a grant, a refund or a Reset.
+// event is an event of a limit and key: a grant, a refund or a Reset.
 type event struct {
 	*granted
 	refunded bool
-	count    float64 // that was granted or refunded
-	back     float64 // what was given back of it
+	count    float64 // tokens granted or refunded
+	back     float64 // tokens given back
 }
 
-// doubt notes a refund of which it is not known whether it was made. As far as the promise goes, it was, and at once.
+// doubt records a refund with an unknown outcome. For the promise, it counts as made, at once.
 func (p *promises) doubt(id grantID, a ask) { p.doubts[part{id, a.place()}] += a.Count }
 
-// grants notes a grant. ts is the row's.
+// grants records a grant. ts is the row's.
 func (p *promises) grants(id grantID, a ask, ts, runAt algebra.Micros) {
 	of := a.place()
 	is := part{id, of}
@@ -67,12 +69,12 @@ func (p *promises) grants(id grantID, a ask, ts, runAt algebra.Micros) {
 
 func (p *promises) wasReset(of place) { p.events[of] = append(p.events[of], event{}) }
 
-// refunded notes a refund. Those in doubt have been subtracted before.
+// refunded records a refund. Those in doubt have been subtracted before.
 func (c *checker) refunded(id grantID, a ask, back float64, inDoubt bool) {
 	of := a.place()
 	g := c.grant[part{id, of}]
 	if g == nil {
-		c.fail("refunded was what had not been granted by %x: %+v", id, a)
+		c.fail("a refund of tokens that %x was not granted: %+v", id, a)
 		return
 	}
 	e := event{granted: g, refunded: true, count: a.Count, back: back}
@@ -101,13 +103,13 @@ func (c *checker) checkPromises() {
 	}
 }
 
-// checkPromise looks at one span of events after another: from a Reset, or from when all that was granted before has been refilled, to
-// the next. What is granted after cannot exceed any more together with what is granted before.
+// checkPromise looks at one segment of events after another: from a Reset, or from when all earlier grants have been
+// refilled, to the next one. Later grants cannot exceed the promise together with earlier ones.
 func (c *checker) checkPromise(p place, events []event) {
 	l := numbersOf(p)
 	period := float64(l.Period.Microseconds())
 	reset, begin := 0, 0
-	var busy algebra.Micros // until when, at most, what was granted is being refilled
+	var busy algebra.Micros // upper bound of when the granted tokens are refilled
 	for i, e := range events {
 		switch {
 		case e.granted == nil || e.refunded && e.event < reset:
@@ -142,7 +144,7 @@ func (c *checker) checkSpan(p place, l algebra.Limit, events []event, begin, end
 		}
 	}
 	kind := subjects[p.subject].Name()
-	single, overlapping := false, false // whether refunds have given something back so far
+	single, overlapping := false, false // true if refunds have given something back so far
 	for i := begin; i < end; i++ {
 		e := events[i]
 		at, here := position[e.granted]
@@ -180,7 +182,7 @@ func (c *checker) checkSpan(p place, l algebra.Limit, events []event, begin, end
 	}
 }
 
-// overlaps says whether a refund that gives something back overlaps with an earlier one of another grant.
+// overlaps reports whether a refund that gives something back overlaps with an earlier one of another grant.
 func overlaps(before []event, refund event) bool {
 	if refund.back == 0 {
 		return false
@@ -193,12 +195,13 @@ func overlaps(before []event, refund event) bool {
 	return false
 }
 
-// spans knows of a row of numbers the span with the greatest sum.
+// spans finds the span with the greatest sum in a sequence of numbers.
 type spans struct {
 	tree []sums // the root is 1, the children of i are 2*i and 2*i+1
 }
 
-// sums are the greatest sums of a row: from its beginning, to its end, and in it; and that of all.
+// sums are the greatest sums of a sequence: of a span from its beginning, to its end, and anywhere in it; and the sum of
+// all.
 type sums struct{ first, last, most, all float64 }
 
 // newSpans is for n tokens, with a refill between each two of them.
@@ -252,7 +255,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// What the soak is to notice: promises that were broken.
+// The soak must notice broken promises.
 func TestBrokenPromises(t *testing.T) {
 	t.Parallel()
 	bucket, window := place{0, "a"}, place{2, "a"} // 1 per second, capacity 4; 3 per second
@@ -331,7 +334,7 @@ func TestBrokenPromises(t *testing.T) {
 	}
 }
 
-// listener keeps errors to itself.
+// listener keeps errors to itself, so that the test can read them.
 type listener struct {
 	testing.TB
 	errors []string

@@ -1,12 +1,12 @@
-// Package soak lets four processes use the limiter in every way for as long as one likes, while connections are cut, statements
-// time out, contexts end and processes are killed; and afterwards holds all that was committed against the exact model.
+// Package soak lets four processes use the limiter in every way for a given time, while connections are cut, statements
+// time out, contexts end and processes are killed. Afterwards it compares all committed changes with the exact model.
 //
 //	go test ./integration_test/soak -time 20m -timeout 1h
 //
-// Two records are kept. In the database, a trigger notes each change of a row of rate_limits, and a transaction notes the calls
-// that it makes: both commit exactly if the tokens do. In files, each process notes what it was told: of a transaction what
-// became of it, and of a call that is its own transaction what it asked for, before and after. See check_test.go for
-// what has to follow from them.
+// There are two records. In the database, a trigger records each change of a row of rate_limits, and a transaction records
+// its calls: both commit exactly if the tokens do. In files, each process records its answers: a transaction's outcome,
+// and, for a call that is its own transaction, the call before it is sent and the answer after it. check_test.go says what
+// the records must satisfy.
 package soak
 
 import (
@@ -39,13 +39,13 @@ import (
 
 var (
 	duration = flag.Duration("time", 8*time.Second, "how long the processes use the limiter")
-	seedFlag = flag.Uint64("seed", 0, "replay the traffic and the faults of this seed (0: a new one); how they interleave is up to the machine")
+	seedFlag = flag.Uint64("seed", 0, "replay the traffic and the faults of this seed (0: a new one); their interleaving still varies")
 )
 
 const (
 	processes = 4
 	enough    = 1000 // changes of rows
-	// workerArgument is how the test binary runs itself as one of the processes.
+	// workerArgument makes the test binary run as one of the processes.
 	workerArgument = "soak-worker"
 )
 
@@ -60,8 +60,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// records are the tables that are written beside the limits. One sequence numbers both: a row of rate_limits stays locked from
-// its change to the end of the transaction, so that for each row the numbers are in the order of its versions.
+// records are the tables for the records in the database. One sequence numbers both. A row of rate_limits stays locked from
+// its change to the end of the transaction, so each row's numbers are in the order of its versions.
 const records = `
 CREATE SEQUENCE soak_n;
 CREATE TABLE soak_changes (
@@ -91,8 +91,8 @@ type soak struct {
 	*testing.T
 	url   string
 	seed  uint64
-	dir   string        // of the files
-	admin *pgxpool.Pool // of ours, which no fault is for
+	dir   string        // directory of the files
+	admin *pgxpool.Pool // not subject to faults
 
 	mu      sync.Mutex
 	workers [processes]*process
@@ -107,7 +107,7 @@ func TestSoak(t *testing.T) {
 	t.Logf("replay: go test ./integration_test/soak -time %v -timeout %v -seed %d", *duration, *duration*2+10*time.Minute, seed)
 	server, err := postgres.Start(t.Context())
 	if err != nil {
-		t.Fatal(err) // no Postgres is a failure, never a skip
+		t.Fatal(err) // without Postgres the tests fail; they are not skipped
 	}
 	t.Cleanup(func() { noError(t, server.Close()) })
 	t.Logf("on %v", server)
@@ -128,17 +128,17 @@ func TestSoak(t *testing.T) {
 		s.workers[i] = s.spawn(i, 0)
 	}
 	s.injectFaults(time.Now().Add(*duration))
-	for begin := time.Now(); s.changes() < enough && time.Since(begin) < 5*time.Minute; { // the machine is busy with something else
+	for begin := time.Now(); s.changes() < enough && time.Since(begin) < 5*time.Minute; { // a busy machine needs longer
 		s.injectFaults(time.Now().Add(*duration / 4))
 	}
 	s.stopWorkers()
 	if t.Failed() {
-		return // what is left behind would be a consequence
+		return // anything left behind would be a consequence
 	}
 	s.check()
 }
 
-// changes is how many changes of rows there are so far.
+// changes returns the number of changes of rows so far.
 func (s *soak) changes() (n int) {
 	noError(s, s.admin.QueryRow(s.Context(), "SELECT count(*) FROM soak_changes").Scan(&n))
 	return n
@@ -161,7 +161,7 @@ func (s *soak) migrate() {
 	noError(s, err)
 }
 
-// process is a worker as its parent sees it.
+// process is a worker, in its parent.
 type process struct {
 	cmd         *exec.Cmd
 	in          io.WriteCloser
@@ -170,7 +170,7 @@ type process struct {
 	incarnation int
 }
 
-// spawn starts a worker: the first of its number, or after the one before was killed.
+// spawn starts a worker: the first of its number, or one that replaces a killed worker.
 func (s *soak) spawn(number, incarnation int) *process {
 	self, err := os.Executable()
 	noError(s, err)
@@ -189,7 +189,7 @@ func (s *soak) spawn(number, incarnation int) *process {
 	return p
 }
 
-// injectFaults goes on until the time is over.
+// injectFaults injects faults until the time is over.
 func (s *soak) injectFaults(until time.Time) {
 	ctx := s.Context()
 	var wg sync.WaitGroup
@@ -243,7 +243,7 @@ func (s *soak) fault(what string, n int, err error) {
 	}
 }
 
-// lockARow holds the rows of a key for longer, perhaps, than statements may take.
+// lockARow locks the rows of a key, perhaps for longer than statement_timeout.
 func (s *soak) lockARow(ctx context.Context, key string, d time.Duration) error {
 	return pgx.BeginFunc(ctx, s.admin, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT FROM rate_limits WHERE key = $1 ORDER BY name, key, shard FOR UPDATE`, key)
@@ -252,7 +252,7 @@ func (s *soak) lockARow(ctx context.Context, key string, d time.Duration) error 
 	})
 }
 
-// stopWorkers stops the traffic, looks for what has been left behind in the server, and then lets the processes end.
+// stopWorkers stops the traffic, looks for anything left behind in the server, and then lets the processes end.
 func (s *soak) stopWorkers() {
 	for _, p := range s.workers {
 		if _, err := fmt.Fprintln(p.in, "stop"); err != nil {
@@ -264,14 +264,14 @@ func (s *soak) stopWorkers() {
 			s.Errorf("process %d did not stop: %v", p.number, err)
 		}
 	}
-	// Backends that were terminated or whose clients were killed may take a moment to end.
+	// Backends that were terminated, or whose clients were killed, may take a moment to end.
 	s.none("transactions", `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1 AND state <> 'idle'`)
 	s.none("locks", `SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE application_name LIKE $1`)
 	for _, p := range s.workers {
 		noError(s, p.in.Close())
 		var r report
 		if err := json.NewDecoder(p.out).Decode(&r); err != nil {
-			s.Errorf("process %d said nothing at its end: %v", p.number, err)
+			s.Errorf("process %d ended without a report: %v", p.number, err)
 		}
 		if err := p.cmd.Wait(); err != nil {
 			s.Errorf("process %d: %v", p.number, err)
@@ -296,10 +296,10 @@ func (s *soak) none(what, query string) {
 	}
 }
 
-// appName is the application_name of the connections of a run, or of all of them ("%").
+// appName is the application_name of a run's connections for a handle, or for all handles ("%").
 func appName(seed uint64, handle string) string { return fmt.Sprintf("soak %x %s", seed, handle) }
 
-// readLines reads what a process has noted. A killed one may have left half a line.
+// readLines reads a process's records. A killed process may have left half a line.
 func readLines(file string, each func(line)) error {
 	f, err := os.Open(file)
 	if err != nil {

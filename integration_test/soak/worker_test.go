@@ -26,13 +26,14 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// subject is a limit that the soak uses.
+// subject is a limit of the soak.
 type subject struct {
 	ratelimit.Limit
-	// What calls outside of transactions do to it beside consuming and reserving. They leave less to be known: see check_test.go.
+	// Verbs that calls outside of transactions use beside consuming and reserving. With these verbs, less is known: see
+	// check_test.go.
 	charged, refunded bool
 	reset             bool // inside and outside
-	strict            bool // it is consumed, and nothing else
+	strict            bool // it is only consumed
 }
 
 // subjects are the limits, by their numbers in the records.
@@ -41,7 +42,7 @@ var subjects = []subject{
 	{Limit: ratelimit.TokenBucket("sharded bucket", 2, time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(4)), refunded: true},
 	{Limit: ratelimit.FixedWindow("window", 3, time.Second, ratelimit.MaxReserved(9)), refunded: true},
 	{Limit: ratelimit.FixedWindow("sharded window", 4, 2*time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(3)), refunded: true},
-	// Never full again, so that what is given back can be counted.
+	// This limit is never full again, so that refunds can be counted.
 	{Limit: ratelimit.TokenBucket("plenty", 1e-6, time.Hour, ratelimit.Capacity(plentiful)), charged: true, refunded: true},
 	{Limit: ratelimit.TokenBucket("forgotten", 3, time.Second, ratelimit.Capacity(10)), reset: true},
 	{Limit: ratelimit.TokenBucket("strict", 2, time.Second, ratelimit.Capacity(6)), strict: true},
@@ -49,8 +50,8 @@ var subjects = []subject{
 
 const plentiful = 1e7
 
-// sweptSubjects are the limits that are swept: those to which nothing is given back outside of a transaction, since to a row that
-// has been swept nothing is.
+// sweptSubjects are the limits that are swept: those without refunds outside of a transaction, since a swept row gets no
+// refund.
 func sweptSubjects() (swept []ratelimit.Limit) {
 	for _, s := range subjects {
 		if !s.refunded {
@@ -60,35 +61,34 @@ func sweptSubjects() (swept []ratelimit.Limit) {
 	return swept
 }
 
-// keys is how many each limit has; the first two are hot.
+// keys is the number of keys of each limit. The first two are hot.
 const keys = 300
 
-// singleFile is a key whose refunds do not overlap, in most cases: each is of a grant that was made after the refund before. One
-// goroutine makes them all.
+// singleFile is a key whose refunds rarely overlap: each is of a grant after the last refund. One goroutine makes them all.
 const singleFile = 1
 
 func keyName(i int) string { return fmt.Sprint("user-", i) }
 
-// call is one call of a verb, as it is recorded.
+// call is a recorded call of a verb.
 type call struct {
 	Verb     string
 	Asks     []ask
 	N        int               // its place in its transaction
-	Of       grantID           // of a refund: what granted
-	Receipt  ratelimit.Receipt // of a refund: what is left of the grant
-	Snapshot string            // of a refund or reset in a transaction, which does not see rows that were inserted after it
+	Of       grantID           // of a refund: the grant
+	Receipt  ratelimit.Receipt // of a refund: the grant's latest receipt
+	Snapshot string            // of a refund or reset in a transaction: it does not see rows inserted later
 	answer
 }
 
-// answer is what became of a call.
+// answer is the result of a call.
 type answer struct {
 	At      time.Time // of the decision; zero: not known when it was recorded
 	Granted bool
 	RunAt   []time.Time       // of a grant: the RetryAt of each ask
-	Left    ratelimit.Receipt // what can be given back from now on
+	Left    ratelimit.Receipt // what can still be refunded
 }
 
-// grantID names a call that granted.
+// grantID identifies a granted call.
 type grantID struct {
 	Op int64
 	N  int
@@ -117,7 +117,7 @@ func (c call) requests() []ratelimit.Request {
 	return requests
 }
 
-// receipt is what is in a Receipt.
+// receipt is the content of a Receipt.
 type receipt struct {
 	At, RunAt time.Time
 	Taken     []taken
@@ -139,8 +139,8 @@ func read(text ratelimit.Receipt) (r receipt) {
 	return r
 }
 
-// line is what a process notes in its file: before a call outside of a transaction, with the call, and after everything,
-// with the outcome. If the call was granted, that has the call with its answer.
+// line is a record in a process's file: the call, before a call outside of a transaction, and the outcome, after every
+// operation. If the call was granted, the outcome has the call with its answer.
 type line struct {
 	Op      int64
 	Handle  string
@@ -154,25 +154,25 @@ const (
 	committed outcome = "committed" // or, outside of a transaction, granted
 	denied    outcome = "denied"
 	abandoned outcome = "abandoned" // rolled back on purpose
-	failed    outcome = "failed"    // surely not committed
+	failed    outcome = "failed"    // certainly not committed
 	unknown   outcome = "unknown"
 )
 
-// job is what a worker is told.
+// job is a worker's configuration.
 type job struct {
 	URL         string
 	Seed        uint64
 	Number      int
 	Incarnation int
-	Settle      time.Duration // how long until its memory is looked at for the first time
+	Settle      time.Duration // when to measure its memory first
 	File        string
 }
 
-// report is what a worker says at its end.
+// report is a worker's report at its end.
 type report struct {
 	Calls       int64
 	Slowest     time.Duration
-	Heap        [2]uint64 // bytes, when it had settled and at the end
+	Heap        [2]uint64 // bytes, after Settle and at the end
 	Goroutines  [2]int    // before and after
 	Connections int
 	Leaks       []string
@@ -220,7 +220,7 @@ func work(in io.Reader, out io.Writer) error {
 	var settled atomic.Uint64
 	timer := time.AfterFunc(w.Settle, func() { settled.Store(heap()) })
 	if _, err := lines.ReadBytes('\n'); err != nil {
-		return fmt.Errorf("the parent is gone: %w", err)
+		return fmt.Errorf("the parent has ended: %w", err)
 	}
 	w.stop.Store(true)
 	wg.Wait()
@@ -229,11 +229,11 @@ func work(in io.Reader, out io.Writer) error {
 	}
 	fmt.Fprintln(out, "stopped")
 	if _, err := lines.ReadBytes('\n'); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("the parent said more: %w", err)
+		return fmt.Errorf("unexpected input from the parent: %w", err)
 	}
 	timer.Stop()
 	w.close(&r)
-	if r.Heap[0] = settled.Load(); r.Heap[0] == 0 { // it has not lived long enough
+	if r.Heap[0] = settled.Load(); r.Heap[0] == 0 { // it ended before Settle
 		r.Heap[0] = r.Heap[1]
 	}
 	if r.Heap[1] > r.Heap[0]*3/2+4<<20 {
@@ -250,7 +250,7 @@ func heap() uint64 {
 }
 
 func (w *worker) open() (err error) {
-	// One line is one write, so that nothing is lost when the process is killed.
+	// One write for each line, so that nothing is lost if the process is killed.
 	if w.file, err = os.OpenFile(w.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_EXCL, 0o600); err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func (w *worker) open() (err error) {
 	return nil
 }
 
-// with adds settings to a connection string, which is a URL, or keywords and values.
+// with adds settings to a connection string: a URL, or keywords and values.
 func with(dsn string, settings ...string) string {
 	u, err := url.Parse(dsn)
 	isURL := err == nil && u.Scheme != ""
@@ -301,10 +301,10 @@ func with(dsn string, settings ...string) string {
 	return dsn
 }
 
-// coalesced is the handle of what a Coalescer decides together.
+// coalesced is the handle whose calls a Coalescer decides together.
 const coalesced = "coalescer"
 
-// turnsAreFree says whether nobody has left a turn of a hot limit behind.
+// turnsAreFree reports an error if a turn of a hot limit is still taken.
 func (w *worker) turnsAreFree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -321,7 +321,7 @@ func (w *worker) turnsAreFree() error {
 	return nil
 }
 
-// close lets go of everything and looks whether it is gone: what is broken, soon after.
+// close closes everything and checks that nothing is left. Broken connections may take a moment.
 func (w *worker) close(r *report) {
 	soon := func(gone func() bool) bool {
 		for deadline := time.Now().Add(10 * time.Second); !gone(); time.Sleep(10 * time.Millisecond) {
@@ -369,13 +369,13 @@ func (j job) appName(handle string) string {
 	return appName(j.Seed, fmt.Sprintf("%s %d.%d", handle, j.Number, j.Incarnation))
 }
 
-// handles are the ways to the limiter, by name. Those above "transactions" are outside of one.
+// handles are the ways to reach the limiter, by name. Those before "transactions" are outside of one.
 var handles = []string{"pool", coalesced, "sql.DB pgx", "sql.DB postgres", "by hand",
 	"InTx read committed", "InTx repeatable read", "InTx serializable", "InTx hot", "pgx.Tx", "SendTx", "InSQLTx pgx", "InSQLTx postgres"}
 
-const outside = 5 // of handles
+const outside = 5 // the number of such handles
 
-// traffic is what one goroutine does.
+// traffic is the work of one goroutine.
 func (w *worker) traffic(goroutine int) {
 	r := rand.New(rand.NewPCG(w.Seed, uint64(w.Number)<<32|uint64(w.Incarnation)<<16|uint64(goroutine)+1<<48))
 	g := &source{Rand: r, refunds: w.Number == 0 && goroutine == 0, refunded: map[int]int64{}}
@@ -402,14 +402,14 @@ func (w *worker) traffic(goroutine int) {
 	}
 }
 
-// source makes up what to do.
+// source makes random calls.
 type source struct {
 	*rand.Rand
 	op     int64
-	grants []grant // of which something is left to be refunded. Each is used by one call at a time.
+	grants []grant // grants that can still be refunded; each is used by one call at a time
 
-	refunds  bool          // those of singleFile
-	refunded map[int]int64 // by subject, in which operation it did so last
+	refunds  bool          // makes the refunds of singleFile
+	refunded map[int]int64 // by subject: the operation of its last refund
 }
 
 type grant struct {
@@ -427,7 +427,7 @@ func (g *source) key() string {
 	return keyName(g.IntN(keys))
 }
 
-// call makes up a call, in a transaction or not.
+// call makes a random call, in a transaction or not.
 func (g *source) call(inTx bool) call {
 	verb := "consume"
 	switch n := g.IntN(20); {
@@ -460,7 +460,8 @@ func (g *source) call(inTx bool) call {
 	return c
 }
 
-// refund makes up the refund of all that is left of a grant, or of some of its limits, or of a part: soon after, or late.
+// refund makes a random refund of a grant: of all that is left, of some limits, or of a part; soon after the grant, or
+// late.
 func (g *source) refund(inTx bool) (call, bool) {
 	if len(g.grants) == 0 {
 		return call{}, false
@@ -489,7 +490,7 @@ func (g *source) refund(inTx bool) (call, bool) {
 	return back, len(back.Asks) > 0
 }
 
-// ended keeps what is left to be refunded after a call. Nobody knows that of a refund with an unknown outcome.
+// ended keeps what can still be refunded after a call. After a refund with an unknown outcome, that is not known.
 func (g *source) ended(c call, op int64, told outcome) {
 	next := grant{c.Of, c.Receipt}
 	switch {
@@ -548,14 +549,14 @@ func answerOf(r ratelimit.Result) answer {
 	return a
 }
 
-// resetByHand resets as docs/operations.md says.
+// resetByHand resets with the SQL of docs/operations.md.
 func (w *worker) resetByHand(ctx context.Context, c *call) error {
 	_, err := w.pool.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
 	c.Granted = err == nil
 	return err
 }
 
-// period is the period of a limit that is not on a calendar.
+// period is the period of a limit without a calendar.
 func period(c ratelimit.Config) time.Duration {
 	fixed, _, err := calendar.ParsePeriod(c.Period)
 	if err != nil {
@@ -564,7 +565,7 @@ func period(c ratelimit.Config) time.Duration {
 	return fixed
 }
 
-// byHand consumes by SQL.
+// byHand consumes with the SQL functions.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
@@ -610,7 +611,7 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	}
 	told := committed
 	switch {
-	case slices.Contains([]string{"40001", "40P01", "55P03", "57014"}, sqlState(err)): // which no statement has once it is committed
+	case slices.Contains([]string{"40001", "40P01", "55P03", "57014"}, sqlState(err)): // a committed statement never has these
 		told = failed
 	case err != nil:
 		told = unknown
@@ -627,13 +628,13 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 
 var errAbandoned = errors.New("changed my mind")
 
-// transaction makes some calls in a transaction, which notes them.
+// transaction makes some calls in a transaction and records them in it.
 func (w *worker) transaction(ctx context.Context, g *source, op int64, handle string) {
 	calls := []call{g.call(true)}
 	for g.IntN(4) == 0 {
 		calls = append(calls, g.call(true))
 	}
-	if g.IntN(10) > 0 { // otherwise they may deadlock
+	if g.IntN(10) > 0 { // otherwise the calls may deadlock
 		slices.SortFunc(calls, func(a, b call) int { return a.Asks[0].Subject - b.Asks[0].Subject })
 	}
 	for i := range calls {
@@ -641,7 +642,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	}
 	abandon, undo, hand, hold := g.IntN(10) == 0, g.IntN(8) == 0, g.IntN(4) == 0, time.Duration(g.IntN(4))*time.Millisecond
 	level := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[g.IntN(3)]
-	done := false // the function has come to its end, and there is COMMIT
+	done := false // the function has returned, and COMMIT follows
 
 	on := func(ctx context.Context, db ratelimit.DB, exec func(ctx context.Context, sql string, args ...any) error) error {
 		done = false
@@ -674,7 +675,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		return nil
 	}
 	onPgx := func(ctx context.Context, tx pgx.Tx) error {
-		if undo { // a savepoint gives back what was consumed since
+		if undo { // a rollback to a savepoint gives back the tokens consumed since
 			if err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
 				c := calls[0]
 				if err := w.do(ctx, savepoint, &c); err != nil {
@@ -691,7 +692,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		})
 	}
 	onSQL := func(ctx context.Context, tx *sql.Tx) error {
-		hand = false // which scans as pgx does
+		hand = false // it scans as pgx does
 		return on(ctx, ratelimit.SQL(tx), func(ctx context.Context, sql string, args ...any) error {
 			_, err := tx.ExecContext(ctx, sql, args...)
 			return err
@@ -746,7 +747,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	w.note(line{Op: op, Handle: handle, Outcome: told})
 }
 
-// send makes the calls in one round trip, in which they are noted before their answers are known.
+// send makes the calls in one round trip. They are recorded in it, before their answers are known.
 func (w *worker) send(ctx context.Context, op int64, calls []call, level pgx.TxIsoLevel) error {
 	batch := &pgx.Batch{}
 	results := make([]*ratelimit.Result, len(calls))
@@ -781,7 +782,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// lowest is the lowest balance that a call may leave a limit with.
+// lowest returns the lowest balance that a call may leave.
 func (s subject) lowest(verb string, reserve bool) float64 {
 	switch c := s.Config(); {
 	case verb == "charge", reserve && c.MaxReserved == nil:

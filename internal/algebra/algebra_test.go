@@ -129,7 +129,7 @@ func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
 // Added up one by one, the debt of all rows would never change by a small count.
 func TestWholeIsWhatIsThereUpToTheMost(t *testing.T) {
 	bucket := Limit{Rate: 1, Period: time.Second, Capacity: 10.5}
-	third := []Row{{1.1, 0}, {1.2, 0}, {0.7 - 1e-15, 0}} // 3, but for rounding
+	third := []Row{{1.1, 0}, {1.2, 0}, {0.7 - 1e-15, 0}} // 3, except for rounding
 	for _, row := range []struct {
 		rows       []Row
 		shards     int
@@ -142,7 +142,7 @@ func TestWholeIsWhatIsThereUpToTheMost(t *testing.T) {
 		{[]Row{{2.5, 0}}, 1, 100, 2, 499_999},
 		{[]Row{{2.5, 0}}, 1, 100, 3, 500_000},
 		{[]Row{{3 - 1e-10, 0}}, 1, 100, 2, 0}, // one row is exact
-		{[]Row{{3 - 1e-10, 0}}, 2, 100, 3, 0}, // and becomes two
+		{[]Row{{3 - 1e-10, 0}}, 2, 100, 3, 0}, // one row becomes two
 		{third, 3, 100, 3, 0},
 		{third, 1, 2, 2, 0},
 		{[]Row{{1.5, 0}, {1.4, 0}, {1.5, 0}}, 3, 100, 4, 0}, // no shard has two of the four

@@ -54,7 +54,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// A job that would wait too long is denied, until it would not.
+// A job that would wait longer than within is denied.
 func TestReserveWithin(t *testing.T) {
 	bucket := Limit{Rate: 6, Period: time.Minute, Capacity: 6}
 	window := Limit{Rate: 10, Period: time.Minute, Capacity: 10, Window: true, Start: noon}
@@ -68,7 +68,7 @@ func TestReserveWithin(t *testing.T) {
 		demands []Demand
 		within  Micros
 		denied  int    // by this demand, or -1
-		when    Micros // it is granted
+		when    Micros // the instant at which it is granted
 	}{
 		{"a bucket", []Demand{demand(bucket, 0, 3)}, 30 * second, -1, noon},
 		{"a bucket, too late", []Demand{demand(bucket, 0, 3)}, 20 * second, 0, noon + 10*second},

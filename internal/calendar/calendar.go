@@ -42,13 +42,13 @@ func (c Calendar) Longest() time.Duration {
 	return map[string]time.Duration{"day": 2 * day, "week": 8 * day, "month": 32 * day, "quarter": 93 * day, "year": 367 * day}[c.Unit]
 }
 
-// Interval is the unit as Postgres reads it.
+// Interval is the unit as an interval of Postgres.
 func (c Calendar) Interval() string {
 	return map[string]string{"day": "1 day", "week": "7 days", "month": "1 month", "quarter": "3 months", "year": "1 year"}[c.Unit]
 }
 
-// Start is the begin of a window: midnight in the zone of a date that is whole units from the anchor or, in a month with fewer
-// days, of its last. The window that begins on the anchor has number 0.
+// Start is the start of a window: midnight in the zone, on a date that is whole units from the anchor. In a month with
+// fewer days, it is the month's last day. The window that begins on the anchor has number 0.
 func (c Calendar) Start(number int) algebra.Micros {
 	anchor, _ := time.Parse(time.DateOnly, c.Anchor)
 	loc, err := Location(c.Zone)
@@ -65,7 +65,7 @@ func (c Calendar) Start(number int) algebra.Micros {
 	return midnight(year, month, min(day, last), loc)
 }
 
-// Number is the number of the window in which an instant lies. Of windows that begin together, it is the last.
+// Number is the number of the window that contains an instant. If several windows begin together, it is the last of them.
 func (c Calendar) Number(at algebra.Micros) (n int) {
 	anchor, _ := time.Parse(time.DateOnly, c.Anchor)
 	now := at.Time()
@@ -84,7 +84,7 @@ func (c Calendar) Number(at algebra.Micros) (n int) {
 	return n
 }
 
-// Between is the begins of the windows with these numbers, in order. A day that its zone skipped has no window.
+// Between is the starts of the windows with these numbers, in order. A day that its zone skipped has no window.
 func (c Calendar) Between(first, last int) []algebra.Micros {
 	windows := make([]algebra.Micros, 0, max(last-first+1, 0))
 	for n := first; n <= last; n++ {
@@ -99,8 +99,8 @@ func (c Calendar) Between(first, last int) []algebra.Micros {
 	return windows
 }
 
-// midnight is the first instant of a day. Where the zone's offset changes such that midnight comes twice or not at all, it is
-// the later of the two instants that it could mean: the reading of Postgres.
+// midnight is the first instant of a day. If a change of the zone's offset makes midnight occur twice or not at all, it is
+// the later of the two readings, as in Postgres.
 func midnight(year int, month time.Month, day int, loc *time.Location) algebra.Micros {
 	local := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix()
 	t := time.Date(year, month, day, 0, 0, 0, 0, loc)
@@ -121,7 +121,7 @@ func midnight(year int, month time.Month, day int, loc *time.Location) algebra.M
 
 var locations sync.Map // *time.Location by name
 
-// Location is time.LoadLocation, which reads the zone's file each time.
+// Location is time.LoadLocation with a cache: LoadLocation reads the zone's file each time.
 func Location(zone string) (*time.Location, error) {
 	if loc, found := locations.Load(zone); found {
 		return loc.(*time.Location), nil

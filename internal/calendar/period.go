@@ -39,7 +39,7 @@ func ParsePeriod(text string) (fixed time.Duration, unit string, err error) {
 	return fixed + short, "", nil
 }
 
-// PeriodText is a duration as ParsePeriod reads it, in days if it is whole days.
+// PeriodText writes a duration for ParsePeriod, in days if it is whole days.
 func PeriodText(d time.Duration) string {
 	const day = 24 * time.Hour
 	if d > 0 && d%day == 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 const Overrides = `-- name: Overrides :one
-SELECT o.overrides, o.next, o.snapshot, o.at
+SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.removed, o.more, o.snapshot, o.at
   FROM _ratelimit_overrides(($1::text)::pg_snapshot, $2::bigint) AS o
 `
 
@@ -22,18 +22,34 @@ type OverridesParams struct {
 }
 
 type OverridesRow struct {
-	Overrides pgtype.Text
-	Next      pgtype.Int8
-	Snapshot  pgtype.Text
-	At        pgtype.Timestamptz
+	Ids          []int64
+	Names        []string
+	Keys         []string
+	Effects      []string
+	Rates        []float64
+	Capacities   []float64
+	MaxReserveds []float64
+	Untils       []int64
+	Removed      []bool
+	More         pgtype.Bool
+	Snapshot     pgtype.Text
+	At           pgtype.Timestamptz
 }
 
 func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (OverridesRow, error) {
 	row := q.db.QueryRow(ctx, Overrides, arg.Since, arg.After)
 	var i OverridesRow
 	err := row.Scan(
-		&i.Overrides,
-		&i.Next,
+		&i.Ids,
+		&i.Names,
+		&i.Keys,
+		&i.Effects,
+		&i.Rates,
+		&i.Capacities,
+		&i.MaxReserveds,
+		&i.Untils,
+		&i.Removed,
+		&i.More,
 		&i.Snapshot,
 		&i.At,
 	)

@@ -1,7 +1,8 @@
-// Command doccheck checks the Markdown pages of the repository, without a network: every link to a file or a heading leads there, and
-// every block of Go is code that is compiled elsewhere. `make check` runs it.
+// Command doccheck checks the repository's Markdown pages, without a network: every link to a file or a heading must have a
+// target, and every block of Go must be code that is compiled elsewhere. `make check` runs it.
 //
-// A block of Go must stand in a Go file of the repository, line by line, whatever the indentation. A line "// ..." stands for any
+// A block of Go must occur in a Go file of the repository, line by line, whatever the indentation. A line "// ..." stands
+// for lines that the page leaves out.
 // lines that the page leaves out.
 package main
 
@@ -31,7 +32,7 @@ func main() {
 	}
 }
 
-// check returns what is wrong, one line each.
+// check returns the errors, one line each.
 func check(root fs.FS) (wrong []string, err error) {
 	pages := map[string]string{}
 	var sources []string // of Go, each line without its indentation
@@ -92,7 +93,7 @@ func links(page string) (targets []string) {
 	return targets
 }
 
-// follow says why a link leads nowhere. Links to other sites are not followed.
+// follow returns why a link has no target. It does not follow links to other sites.
 func follow(root fs.FS, pages map[string]string, page, link string) string {
 	if strings.Contains(link, "://") || strings.HasPrefix(link, "mailto:") {
 		return ""
@@ -118,7 +119,7 @@ func follow(root fs.FS, pages map[string]string, page, link string) string {
 	return ""
 }
 
-// headings is the anchors of a page, made as GitHub makes them.
+// headings returns a page's anchors, as GitHub makes them.
 func headings(page string) map[string]bool {
 	anchors := map[string]bool{}
 	for _, match := range title.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
@@ -151,7 +152,7 @@ func goBlocks(page string) (blocks []string) {
 	return blocks
 }
 
-// anyHas says whether one of the sources has all parts of a block, in order.
+// anyHas reports whether one of the sources has all parts of a block, in order.
 func anyHas(sources []string, block string) bool {
 	parts := strings.Split("\n"+block, "\n// ...\n")
 	for _, source := range sources {
@@ -171,7 +172,7 @@ func anyHas(sources []string, block string) bool {
 	return false
 }
 
-// unindent takes the indentation from each line, and spaces that align comments.
+// unindent removes the indentation of each line, and the spaces that align comments.
 func unindent(text string) string {
 	var out bytes.Buffer
 	out.WriteByte('\n')

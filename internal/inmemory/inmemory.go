@@ -1,5 +1,5 @@
-// Package inmemory decides calls as the functions of migrations/engine do, to the same bit, on a table in memory. It is the
-// database of package ratelimittest, what package replay decides by, and the model that the library's own tests compare
+// Package inmemory decides calls on a table in memory, as the functions of migrations/engine do, to the same bit. It is the
+// database of package ratelimittest, the decision of package replay, and the model that the library's own tests compare
 // Postgres with.
 package inmemory
 
@@ -10,12 +10,13 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Consume is how package replay has package ratelimit decide on a [Table]. Package ratelimit sets it: a
-// func(*Limiter, Table, Limit, key string, count float64) (Result, algebra.Limit, error), of types that this package cannot
-// import.
+// Consume lets package replay make package ratelimit decide on a [Table]. Package ratelimit sets it. Its type is
+// func(*Limiter, Table, Limit, key string, count float64) (Result, algebra.Limit, error); this package cannot import those
+// types.
 var Consume any
 
-// Mark is the argument of a method that only package ratelimittest can have. Package ratelimit knows its handles by it.
+// Mark is the argument of a method that only package ratelimittest can have. Package ratelimit recognizes its handles by
+// that method.
 type Mark struct{}
 
 // ID is the key of a limit's rows.
@@ -24,7 +25,7 @@ type ID struct{ Name, Key string }
 // Row is a row of rate_limits. Its place in a list is its shard.
 type Row struct {
 	algebra.Row
-	Shards int // the limit has so many rows for the key
+	Shards int // the number of rows of the limit and key
 }
 
 // Table is rate_limits. The lists are never changed in place, so a copy of the map is a snapshot.
@@ -37,7 +38,7 @@ type Demand struct {
 	Shards int
 	Count  float64
 	Floor  float64 // the lowest balance that may be left
-	Most   float64 // above 0: take what is there, up to so many tokens. Count is then 1
+	Most   float64 // above 0: take up to this many tokens; Count is then 1
 	Pick   [2]int  // the shards to look at first
 }
 
@@ -62,9 +63,9 @@ const (
 func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level Isolation, now algebra.Micros) Answer {
 	upTo := slices.ContainsFunc(ds, func(d Demand) bool { return d.Most > 0 })
 	if d := ds[0]; !upTo && len(ds) == 1 && d.Shards == 1 && !reserve && len(t[d.ID]) > 1 {
-		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever it decides
+		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever its decision
 	}
-	if !upTo { // which looks at all rows
+	if !upTo { // upTo looks at all rows
 		if a, ok := t.fromOneRowEach(ds, reserve, level, now); ok {
 			return a
 		}
@@ -79,15 +80,15 @@ func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level I
 	return a
 }
 
-// Check answers as Consume would, and changes nothing.
+// Check answers as Consume would, but changes nothing.
 func (t Table) Check(ds []Demand, reserve bool, now algebra.Micros) Answer {
 	a, _ := t.decide(ds, reserve, algebra.Forever, now)
 	a.Rows = t.all(ds)
 	return a
 }
 
-// fromOneRowEach takes from one row of every limit, if each has enough by itself. A shard or a reservation takes only tokens
-// that the row has.
+// fromOneRowEach takes from one row of every limit, if each row has enough alone. A shard or a reservation takes only
+// tokens that the row has.
 func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now algebra.Micros) (a Answer, ok bool) {
 	picked := make([]int, len(ds))
 	for i, d := range ds {
@@ -111,7 +112,7 @@ func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now al
 	return a, true
 }
 
-// pick is the shard to take from, or -1 if the limit has no rows, or rows of another number of shards.
+// pick returns the shard to take from, or -1 if the limit has no rows, or another number of rows than shards.
 func (t Table) pick(d Demand, level Isolation, now algebra.Micros) int {
 	rows := t[d.ID]
 	if len(rows) != d.Shards {
@@ -127,7 +128,7 @@ func (t Table) pick(d Demand, level Isolation, now algebra.Micros) int {
 	return a
 }
 
-// available is how many tokens one of the demand's shards holds.
+// available returns the tokens in one of the demand's shards.
 func (d Demand) available(row Row, now algebra.Micros) float64 {
 	return d.Limit.Available(row.Row, d.Shards, now)
 }
@@ -158,7 +159,7 @@ func (t Table) decide(ds []Demand, reserve bool, within, now algebra.Micros) (a 
 	return a, lefts
 }
 
-// whole is how many tokens each demand with a Most can take: the same number for all, or 0 if there is none.
+// whole returns how many tokens each demand with a Most can take: the same number for all, or 0.
 func whole(ds []Demand, demands []algebra.Demand, now algebra.Micros) float64 {
 	n := math.Inf(1)
 	for i, d := range demands {
@@ -172,7 +173,7 @@ func whole(ds []Demand, demands []algebra.Demand, now algebra.Micros) float64 {
 	return n
 }
 
-// Refund gives the demands back, as far as that breaks no promise. The answer has the rows as they were before.
+// Refund gives tokens back, as many as break no promise. The answer has the rows as they were before.
 func (t Table) Refund(ds []Demand, taken []algebra.Taken, now algebra.Micros) Answer {
 	a := Answer{Granted: true, Rows: t.all(ds)}
 	for i, d := range ds {

@@ -21,7 +21,7 @@ func TestTheMigrationsAreUpToDate(t *testing.T) {
 	}
 }
 
-// repo is a directory of migrations, as a person edits it.
+// repo is a directory of migrations that a test edits.
 type repo struct {
 	*testing.T
 	fstest.MapFS
@@ -179,7 +179,7 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 		t.Errorf("what is not needed is left:\n%s", r.read(second))
 	}
 
-	// After the next release, the way down restores that release's text.
+	// After the next release, Down restores that release's text.
 	r.edit("consume.sql", body, "-- Thrice. "+body)
 	r.generate()
 	r.release(second)
@@ -216,7 +216,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	}
 	r.release(second)
 
-	// The way down restores a removed comment and removes a new one.
+	// Down restores a removed comment and removes a new one.
 	at := strings.Index(r.read(engineDir+"/keys.sql"), "COMMENT ON FUNCTION")
 	r.write(engineDir+"/keys.sql", r.read(engineDir + "/keys.sql")[:at])
 	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION "+schemaMark+"ratelimit_reset(text[], text[]) IS 'new';\n")
@@ -229,7 +229,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	r.release(third)
 	r.generate()
 	if r.MapFS["00004_engine.sql"] != nil {
-		t.Errorf("it does not know that a comment has gone:\n%s", r.read("00004_engine.sql"))
+		t.Errorf("it does not know that a comment was removed:\n%s", r.read("00004_engine.sql"))
 	}
 }
 
@@ -274,7 +274,7 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "start timestamptz DEFAULT NULL, now", "start timestamptz DEFAULT now(), now")
 		},
 		"an argument has come": func(r repo) {
-			r.edit("keys.sql", "anchor date DEFAULT NULL\n", "now timestamptz DEFAULT NULL, more text DEFAULT ''\n")
+			r.edit("keys.sql", "keys text[] DEFAULT NULL\n", "keys text[] DEFAULT NULL, more text DEFAULT ''\n")
 		},
 		"a column has gone": func(r repo) {
 			r.edit("keys.sql", "remaining double precision, retry_at timestamptz)", "remaining double precision)")
@@ -379,7 +379,7 @@ func TestWriteAndCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stray := fmt.Sprintf("%05d_stray.sql", h.next+7) // as after a merge
+	stray := fmt.Sprintf("%05d_stray.sql", h.next+7) // as a merge may leave it
 	if err := os.WriteFile(filepath.Join(dir, stray), []byte(generatedBy), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -397,6 +397,6 @@ func TestWriteAndCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, stray)); !os.IsNotExist(err) {
-		t.Errorf("it is there still: %v", err)
+		t.Errorf("it still exists: %v", err)
 	}
 }

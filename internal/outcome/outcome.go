@@ -1,4 +1,5 @@
-// Package outcome turns the result and error of Consume into a status, so that httplimit and rpclimit refuse alike.
+// Package outcome turns the result and error of Consume into a status, so that httplimit and rpclimit refuse in the same
+// way.
 package outcome
 
 import (

@@ -11,12 +11,12 @@ type Func func(n int) (a, b int)
 
 type contextKey struct{}
 
-// With returns a context under which calls let f pick: for tests, which want to know the choice.
+// With returns a context in which f picks the shards. Tests use it to know the choice.
 func With(ctx context.Context, f Func) context.Context {
 	return context.WithValue(ctx, contextKey{}, f)
 }
 
-// Two picks two of n shards: as the context says, or at random.
+// Two picks two of n shards, as the context says or at random.
 func Two(ctx context.Context, n int) (a, b int) {
 	if n == 1 {
 		return 0, 0

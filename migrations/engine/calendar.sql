@@ -1,8 +1,8 @@
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
 -- (ratelimit/calendar.go).
 
--- Returns the longest that a calendar window can be, changes of the zone's offset included, or NULL if period is no unit of the
--- calendar.
+-- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
+-- unit of the calendar.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
@@ -14,10 +14,10 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
         WHEN '1200' THEN interval '8808 hours'
     END END;
 
--- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and `ahead`
--- after it. A window begins at midnight, in the zone, of a date that is whole periods from the anchor; where a month has too
--- few days, of its last. Of a midnight that comes twice or not at all, AT TIME ZONE takes the later reading. A day that a zone
--- skipped has no window.
+-- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
+-- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
+-- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- reading. A day that a zone skipped has no window.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
     period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
@@ -37,8 +37,8 @@ BEGIN
 END
 $body$;
 
--- Returns how many windows the list has to reach back so that no refill of a row is missed, unless a charge has put it deeper
--- into debt. 100 are enough for everybody, and more would cost each call time.
+-- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
+-- deeper into debt. More than 100 are not needed, and would cost each call time.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;

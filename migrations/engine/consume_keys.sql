@@ -1,8 +1,8 @@
 -- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
 -- no transaction of their own.
 
--- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others have.
--- It is faster than _ratelimit_coalesce where it can decide.
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
+-- have. Where it can decide, it is faster than _ratelimit_coalesce.
 --
 --   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()

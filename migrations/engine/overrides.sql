@@ -277,38 +277,35 @@ Arguments:
   capacity  the capacity before; default NULL: as defined, under older overrides
 $text$;
 
--- Returns a page of the overrides that a program does not know yet, as JSON, with at most 10000 rows. since: the snapshot of the call before;
--- NULL: all that are in force. after: the last id of the page before. The Go library calls it every second.
+-- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
+-- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
+-- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
-    since pg_snapshot, after bigint, OUT overrides text, OUT next bigint, OUT snapshot text, OUT at timestamptz
+    since pg_snapshot, after bigint,
+    OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
 )
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET extra_float_digits = 1
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    rows bigint;
 BEGIN
     at := clock_timestamp();
-    IF since IS NULL THEN
-        SELECT pg_catalog.json_agg(p.* ORDER BY p.id)::text, count(*), max(p.id), pg_current_snapshot()::text INTO overrides, rows, next, snapshot
-          FROM (
-            SELECT o.id, o.name, o.key, o.effect, o.rate::text, o.capacity::text, o.max_reserved::text, (extract(epoch FROM o.until) * '1000000')::text AS until, false AS removed
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-             ORDER BY o.id LIMIT 10000
-          ) AS p;
-    ELSE
-        SELECT pg_catalog.json_agg(p.* ORDER BY p.id)::text, count(*), max(p.id), pg_current_snapshot()::text INTO overrides, rows, next, snapshot
-          FROM (
-            SELECT o.id, o.name, o.key, o.effect, o.rate::text, o.capacity::text, o.max_reserved::text, (extract(epoch FROM o.until) * '1000000')::text AS until,
-                   o.removed_at IS NOT NULL AS removed
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
-             ORDER BY o.id LIMIT 10000
-          ) AS p;
-    END IF;
-    IF rows < '10000' THEN
-        next := NULL;
-    END IF;
+    -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
+    SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
+           pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
+           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
+               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
+           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+      FROM (
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+          ORDER BY o.id LIMIT 10000)
+        UNION ALL
+        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
+          ORDER BY o.id LIMIT 10000)
+      ) AS p;
 END
 $body$;

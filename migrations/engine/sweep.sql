@@ -1,4 +1,5 @@
--- Deletes idle rows, which hold exactly what a missing row would, so that the table does not grow with every key ever used.
+-- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
+-- missing one.
 -- Sweep of the Go library calls it batch after batch; psql can, too.
 --
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
@@ -53,8 +54,9 @@ BEGIN
           LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
             ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
          WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-        IF plans = '0' AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-            deleted := 0; -- such a limit has no rows
+        IF plans = '0' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
+            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
             RETURN;
         END IF;
     END IF;

@@ -37,8 +37,9 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most 
 --   denial_names, hours, keys ...   the rows to add to rate_limit_denials
 --   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
 --
--- No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
--- denials), and it waits for no row that it deletes. A row that is locked is left to the next call.
+-- Arrays may be NULL, which is no row. No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
+-- denials), and it waits for no row that it deletes. A row that is locked is left to the next call. A call that waits for 2 seconds
+-- fails (55P03), so that its caller knows that nothing was written.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
     tokens double precision[], refunded double precision[], waited double precision[],
@@ -46,6 +47,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
+SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -93,7 +95,7 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
          WHERE d.minute < upto - interval '1 minute'
          ORDER BY d.minute
-         LIMIT 1000 + 2 * pg_catalog.cardinality(names)
+         LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
      ));
     GET DIAGNOSTICS n = ROW_COUNT;
@@ -105,7 +107,7 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
          WHERE d.hour < upto - interval '1 hour'
          ORDER BY d.hour
-         LIMIT 1000 + 2 * pg_catalog.cardinality(denial_names)
+         LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
      ));
     GET DIAGNOSTICS n = ROW_COUNT;

@@ -1,4 +1,4 @@
-// Package demo gives each example what an application has anyway: a migrated database, a pool of connections to it, and a
+// Package demo gives each example what an application already has: a migrated database, a pool of connections to it, and a
 // context that ends with Ctrl-C.
 package demo
 
@@ -18,7 +18,7 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Main runs an example and ends the process: with 1, and the error on stderr, if the story did not come out as it is told.
+// Main runs an example and ends the process. If the example fails, it prints the error on stderr and exits with 1.
 func Main(story func(ctx context.Context, pool *pgxpool.Pool) error) {
 	if err := run(story); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -39,8 +39,8 @@ func run(story func(ctx context.Context, pool *pgxpool.Pool) error) (err error) 
 	return story(ctx, pool)
 }
 
-// Pool finds or starts a Postgres (package internal/postgres says how), and makes a schema there with the limiter's table and
-// functions in it. It says on stderr which server that is. closePool removes all of it.
+// Pool finds or starts a Postgres (see package internal/postgres), and makes a schema there with the limiter's table and
+// functions. It names the server on stderr. closePool removes everything.
 func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err error) {
 	server, err := postgres.Start(ctx)
 	if err != nil {
@@ -57,13 +57,13 @@ func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err 
 	return pool, func() error { pool.Close(); return server.Close() }, nil
 }
 
-// open connects to the application's database and brings it up to date.
+// open connects to the application's database and migrates it.
 func open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = 32 // so that 32 transactions really are at once
+	config.MaxConns = 32 // so that 32 transactions can run at once
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err
@@ -76,9 +76,9 @@ func open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 }
 
 func migrate(ctx context.Context, pool *pgxpool.Pool) error {
-	db := stdlib.OpenDBFromPool(pool) // goose speaks database/sql
+	db := stdlib.OpenDBFromPool(pool) // goose uses database/sql
 	defer db.Close()
-	// A version table of the limiter's own: its migration 1 is not the application's migration 1.
+	// The limiter has its own version table: its migration 1 is not the application's migration 1.
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
 	if err != nil {
 		return err

@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// PrintTable prints what a query answers, as psql would.
+// PrintTable prints the result of a query, as psql would.
 func PrintTable(ctx context.Context, pool *pgxpool.Pool, out io.Writer, query string) error {
-	rows, err := pool.Query(ctx, query, pgx.QueryExecModeSimpleProtocol) // answers in text
+	rows, err := pool.Query(ctx, query, pgx.QueryExecModeSimpleProtocol) // the results are text
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-// Package timeline holds what an example has done against the rate that it was to keep to.
+// Package timeline compares what an example has done with the rate of its limit.
 package timeline
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Event is that some tokens were taken, or used.
+// Event says that some tokens were taken or used at an instant.
 type Event struct {
 	At     time.Time
 	Tokens float64
@@ -27,10 +27,10 @@ func Read(ctx context.Context, pool *pgxpool.Pool, query string) ([]Event, error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Event])
 }
 
-// Burst is the least b such that over any span of time the events took at most b + span * rate / period: the capacity of the
-// smallest token bucket that would have let them all pass. The events are in order.
+// Burst returns the least b for which, over any span of time, the events took at most b + span * rate / period. That is the
+// capacity of the smallest token bucket that would have let all of them pass. The events are in order.
 func Burst(events []Event, rate float64, period time.Duration) float64 {
-	level, most := 0.0, 0.0 // of a bucket that fills with what is taken and drains at the rate
+	level, most := 0.0, 0.0 // a bucket that taken tokens fill, and that drains at the rate
 	for i, e := range events {
 		if i > 0 {
 			drained := e.At.Sub(events[i-1].At).Seconds() * rate / period.Seconds()
@@ -42,7 +42,7 @@ func Burst(events []Event, rate float64, period time.Duration) float64 {
 	return most
 }
 
-// Left is what a token bucket that was full before holds after the last of the events, which are in order.
+// Left returns the tokens of a bucket, full at first, after the last of the events, which are in order.
 func Left(events []Event, capacity, rate float64, period time.Duration) float64 {
 	left := capacity
 	for i, e := range events {
@@ -54,8 +54,8 @@ func Left(events []Event, capacity, rate float64, period time.Duration) float64 
 	return left
 }
 
-// Chart draws what was taken in each step from an instant on, the first with what was before: a line per step, of at most 50
-// characters.
+// Chart draws the tokens taken in each step from an instant on, one line a step, of at most 50 characters. The first line
+// includes earlier events.
 func Chart(events []Event, from time.Time, step time.Duration, label func(step int) string) string {
 	var steps []float64
 	for _, e := range events {

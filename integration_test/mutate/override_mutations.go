@@ -1,0 +1,143 @@
+package main
+
+// overrideMutations are edits of overrides and definitions: in Go, and in the engine.
+var overrideMutations = []mutation{
+	{
+		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
+		old: "func(o override, id int64) int { return int(id - o.id) }", new: "func(o override, id int64) int { return int(o.id - id) }",
+		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
+	}, {
+		name: "override-all-first", file: "ratelimit/overrides.go", what: "an override for all keys comes before the key's own",
+		old: "lists := [2][]override{own, all}", new: "lists := [2][]override{all, own}",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-for-ever", file: "ratelimit/overrides.go", what: "an override does not end",
+		old: "			if in.until <= now {\n				continue\n			}\n			switch {", new: "			switch {",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-block-charge", file: "ratelimit/overrides.go", what: "a block keeps charges out",
+		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block:",
+		tests: "TestWhichOverrideIsInForce|TestABlockHolds",
+	}, {
+		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
+		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block && (v == VerbConsume || v == VerbCheck):",
+		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
+	}, {
+		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
+		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset &&", new: "in.effect == noLimit &&",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
+		old: "v != VerbReset && !o.lapsed():", new: "v != VerbReset:",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
+		old: "	if lapsed {\n", new: "	if false {\n",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-lapse-soon", file: "ratelimit/overrides.go", what: "raised numbers lapse when the table is read, too",
+		old: "time.Duration(o.seen.Load()) > lapseAfter", new: "time.Duration(o.seen.Load()) > 0",
+		tests: "TestAnOverrideIsFollowed",
+	}, {
+		name: "override-capacity", file: "ratelimit/overrides.go", what: "a capacity that is the rate does not follow a new rate",
+		old: "} else if n.Capacity == n.Rate && !math.IsNaN(in.rate) {", new: "} else if false {",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-not-loaded", file: "ratelimit/overrides.go", what: "before the first load, calls go by the limits as defined",
+		old: "	if table == nil {\n		return nil, o.errNotLoaded()\n	}\n	if table.count", new: "	if table == nil {\n		return requests, nil\n	}\n	if table.count",
+		tests: "TestWithoutLoadedOverridesNothingIsGranted",
+	}, {
+		name: "override-callers-own", file: "ratelimit/overrides.go", what: "the caller's requests are changed",
+		old: "			requests, own = slices.Clone(requests), true\n", new: "			own = true\n",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "override-count", file: "ratelimit/overrides.go", what: "a changed row is counted again",
+		old: "t.count.Add(int64(len(list) - before))", new: "t.count.Add(1)",
+		tests: "TestOverridesComeAndGo",
+	}, {
+		name: "override-removed", file: "ratelimit/overrides.go", what: "a removed override stays",
+		old: "		if !c.removed {", new: "		if true {",
+		tests: "TestOverridesComeAndGo|TestAnOverrideIsFollowed",
+	}, {
+		name: "override-pages", file: "ratelimit/overrides.go", what: "only the first page is read",
+		old: "		if more = page.More.Bool; more {", new: "		if more = false; more {",
+		tests: "TestManyOverrides",
+	}, {
+		name: "override-until-infinity", file: "ratelimit/overrides.go", what: "an override without an end has an end",
+		old: "if page.Untils[i] == math.MaxInt64 {", new: "if false {",
+		tests: "TestABlockHoldsForEveryWayIn|TestAnOverrideIsFollowed",
+	}, {
+		name: "override-sweep", file: "ratelimit/sweep.go", what: "a sweep does not mind overrides",
+		old: "if limit, err = l.Overrides.widen(limit); err != nil {", new: "if false {",
+		tests: "TestASweepMindsOverrides",
+	}, {
+		name: "override-retry-at", file: "ratelimit/policy.go", what: "a denial by a block does not say when the block ends",
+		old: "if until := c.blockedUntil(); until < algebra.Forever {", new: "if until := c.blockedUntil(); false {\n			_ = until",
+		tests: "TestABlockHolds",
+	}, {
+		name: "override-database-clock", file: "ratelimit/overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",
+		old: "	case at.Valid:\n		return algebra.At(at.Time)\n", new: "",
+		tests: "TestWhichOverrideIsInForce",
+	}, {
+		name: "publish-period", file: "ratelimit/publish.go", what: "days are left out of a period",
+		old: "	case days == 0:\n", new: "	case true:\n",
+		tests: "TestAPeriodForPostgres",
+	},
+	{
+		name: "steer-late", file: "migrations/engine/overrides.sql", what: "an override that commits late is missed",
+		old: "NOT pg_visible_in_snapshot(o.changed_in, since)", new: "o.changed_in >= pg_snapshot_xmax(since)",
+		tests: "TestAnOverrideThatCommitsLateIsNotMissed",
+	}, {
+		name: "steer-removed-late", file: "migrations/engine/overrides.sql", what: "a removal is not noted as a change",
+		old: ", changed_in = pg_current_xact_id()\n", new: "\n",
+		tests: "TestAnOverrideIsFollowed",
+	}, {
+		name: "steer-add-twice", file: "migrations/engine/overrides.sql", what: "the difference is added each time",
+		old: "IF o.added IS NOT NULL THEN", new: "IF false THEN",
+		tests: "TestWhatIsAddedToARaisedLimit",
+	}, {
+		name: "steer-add-shards", file: "migrations/engine/overrides.sql", what: "each shard gets the whole difference",
+		old: "added / r.shards::double precision", new: "added",
+		tests: "TestWhatIsAddedToARaisedLimit",
+	}, {
+		name: "steer-restore-all", file: "migrations/engine/overrides.sql", what: "to unblock a key ends its other overrides, too",
+		old: "AND (effect IS NULL OR o.effect = effect);", new: ";",
+		tests: "TestAnOverrideIsFollowed",
+	}, {
+		name: "steer-typo", file: "migrations/engine/overrides.sql", what: "an override may name a limit that nobody has",
+		old: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN", new: "AND false THEN",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
+		name: "steer-past", file: "migrations/engine/overrides.sql", what: "an override may end before it begins",
+		old: "WHEN until <= clock_timestamp() THEN", new: "WHEN false THEN",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
+		name: "steer-sweep-slowest", file: "migrations/engine/sweep.sql", what: "a sweep without numbers does not mind the largest capacity of an override",
+		old: "greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))", new: "max(d.capacity)",
+		tests: "TestASweepMindsOverrides",
+	}, {
+		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep without numbers knows only the newest plans",
+		old: "(d.current OR d.published_at > clock_timestamp() - interval '1 day')", new: "d.current AND d.program = 'web'",
+		tests: "TestPublish",
+	}, {
+		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
+		old: "(rate = '0' OR effect = 'block')", new: "rate = '0'",
+		tests: "TestByHandUnderOverrides",
+	}, {
+		name: "steer-byhand-unlimited", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers counts what is unlimited",
+		old: "wrong IS NULL AND effect = 'unlimited'", new: "false",
+		tests: "TestByHandUnderOverrides",
+	}, {
+		name: "steer-keys-own", file: "migrations/engine/keys.sql", what: "the list of keys has those with an override of their own twice",
+		old: "                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND x.key = k.key AND", new: "                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND false AND",
+		tests: "TestByHandUnderOverrides",
+	}, {
+		name: "steer-publish-both", file: "migrations/engine/definitions.sql", what: "two programs may define one name by different clocks",
+		old: "                IF FOUND THEN", new: "                IF false THEN",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
+		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
+		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
+		tests: "TestPublish",
+	},
+}

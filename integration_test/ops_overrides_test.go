@@ -1,0 +1,547 @@
+package integration_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var manyOverrides = flag.Int("overrides", 50_000, "how many overrides TestManyOverrides loads")
+
+// scan runs a query of one row and one column.
+func scan[T any](t testing.TB, db ratelimit.DB, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// following loads the overrides and follows them until the end of the test.
+func following(t testing.TB, o *ratelimit.Overrides) *ratelimit.Overrides {
+	t.Helper()
+	if err := o.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := o.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() { stop(); running.Wait() })
+	return o
+}
+
+// soon is the tests' interval between polls.
+const soon = 20 * time.Millisecond
+
+// limitInForce returns the limit that a check uses.
+func limitInForce(t testing.TB, l *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request) string {
+	t.Helper()
+	result, err := l.Check(t.Context(), db, request.Count(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Requests[0].Limit.String()
+}
+
+func TestAnOverrideIsFollowed(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Hour)
+	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	becomes := func(key, want string) {
+		t.Helper()
+		eventually(t, want, func() bool { return limitInForce(t, &limits, pool, api.Key(key)) == want })
+	}
+	const defined = "api: token bucket, 10 per 1h, capacity 10"
+	becomes("ann", defined)
+	scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20, max_reserved => 3, until => now() + interval '1 hour')")
+	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
+	becomes("bob", defined)
+	scan[int64](t, pool, "SELECT ratelimit_override('api', NULL, capacity => 5)")
+	becomes("bob", "api: token bucket, 10 per 1h, capacity 5")
+	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
+	scan[int64](t, pool, "SELECT ratelimit_unlimited('api', 'bob')")
+	becomes("bob", "api: unlimited")
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")
+	becomes("ann", "api: blocked")
+	scan[int](t, pool, "SELECT ratelimit_unblock('api', 'ann')")
+	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
+	for _, key := range []string{"'ann'", "'bob'", "NULL"} {
+		if n := scan[int](t, pool, "SELECT ratelimit_restore('api', "+key+")"); n != 1 {
+			t.Errorf("%s: %d restored", key, n)
+		}
+	}
+	becomes("ann", defined)
+	becomes("bob", defined)
+
+	// The override ends by itself, at its end by the database's clock.
+	until := scan[time.Time](t, pool, "SELECT now() + interval '700 milliseconds'")
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl', until => $1)", until)
+	becomes("carl", "api: blocked until "+until.UTC().Format(time.RFC3339))
+	becomes("carl", defined)
+	if now := scan[time.Time](t, pool, "SELECT clock_timestamp()"); now.Before(until.Add(-50 * time.Millisecond)) {
+		t.Errorf("it ended %v early", until.Sub(now))
+	}
+	// A row that is deleted by hand disappears when all rows are read again.
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl')")
+	becomes("carl", "api: blocked")
+	mustExec(t, pool, "DELETE FROM rate_limit_overrides")
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	becomes("carl", defined)
+}
+
+// TestABlockHolds: nothing is granted before the block ends, on every handle, whatever else is done with the blocked key.
+func TestABlockHolds(t *testing.T) {
+	behaviour(t, func(w world) {
+		pool := newPool(w, 2)
+		api := ratelimit.TokenBucket("api", 10, time.Minute)
+		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		w.do(w.limiter.Overrides.Load(w.Context()))
+		granted, reserved := w.grant(api.Key("ann").Count(4)), w.grant(api.Key("ann").Count(20).Reserve())
+		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
+		scan[int64](w, pool, "SELECT ratelimit_block('api', 'ann', until => $1)", until)
+		w.do(w.limiter.Overrides.Load(w.Context()))
+		for range 2 {
+			for _, request := range []ratelimit.Request{api.Key("ann"), api.Key("ann").Reserve(), api.Key("ann").Count(100), api.Key("ann").UpTo(3)} {
+				result := w.deny(request)
+				if !result.RetryAt.Equal(until) || result.RetryAfter != until.Sub(w.clock.now) || result.Remaining != 0 || !result.Requests[0].RetryAt.Equal(until) {
+					w.Fatalf("%+v, want RetryAt %v", result, until)
+				}
+			}
+			if result := w.deny(api.Key("bob"), api.Key("ann")); !result.RetryAt.Equal(until) || !result.Requests[0].OK || result.Requests[1].OK {
+				w.Fatalf("beside another key: %+v", result)
+			}
+			if _, err := w.limiter.Check(w.Context(), w.db, api.Key("ann")); !denied(err) || !strings.Contains(err.Error(), "api (1 asked, blocked until ") {
+				w.Fatalf("check: %v", err)
+			}
+			// Each of these makes the balance larger.
+			_, err := w.limiter.Refund(w.Context(), w.db, granted.Receipt(), api.Key("ann").Count(2))
+			w.do(err)
+			_, err = w.limiter.Refund(w.Context(), w.db, reserved.Receipt(), api.Key("ann").Count(10))
+			w.do(err)
+			w.do(w.limiter.Reset(w.Context(), w.db, api.Key("ann")))
+			w.clock.Advance(10 * time.Minute)
+		}
+		// A charge still counts.
+		if charged, err := w.limiter.Charge(w.Context(), w.db, api.Key("ann").Count(15)); err != nil || charged.Remaining != -5 {
+			w.Fatalf("charged %+v, %v", charged, err)
+		}
+		w.grant(api.Key("bob"))
+		w.clock.now = until // long enough for all debts
+		w.grant(api.Key("ann"))
+	})
+}
+
+// TestABlockHoldsForEveryWayIn covers the ways that do not use Consume on a handle.
+func TestABlockHoldsForEveryWayIn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	sharded := ratelimit.FixedWindow("sharded", 10, time.Minute, ratelimit.Shards(3))
+	for _, name := range []string{"api", "sharded"} {
+		scan[int64](t, pool, "SELECT ratelimit_block($1, 'ann')", name)
+	}
+	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	for _, request := range []ratelimit.Request{api.Key("ann"), sharded.Key("ann")} {
+		for way, try := range map[string]func() error{
+			"coalescer": func() error { _, err := limits.Consume(t.Context(), coalescer, request); return err },
+			"wait":      func() error { _, err := limits.Wait(t.Context(), pool, request); return err },
+			"batch": func() error {
+				_, err := limits.QueueConsume(t.Context(), new(pgx.Batch), request)
+				return err
+			},
+			"hot": func() error {
+				return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := limits.Consume(ctx, tx, request)
+					return err
+				}, ratelimit.Hot(request))
+			},
+		} {
+			if err := try(); !denied(err) || !strings.Contains(err.Error(), "blocked") {
+				t.Errorf("%s: %v, want a denial by the block", way, err)
+			}
+		}
+	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("rows of a blocked key:\n%s", rows)
+	}
+}
+
+// TestAnOverrideThatCommitsLateIsNotMissed: a transaction takes its id before others that commit and are polled first.
+func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	is := func(key string, blocked bool) func() bool {
+		return func() bool {
+			return (limitInForce(t, &limits, pool, api.Key(key)) == "api: blocked") == blocked
+		}
+	}
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'removed late')")
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	scan[int64](t, tx, "SELECT ratelimit_block('api', 'late')")
+	scan[int](t, tx, "SELECT ratelimit_unblock('api', 'removed late')")
+	savepoint, err := tx.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	scan[int64](t, savepoint, "SELECT ratelimit_block('api', 'late, in a savepoint')")
+	if err := savepoint.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for begin, i := time.Now(), 0; time.Since(begin) < unlessShort(10*time.Second, time.Second); i++ {
+		key := fmt.Sprintf("at once %d", i)
+		scan[int64](t, pool, "SELECT ratelimit_block('api', $1)", key)
+		eventually(t, key, is(key, true))
+	}
+	if is("late", true)() || is("removed late", false)() {
+		t.Fatal("in force before the commit")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what was committed late", is("late", true))
+	eventually(t, "what was committed late in a savepoint", is("late, in a savepoint", true))
+	eventually(t, "what was removed late", is("removed late", false))
+}
+
+// TestTheTableOfOverridesInTrouble: invalid rows, a missing table, and a role that may not read the table.
+func TestTheTableOfOverridesInTrouble(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	mustExec(t, pool, "ALTER TABLE rate_limit_overrides DROP CONSTRAINT rate_limit_overrides_effect_check")
+	var told atomic.Int64
+	var last atomic.Pointer[error]
+	o := &ratelimit.Overrides{DB: pool, Every: soon, OnError: func(_ context.Context, err error) { told.Add(1); last.Store(&err) }}
+	limits := ratelimit.Limiter{Overrides: following(t, o)}
+	for _, values := range []string{"'nonsense', 1, NULL, NULL", "'numbers', 0, NULL, NULL", "'numbers', 'NaN', NULL, NULL", "'numbers', '-Infinity', NULL, NULL",
+		"'numbers', 1, -7, NULL", "'numbers', 1, 1e300, NULL", "'numbers', 1, 1, 'Infinity'"} {
+		before := told.Load()
+		mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved) VALUES ('api', 'ann', "+values+")")
+		eventually(t, "word of "+values, func() bool { return told.Load() > before })
+		if err := *last.Load(); !strings.Contains(err.Error(), "is passed over") || !strings.Contains(err.Error(), `limit "api"`) {
+			t.Errorf("%s: told %v", values, err)
+		}
+	}
+	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != api.String() {
+		t.Errorf("rows that are wrong made %s", got)
+	}
+	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', 'for ever', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
+	eventually(t, "a block until infinity", func() bool { return limitInForce(t, &limits, pool, api.Key("for ever")) == "api: blocked" })
+	if got := limitInForce(t, &limits, pool, api.Key("never")); got != api.String() {
+		t.Errorf("a block until -infinity made %s", got)
+	}
+
+	mustExec(t, pool, "ALTER TABLE rate_limit_overrides RENAME TO away")
+	before := told.Load()
+	eventually(t, "word of the table", func() bool { return told.Load() > before+2 })
+	if err := *last.Load(); sqlState(err) != "42P01" {
+		t.Errorf("told %v", err)
+	}
+	if got := limitInForce(t, &limits, pool, api.Key("for ever")); got != "api: blocked" {
+		t.Errorf("without the table, a blocked key has %s", got)
+	}
+	if _, err := limits.Consume(t.Context(), pool, api.Key("ann")); err != nil {
+		t.Errorf("without the table, another key: %v", err)
+	}
+	fresh := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	if err := fresh.Overrides.Load(t.Context()); sqlState(err) != "42P01" {
+		t.Errorf("a first load without the table: %v", err)
+	}
+	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "the overrides are not loaded") {
+		t.Errorf("before the first load: %v", err)
+	}
+	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_overrides")
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'afterwards')")
+	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
+}
+
+// TestManyOverrides loads as many overrides as -overrides says, and measures their memory.
+func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
+	pool := newPool(t, 4)
+	n := *manyOverrides
+	mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limit_overrides (name, key, effect, rate) SELECT 'api', 'user-' || i, 'numbers', 1 + i %% 100 FROM generate_series(1, %d) AS i", n))
+	heap := func() float64 {
+		runtime.GC()
+		runtime.GC() // empties each sync.Pool
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	before, begin := heap(), time.Now()
+	o := &ratelimit.Overrides{DB: pool, Every: soon}
+	if err := o.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(begin)
+	perOverride := (heap() - before) / float64(n)
+	limits := ratelimit.Limiter{Overrides: following(t, o)}
+	api := ratelimit.TokenBucket("api", 1e6, time.Hour)
+	for _, i := range []int{1, n / 2, n} {
+		want := fmt.Sprintf("api: token bucket, %d per 1h, capacity %d", 1+i%100, 1+i%100)
+		if got := limitInForce(t, &limits, pool, api.Key(fmt.Sprintf("user-%d", i))); got != want {
+			t.Errorf("user-%d has %s, want %s", i, got, want)
+		}
+	}
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'user-1')")
+	eventually(t, "one more", func() bool { return limitInForce(t, &limits, pool, api.Key("user-1")) == "api: blocked" })
+	t.Logf("%d overrides: loaded in %v, %.0f bytes each", n, took.Round(time.Millisecond), perOverride)
+	if perOverride > 1000 {
+		t.Errorf("%.0f bytes for each override", perOverride)
+	}
+	runtime.KeepAlive(o)
+}
+
+// A worker is another process: this test binary, started with the environment variable. It follows the overrides in the
+// schema at that URL. It prints each grant, and each change of the limit that its calls use.
+const (
+	workerURL    = "TXLIMIT_TEST_OVERRIDES_WORKER"
+	workerListen = "TXLIMIT_TEST_OVERRIDES_LISTEN"
+)
+
+var steered = ratelimit.TokenBucket("steered", 20, time.Second)
+
+// overridesWorker is the main function of a worker.
+func overridesWorker(ctx context.Context, url string) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	o := &ratelimit.Overrides{DB: pool, Listen: os.Getenv(workerListen) != ""}
+	if err := o.Load(ctx); err != nil {
+		return err
+	}
+	go func() { _ = o.Run(ctx) }()
+	limits, capacity := ratelimit.Limiter{Overrides: o}, -1.0
+	for {
+		var result ratelimit.Result
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+			result, err = limits.Consume(ctx, tx, steered.Key("k"))
+			return err
+		}, ratelimit.Isolation(pgx.ReadCommitted))
+		if err != nil && !denied(err) {
+			return err
+		}
+		var end time.Time
+		if err := pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&end); err != nil {
+			return err
+		}
+		if result.OK {
+			fmt.Println("granted", algebra.At(result.At), algebra.At(end))
+		}
+		if c := result.Requests[0].Limit.Capacity(); c != capacity {
+			capacity = c
+			fmt.Println("capacity", capacity, algebra.At(end))
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// TestOverridesInFourProcesses overrides a limit and restores it, again and again, under the traffic of four processes. Two
+// of them listen. All must follow the change. In any span of time, they grant no more than the larger capacity and the
+// larger rate allow.
+func TestOverridesInFourProcesses(t *testing.T) {
+	needsSession(t, "LISTEN")
+	t.Parallel()
+	url := newMigrated(t)
+	pool := connect(t, url, 4)
+	var mu sync.Mutex
+	var grants []taken
+	seen := map[int]map[float64]algebra.Micros{} // by worker and capacity: when first, since the last change
+	for i := range 4 {
+		seen[i] = map[float64]algebra.Micros{}
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), workerURL+"="+url)
+		if i >= 2 {
+			cmd.Env = append(cmd.Env, workerListen+"=1")
+		}
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				var g taken
+				var capacity float64
+				var at algebra.Micros
+				mu.Lock()
+				if n, _ := fmt.Sscanf(lines.Text(), "granted %d %d", &g.from, &g.to); n == 2 {
+					g.tokens = 1
+					grants = append(grants, g)
+				} else if n, _ := fmt.Sscanf(lines.Text(), "capacity %g %d", &capacity, &at); n == 2 {
+					seen[i][capacity] = at
+				}
+				mu.Unlock()
+			}
+		})
+		t.Cleanup(func() { _ = cmd.Process.Kill(); reading.Wait(); _ = cmd.Wait() })
+	}
+	// everywhere waits until all four processes use a capacity. It returns how long that took since an instant: for the
+	// processes that poll, and for those that listen.
+	everywhere := func(capacity float64, since algebra.Micros) (last [2]time.Duration) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("capacity %v in all processes", capacity), func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			last = [2]time.Duration{}
+			for i := range 4 {
+				at, ok := seen[i][capacity]
+				if !ok || at < since {
+					return false
+				}
+				last[i/2] = max(last[i/2], time.Duration(at-since)*time.Microsecond)
+			}
+			return true
+		})
+		return last
+	}
+	everywhere(20, 0)
+	rounds, slowest := unlessShort(6, 3), [2]time.Duration{}
+	for range rounds {
+		now := func() algebra.Micros { return algebra.At(scan[time.Time](t, pool, "SELECT clock_timestamp()")) }
+		since := now()
+		scan[int64](t, pool, "SELECT ratelimit_override('steered', 'k', rate => 60, capacity => 40)")
+		up := everywhere(40, since)
+		since = now()
+		scan[int](t, pool, "SELECT ratelimit_restore('steered', 'k')")
+		down := everywhere(20, since)
+		for i := range slowest {
+			slowest[i] = max(slowest[i], up[i], down[i])
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	bound := func(from, to algebra.Micros) float64 { return 40 + float64(to-from)/1e6*60 }
+	above, from, to := worst(grants, bound)
+	t.Logf("%d grants; %d changes were in force everywhere after at most %v by polling, %v by listening; the fullest span is %.1f tokens below the bound",
+		len(grants), 2*rounds, slowest[0].Round(time.Millisecond), slowest[1].Round(time.Millisecond), -above)
+	if above > 1e-6 {
+		t.Errorf("%v tokens too many from %v to %v", above, from.Time(), to.Time())
+	}
+	if len(grants) < 20 {
+		t.Errorf("%d grants: this tested too little", len(grants))
+	}
+}
+
+// TestWhatIsAddedToARaisedLimit: the difference of the capacities is added once, shard by shard.
+func TestWhatIsAddedToARaisedLimit(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
+		pool := newPool(t, 4)
+		api := ratelimit.FixedWindow("api", 10, 24*time.Hour, options...)
+		if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
+			t.Fatal(err)
+		}
+		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+		load := func() {
+			if err := limits.Overrides.Load(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		left := func() float64 {
+			result, err := limits.Check(t.Context(), pool, api.Key("ann").Count(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return result.Remaining
+		}
+		load()
+		if _, err := limits.Charge(t.Context(), pool, api.Key("ann").Count(8)); err != nil {
+			t.Fatal(err)
+		}
+		id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 25)")
+		load()
+		if got := left(); !near(got, 2) {
+			t.Errorf("%s: raised, %v are left, want 2", name, got)
+		}
+		for range 2 {
+			if added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id); added != 15 {
+				t.Errorf("%s: %v added, want 15", name, added)
+			}
+			if got := left(); !near(got, 17) {
+				t.Errorf("%s: %v are left, want 17", name, got)
+			}
+		}
+		scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')")
+		load()
+		if got := left(); !near(got, 10) {
+			t.Errorf("%s: restored, %v are left, want the capacity, 10", name, got)
+		}
+		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")} {
+			var added float64
+			err := pool.QueryRow(t.Context(), "SELECT ratelimit_add($1)", wrong).Scan(&added)
+			if wrong == id && added != 15 || wrong != id && sqlState(err) != "22023" {
+				t.Errorf("%s: override %d: %v added, %v", name, wrong, added, err)
+			}
+		}
+	}
+}
+
+// TestASweepMindsOverrides: a row stays if it is full by the limit's own numbers, but not by an override's.
+func TestASweepMindsOverrides(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
+		t.Fatal(err)
+	}
+	scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', capacity => 100000)")
+	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	if _, err := limits.Sweep(t.Context(), pool, api); err == nil || !strings.Contains(err.Error(), "not loaded") {
+		t.Errorf("a sweep before the first load: %v", err)
+	}
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int64{0, 1} {
+		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
+		if want > 0 { // make the row again
+			mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
+		}
+		deleted, err := limits.Sweep(t.Context(), pool, api)
+		if err != nil || deleted != want || byHand != want {
+			t.Errorf("%d deleted by Sweep, %v, and %d by hand, want %d", deleted, err, byHand, want)
+		}
+		scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')")
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

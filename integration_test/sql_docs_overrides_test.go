@@ -1,0 +1,115 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestTheDocumentedOverrides runs the SQL of docs/overrides.md as printed, as an operator with the documented grants.
+func TestTheDocumentedOverrides(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	if err := ratelimit.Publish(t.Context(), pool, "web", nightMessages, nightSignUps); err != nil {
+		t.Fatal(err)
+	}
+	schema := scan[string](t, pool, "SELECT current_schema")
+	role := func(name string, grants ...string) func(sql string) string {
+		own := fmt.Sprintf("%s_%s", strings.ReplaceAll(schema, "-", "_"), name)
+		mustExec(t, pool, "CREATE ROLE "+own)
+		t.Cleanup(func() {
+			if _, err := pool.Exec(context.Background(), "DROP OWNED BY "+own+"; DROP ROLE "+own); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, grant := range grants {
+			grant = strings.ReplaceAll(grant, "app.", schema+".")
+			grant = strings.ReplaceAll(grant, "SCHEMA app ", "SCHEMA "+schema+" ")
+			mustExec(t, pool, strings.ReplaceAll(grant, " TO "+name, " TO "+own))
+		}
+		return func(sql string) (first string) {
+			t.Helper()
+			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+own); err != nil {
+					return err
+				}
+				rows, err := tx.Query(t.Context(), sql)
+				if err != nil {
+					return err
+				}
+				defer rows.Close()
+				for rows.Next() {
+					values, err := rows.Values()
+					if err != nil {
+						return err
+					}
+					first += fmt.Sprintln(values...)
+				}
+				return rows.Err()
+			})
+			if err != nil {
+				t.Fatalf("as %s: %s: %v", name, sql, err)
+			}
+			return strings.TrimSpace(first)
+		}
+	}
+	operator := role("operator", docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"))
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	is := func(request ratelimit.Request, want string) {
+		t.Helper()
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := limitInForce(t, &limits, pool, request); !strings.HasPrefix(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if _, err := limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100)); err == nil || limits.Overrides.Load(t.Context()) != nil {
+		t.Errorf("before the first load: %v", err)
+	}
+	if _, err := limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100)); err != nil {
+		t.Fatal(err)
+	}
+	id := operator(docSQL(t, "docs/overrides.md", "their conference"))
+	is(nightSignUps.Key("acme"), "signUps: fixed window, 500 per 1h, capacity 500")
+	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit_add(17)"), "17", id, 1)); added != "400" {
+		t.Errorf("added %s, want 400", added)
+	}
+	operator(docSQL(t, "docs/overrides.md", "reason => 'spam'"))
+	is(nightMessages.Key("user-17"), "sendMessage: blocked until ")
+	operator(docSQL(t, "docs/overrides.md", "ratelimit_unlimited('signUps', 'load-test'"))
+	is(nightSignUps.Key("load-test"), "signUps: unlimited")
+	if list := operator(docSQL(t, "docs/overrides.md", "SELECT id, name, key, effect")); strings.Count(list, "\n") != 2 || !strings.Contains(list, "their conference") {
+		t.Errorf("in force:\n%s", list)
+	}
+	operator(docSQL(t, "docs/overrides.md", "SELECT ratelimit_restore"))
+	is(nightSignUps.Key("acme"), "signUps: fixed window, 100 per 1h, capacity 100")
+	is(nightMessages.Key("user-17"), "sendMessage: token bucket, 10 per 1m, capacity 20")
+
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET removed_at = now() - interval '2 years' WHERE effect = 'block'")
+	mustExec(t, pool, docSQL(t, "docs/overrides.md", "DELETE FROM rate_limit_overrides"))
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 2 {
+		t.Errorf("%d overrides are left, want 2", n)
+	}
+
+	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/overrides.md", "GRANT SELECT ON app.rate_limit_overrides"), docSQL(t, "docs/overrides.md", "ON app.rate_limit_definitions TO app_user"))
+	app("SELECT * FROM _ratelimit_overrides(NULL, 0)")
+	app(`SELECT ratelimit_publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
+	for _, refused := range []string{"SELECT ratelimit_block('sendMessage', 'x')", "SELECT ratelimit_restore('signUps', 'load-test')"} {
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), fmt.Sprintf("SET LOCAL ROLE %s_app_user", schema)); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), refused)
+			return err
+		})
+		if sqlState(err) != "42501" {
+			t.Errorf("the application's role: %s: %v", refused, err)
+		}
+	}
+}

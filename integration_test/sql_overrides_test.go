@@ -1,0 +1,216 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// published are the limits that the tests of SQL without numbers publish.
+var published = []ratelimit.Limit{
+	ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(20), ratelimit.MaxReserved(5)),
+	ratelimit.FixedWindow("window", 7, 36*time.Hour+time.Microsecond, ratelimit.Start(noon)),
+	ratelimit.FixedWindow("sharded", 12, time.Hour, ratelimit.Shards(3)),
+	ratelimit.CalendarWindow("calendar", 5, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31")),
+	ratelimit.Unlimited("open"),
+	ratelimit.TokenBucket("none", 0, time.Hour),
+	ratelimit.TokenBucket("plans", 3, 24*time.Hour),
+	ratelimit.TokenBucket("plans", 24, 24*time.Hour, ratelimit.Capacity(10)),
+}
+
+func publishedPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := newPool(t, 4)
+	if err := ratelimit.Publish(t.Context(), pool, "web", published...); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// lines runs a query and returns its rows as text, a line each.
+func lines(t *testing.T, pool *pgxpool.Pool, sql string) string {
+	t.Helper()
+	return strings.TrimSuffix(scan[string](t, pool, "SELECT coalesce(string_agg(q::text || E'\\n', ''), '') FROM ("+sql+") AS q"), "\n")
+}
+
+// TestByHandWithoutNumbers: the numbers are those that were published. It decides by the same clock as a call with the numbers, so
+// the two take turns on one key and, at the same instants, give the same answers on two.
+func TestByHandWithoutNumbers(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	for name, numbers := range map[string]string{
+		"bucket":   "10, '1 minute', capacity => 20, max_reserved => 5",
+		"window":   "7, '36:00:00.000001', kind => 'fixed window', start => '2026-01-01 12:00+00'",
+		"calendar": "5, '1 month', kind => 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31'",
+		"none":     "0, '1 hour'",
+	} {
+		if name == "window" {
+			numbers = strings.Replace(numbers, "2026-01-01 12:00+00", noon.Format(time.RFC3339), 1)
+		}
+		for i := range 12 {
+			at := noon.Add(time.Duration(i*i) * time.Hour).Format(time.RFC3339)
+			more := fmt.Sprintf("count => %d, reserve => %v, now => '%s'", 1+i%4, name != "none" && i%3 == 0, at)
+			with := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit('%s', 'with', %s, %s)", name, numbers, more))
+			without := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit('%s', 'without', %s)", name, more))
+			if with != without || with == "" {
+				t.Errorf("%s at %s: with numbers\n%s\nwithout\n%s", name, at, with, without)
+			}
+		}
+	}
+	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit('sharded', 'ann', count => 4)"); !near(got, 8) {
+		t.Errorf("sharded: %v remain, want 8", got)
+	}
+	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit('open', 'ann', count => 1e9)"); got != "Infinity 1000000000" {
+		t.Errorf("unlimited: %s", got)
+	}
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_or_raise('none', 'ann')"); sqlState(err) != "PT429" {
+		t.Errorf("a rate of 0: %v", err)
+	}
+}
+
+// TestByHandUnderOverrides: without numbers, overrides count. With numbers, they do not.
+func TestByHandUnderOverrides(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	mustExec(t, pool, `
+		SELECT ratelimit_override('bucket', 'raised', rate => 100), ratelimit_override('bucket', 'both', rate => 100, capacity => 100),
+		       ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit_block('bucket', 'for good'),
+		       ratelimit_unlimited('bucket', 'free'), ratelimit_override('calendar', NULL, rate => 2);
+		SELECT ratelimit_override('plans', 'ann', rate => 5, capacity => 5)`)
+	for call, want := range map[string]string{
+		"'bucket', 'raised', count => 20":   "t 0",
+		"'bucket', 'both', count => 60":     "t 40",
+		"'bucket', 'blocked'":               "f 0 9000-01-01",
+		"'bucket', 'blocked', count => 0":   "t 0",
+		"'bucket', 'for good'":              "f 0",
+		"'bucket', 'free', count => 1e12":   "t Infinity",
+		"'bucket', 'other', count => 20":    "t 0",
+		"'calendar', 'ann', count => 2":     "t 0",
+		"'plans', 'ann', count => 5":        "t 0",
+		"'bucket', 'blocked', 10, '1 hour'": "t 9",
+	} {
+		got := scan[string](t, pool, `SELECT concat_ws(' ', ok, floor(remaining), CASE WHEN NOT ok THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit(`+call+`)`)
+		if got != want {
+			t.Errorf("ratelimit(%s): %s, want %s", call, got, want)
+		}
+	}
+	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit_keys('bucket') ORDER BY key COLLATE "C"`)
+	const want = "(blocked,0,t)\n(both,40,)\n(\"for good\",0,t)\n(free,Infinity,)\n(other,0,f)\n(raised,0,f)"
+	if keys != want {
+		t.Errorf("ratelimit_keys:\n%s\nwant\n%s", keys, want)
+	}
+	if some := lines(t, pool, "SELECT key FROM ratelimit_keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
+		t.Errorf("ratelimit_keys of some: %s", some)
+	}
+	mustExec(t, pool, "SELECT ratelimit_block('bucket', NULL)")
+	if all := lines(t, pool, "SELECT key FROM ratelimit_keys('bucket') WHERE retry_at = 'infinity' ORDER BY key"); all != "(\"for good\")\n(other)" {
+		t.Errorf("everybody is blocked but those with overrides of their own: %s", all)
+	}
+	if open := lines(t, pool, "SELECT * FROM ratelimit_keys('open')"); open != "" {
+		t.Errorf("the keys of an unlimited limit: %s", open)
+	}
+}
+
+// TestSteeringRefusesWhatIsWrong: 22023 and a text that says what to do.
+func TestSteeringRefusesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	for call, text := range map[string]string{
+		"ratelimit('plans', 'ann')":                                                    "rate limit 'plans': it has several plans: token bucket, 24 per 1 day, capacity 10; token bucket, 3 per 1 day, capacity 3",
+		"ratelimit('typo', 'ann')":                                                     "rate limit 'typo': no program has published it",
+		"ratelimit_keys('typo')":                                                       "no program has published it",
+		"ratelimit_sweep('typo')":                                                      "no program has published it",
+		"ratelimit('bucket', '')":                                                      "the key is NULL or empty",
+		"ratelimit('bucket', 'ann', count => 21)":                                      "21 tokens can never be granted, since at most 20 can be had at once",
+		"ratelimit_override('typo', 'ann', rate => 1)":                                 "no program has published a limit of this name; those that are: bucket, calendar, none, open, plans, sharded, window",
+		"ratelimit_override('bucket', 'ann')":                                          "an override changes the rate, the capacity or max_reserved",
+		"ratelimit_override('bucket', '', rate => 1)":                                  "the key is empty; NULL is for every key",
+		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":                   "the key is longer than 1024 bytes",
+		"ratelimit_override('bucket', 'ann', rate => 0)":                               "rate 0 is not between 1e-15 and 1e15",
+		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                           "rate NaN is not between",
+		"ratelimit_override('bucket', 'ann', capacity => -1)":                          "capacity -1 is neither 0 nor between",
+		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":              "max_reserved Infinity is neither 0 nor",
+		"ratelimit_override(NULL, 'ann', rate => 1)":                                   "the name is empty",
+		"ratelimit_block('bucket', 'ann', until => now())":                             "has passed",
+		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":           "has passed",
+		"ratelimit_restore('bucket', 'ann', 'nonsense')":                               "effect 'nonsense' is not numbers, block or unlimited",
+		"ratelimit_add(NULL)":                                                          "NULL is not the id of an override in force",
+		"ratelimit_publish('', '[]')":                                                  "the name of the program is empty",
+		`ratelimit_publish('p', '[{"kind": "unlimited"}]')`:                            "the name is empty",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`: "period NULL is not between",
+		`ratelimit_publish('p', '[{"name": "bucket", "kind": "fixed window", "rate": 1, "period": "1 minute"}]')`:        "rate limit 'bucket': program 'p' defines a fixed window of 00:01:00, and program 'web' a token bucket of 00:01:00: both would grant",
+		`ratelimit_publish('p', '[{"name": "bucket", "kind": "token bucket", "rate": 1, "period": "2 minutes"}]')`:       "program 'p' defines a token bucket of 00:02:00",
+		`ratelimit_publish('p', '[{"name": "window", "kind": "fixed window", "rate": 1, "period": "36:00:00.000001"}]')`: "both would grant",
+	} {
+		_, err := pool.Exec(t.Context(), "SELECT "+call)
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v, want %q", call, err, text)
+		}
+	}
+	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); rows != 0 {
+		t.Errorf("%d overrides", rows)
+	}
+}
+
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	publish := func(program string, limits ...ratelimit.Limit) {
+		t.Helper()
+		if err := ratelimit.Publish(t.Context(), pool, program, limits...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	current := func() string {
+		return lines(t, pool, "SELECT program, name, plan FROM rate_limit_definitions WHERE current ORDER BY 1, 2, 3")
+	}
+	old := ratelimit.TokenBucket("api", 10, time.Minute)
+	publish("web", old, ratelimit.Unlimited("open"))
+	publish("worker", ratelimit.TokenBucket("api", 30, time.Minute)) // another plan
+	if got, want := current(), `(web,api,"token bucket, 10 per 00:01:00, capacity 10")`+"\n(web,open,unlimited)\n"+`(worker,api,"token bucket, 30 per 00:01:00, capacity 30")`; got != want {
+		t.Errorf("published:\n%s\nwant\n%s", got, want)
+	}
+	// All processes of a program start at once.
+	failures := make(chan error, 8)
+	for range 8 {
+		go func() {
+			failures <- ratelimit.Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", 5, time.Minute))
+		}()
+	}
+	for range 8 {
+		if err := <-failures; err != nil {
+			t.Error(err)
+		}
+	}
+	if got, want := current(), `(web,api,"token bucket, 5 per 00:01:00, capacity 5")`+"\n"+`(worker,api,"token bucket, 30 per 00:01:00, capacity 30")`; got != want {
+		t.Errorf("published again:\n%s\nwant\n%s", got, want)
+	}
+	// What a program has published before counts for a sweep, for a day.
+	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '62 minutes')")
+	if n := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep('api')"); n != 0 {
+		t.Errorf("%d rows deleted that are not full by the slowest rate and the largest capacity", n)
+	}
+	mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '25 hours' WHERE rate = 30")
+	mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE program = 'worker'")
+	mustExec(t, pool, "UPDATE rate_limits SET ts = now() - interval '63 minutes'")
+	if n := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep('api')"); n != 1 {
+		t.Errorf("%d rows deleted, want 1", n)
+	}
+	publish("web", ratelimit.FixedWindow("api", 5, time.Minute)) // a program may change its own
+	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", 1, 0)); err == nil || sqlState(err) != "" {
+		t.Errorf("an invalid limit: %v", err)
+	}
+	if err := ratelimit.Publish(t.Context(), nil, "web"); err == nil {
+		t.Error("without a DB, it worked")
+	}
+	publish("web")
+	if got := current(); got != "" {
+		t.Errorf("of nothing:\n%s", got)
+	}
+}

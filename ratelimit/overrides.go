@@ -1,0 +1,482 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// Overrides are what people decide about limits while the program runs: other numbers, a block, or no limit, for one key
+// or for all keys of a limit, until an instant or for good. They are rows of the table rate_limit_overrides, which SQL
+// functions (ratelimit_override, ratelimit_block, ...), the tool txlimit and the page of package console write. A [Limiter]
+// applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
+//
+//	overrides := &ratelimit.Overrides{DB: pool}
+//	if err := overrides.Load(ctx); err != nil { ... }
+//	go func() { _ = overrides.Run(ctx) }()
+//	limits := ratelimit.Limiter{Overrides: overrides}
+//
+// The newest override in force wins, and one for the key goes before one for all keys. A block denies [Limiter.Consume],
+// [Limiter.Wait] and [Limiter.Check] without asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is
+// its end, or zero if it has none. Charges are still recorded. An unlimited key is granted everything, and nothing is taken. Kind,
+// period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
+//
+// It fails closed. Until the first load has succeeded, every call returns an error. If the table cannot be read later, blocks
+// and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
+// time in any case, by the database's clock or by [Limiter.Clock].
+//
+// Processes without Overrides, and SQL with numbers of its own, know nothing of them.
+type Overrides struct {
+	// DB is a pool, or [SQL] of a *sql.DB. It is required.
+	DB DB
+
+	// Every is the time between two polls. The default, for 0, is a second. A poll is one statement. It reads what has
+	// changed. Once a minute it reads all overrides in force; if that takes longer than 0.6 s, less often.
+	Every time.Duration
+
+	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool, to be told of changes at once (LISTEN). It does not work
+	// through PgBouncer in transaction mode.
+	Listen bool
+
+	// OnError is called with the error of each poll that fails, and for each row that cannot be used: it is passed over. The
+	// default is to ignore them.
+	OnError func(ctx context.Context, err error)
+
+	mu       sync.Mutex // one poll at a time
+	snapshot string     // of the last poll
+	wholeAt  time.Time  // when all were read
+	wholeFor time.Duration
+	names    map[string]string // one copy of each name
+
+	table  atomic.Pointer[overrideTable] // nil: not loaded
+	failed atomic.Pointer[error]         // why not
+	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
+	ahead  atomic.Int64                  // the database's clock less the process's, in nanoseconds
+}
+
+const (
+	defaultEvery = time.Second
+	wholeEvery   = time.Minute
+	pollTimeout  = 10 * time.Second
+	lapseAfter   = 5 * time.Minute
+)
+
+// override is a row of the table that is in force.
+type override struct {
+	id     int64
+	effect effect
+	// Each is NaN if it is as defined.
+	rate, capacity, maxReserved float64
+	until                       algebra.Micros // algebra.Forever: no end
+}
+
+type effect byte
+
+const (
+	newNumbers effect = iota
+	block
+	noLimit
+)
+
+var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimited": noLimit}
+
+// overrideTable holds the overrides of each limit and key, the newest first. The key ” is every key. A part of it is replaced as a
+// whole, so that readers need no lock.
+type overrideTable struct {
+	parts [256]atomic.Pointer[map[groupID][]override]
+	count atomic.Int64
+}
+
+func (t *overrideTable) part(id groupID) *atomic.Pointer[map[groupID][]override] {
+	return &t.parts[maphash.Comparable(seed, id)%uint64(len(t.parts))]
+}
+
+func (t *overrideTable) of(id groupID) []override {
+	if m := t.part(id).Load(); m != nil {
+		return (*m)[id]
+	}
+	return nil
+}
+
+// change is a row of a poll.
+type change struct {
+	groupID
+	override
+	removed bool
+}
+
+// apply puts changes into the table. fresh: nobody reads it yet.
+func (t *overrideTable) apply(changes []change, fresh bool) {
+	byPart := map[*atomic.Pointer[map[groupID][]override]][]change{}
+	for _, c := range changes {
+		byPart[t.part(c.groupID)] = append(byPart[t.part(c.groupID)], c)
+	}
+	for part, changes := range byPart {
+		m := map[groupID][]override{}
+		if old := part.Load(); old != nil {
+			if m = *old; !fresh {
+				m = maps.Clone(m)
+			}
+		}
+		for _, c := range changes {
+			list := m[c.groupID]
+			before := len(list)
+			list = slices.DeleteFunc(slices.Clone(list), func(o override) bool { return o.id == c.id })
+			if !c.removed {
+				at, _ := slices.BinarySearchFunc(list, c.id, func(o override, id int64) int { return int(id - o.id) })
+				list = slices.Insert(list, at, c.override)
+			}
+			t.count.Add(int64(len(list) - before))
+			if m[c.groupID] = list; len(list) == 0 {
+				delete(m, c.groupID)
+			}
+		}
+		part.Store(&m)
+	}
+}
+
+// Load reads all overrides. Call it before the first call of a [Limiter] that has them. [Overrides.Run] calls it if that was not
+// done, until it succeeds.
+func (o *Overrides) Load(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.poll(ctx, true)
+}
+
+// Run follows the table until ctx ends, and returns ctx's error. It returns at once if DB is missing or of no use ([ErrInvalid]).
+func (o *Overrides) Run(ctx context.Context) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	wake := make(chan struct{}, 1)
+	if o.Listen {
+		var listening sync.WaitGroup
+		listening.Go(func() { o.listen(ctx, wake) })
+		defer listening.Wait()
+	}
+	every := o.Every
+	if every <= 0 {
+		every = defaultEvery
+	}
+	for {
+		if err := o.next(ctx); err != nil && ctx.Err() == nil {
+			o.tell(ctx, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-wake:
+		case <-time.After(every):
+		}
+	}
+}
+
+// next polls for what has changed, or reads everything if it is time for that.
+func (o *Overrides) next(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	whole := o.table.Load() == nil || time.Since(o.wholeAt) > max(wholeEvery, 100*o.wholeFor)
+	return o.poll(ctx, whole)
+}
+
+func (o *Overrides) validate() error {
+	switch {
+	case noDatabase(o.DB), isTx(o.DB):
+		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
+	case o.Listen && o.pool() == nil:
+		return fmt.Errorf("%w: Overrides listen on a *pgxpool.Pool, and DB is a %T", ErrInvalid, o.DB)
+	}
+	return nil
+}
+
+func (o *Overrides) pool() *pgxpool.Pool {
+	pool, _ := o.DB.(*pgxpool.Pool)
+	return pool
+}
+
+func (o *Overrides) tell(ctx context.Context, err error) {
+	if o.OnError != nil {
+		o.OnError(ctx, err)
+	}
+}
+
+// poll reads what has changed since the last poll, or everything.
+func (o *Overrides) poll(ctx context.Context, whole bool) error {
+	err := o.validate()
+	if err == nil {
+		err = o.read(ctx, whole)
+	}
+	if err != nil {
+		err = explain("overrides", err)
+		o.failed.Store(&err)
+	}
+	return err
+}
+
+func (o *Overrides) read(ctx context.Context, whole bool) error {
+	began := time.Now()
+	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: pgtype.Text{String: o.snapshot, Valid: true}}
+	if whole {
+		table, args.Since.Valid, o.names = new(overrideTable), false, map[string]string{}
+	}
+	snapshot := ""
+	for more := true; more; {
+		page, err := o.page(ctx, args)
+		if err != nil {
+			return err
+		}
+		if snapshot == "" { // what commits between two pages is not in it, and so comes with the next poll
+			snapshot = page.Snapshot.String
+		}
+		table.apply(o.changes(ctx, page), whole)
+		if more = page.More.Bool; more {
+			args.After = page.Ids[len(page.Ids)-1]
+		}
+	}
+	if whole {
+		o.wholeAt, o.wholeFor = time.Now(), time.Since(began)
+	}
+	o.snapshot = snapshot
+	o.table.Store(table)
+	return nil
+}
+
+// page reads one page. The database's clock is read between the two readings of the process's clock.
+func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	sent := time.Now()
+	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
+	if err == nil {
+		o.ahead.Store(int64(page.At.Time.Sub(sent.Add(time.Since(sent) / 2))))
+		o.seen.Store(int64(time.Since(epoch)))
+	}
+	return page, err
+}
+
+// changes are the rows of a page that can be used.
+func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []change {
+	changes := make([]change, 0, len(page.Ids))
+	for i, id := range page.Ids {
+		name, known := o.names[page.Names[i]]
+		if !known {
+			name = page.Names[i]
+			o.names[name] = name
+		}
+		e, known := effects[page.Effects[i]]
+		c := change{groupID{name, page.Keys[i]}, override{
+			id: id, effect: e, rate: orNaN(page.Rates[i]), capacity: orNaN(page.Capacities[i]), maxReserved: orNaN(page.MaxReserveds[i]),
+			until: algebra.Micros(page.Untils[i]),
+		}, page.Removed[i]}
+		if page.Untils[i] == math.MaxInt64 {
+			c.until = algebra.Forever
+		}
+		valid := known && page.Rates[i] != 0
+		for _, n := range []float64{page.Rates[i], page.Capacities[i], page.MaxReserveds[i]} {
+			valid = valid && (n == asDefined || countable(n))
+		}
+		if !valid && !c.removed {
+			o.tell(ctx, fmt.Errorf("ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid", id, name))
+			continue
+		}
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// asDefined stands for NULL in a page.
+const asDefined = -1
+
+func orNaN(n float64) float64 {
+	if n == asDefined {
+		return math.NaN()
+	}
+	return n
+}
+
+// listen wakes the polls when the database tells of a change. Without a connection, it tries again.
+func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
+	for ctx.Err() == nil {
+		err := o.pool().AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+			listening := conn.Conn()
+			if _, err := listening.Exec(ctx, "LISTEN rate_limit_overrides"); err != nil {
+				return err
+			}
+			for {
+				select {
+				case wake <- struct{}{}: // also at first: there may have been a change before LISTEN
+				default:
+				}
+				if _, err := listening.WaitForNotification(ctx); err != nil {
+					_ = listening.Close(context.WithoutCancel(ctx)) // it must not go back to the pool: it listens
+					return err
+				}
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		o.tell(ctx, explain("overrides: listen", err))
+		select {
+		case <-ctx.Done():
+		case <-time.After(lastPause):
+		}
+	}
+}
+
+// errNotLoaded is why calls fail before the first load.
+func (o *Overrides) errNotLoaded() error {
+	err := errors.New("ratelimit: the overrides are not loaded: call Overrides.Load before the first call, or Run")
+	if failed := o.failed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", err, *failed)
+	}
+	return err
+}
+
+// applied are the requests with the limits in force. at is the time of the call, if it is known.
+func (o *Overrides) applied(v Verb, requests []Request, at pgtype.Timestamptz) ([]Request, error) {
+	if o == nil {
+		return requests, nil
+	}
+	table := o.table.Load()
+	if table == nil {
+		return nil, o.errNotLoaded()
+	}
+	if table.count.Load() == 0 {
+		return requests, nil
+	}
+	own := false
+	for i := range requests {
+		r := &requests[i]
+		if r.err != nil {
+			continue
+		}
+		mine := table.of(groupID{r.limit.name, r.key})
+		all := mine
+		if r.key != "" {
+			all = table.of(groupID{r.limit.name, ""})
+		}
+		if mine == nil && all == nil {
+			continue
+		}
+		limit, changed := o.inForce(v, r.limit, mine, all, o.now(at))
+		if !changed {
+			continue
+		}
+		if !own {
+			requests, own = slices.Clone(requests), true
+		}
+		requests[i].limit = limit
+	}
+	return requests, nil
+}
+
+// now is the database's time, as far as it is known here, unless the call has a time of its own.
+func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
+	switch {
+	case at.Valid:
+		return algebra.At(at.Time)
+	case o == nil:
+		return algebra.At(time.Now())
+	}
+	return algebra.At(time.Now().Add(time.Duration(o.ahead.Load())))
+}
+
+// lapsed reports whether the table was last read too long ago to trust what it grants.
+func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
+
+// inForce is a limit under the newest override in force, if there is any for this verb.
+func (o *Overrides) inForce(v Verb, limit Limit, own, all []override, now algebra.Micros) (_ Limit, changed bool) {
+	lists := [2][]override{own, all}
+	for _, list := range lists {
+		for _, in := range list {
+			if in.until <= now {
+				continue
+			}
+			switch {
+			case in.effect == newNumbers:
+				return limit.withNumbers(in, o.lapsed())
+			case in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):
+				return limit.blockedUntil(in.until), true
+			case in.effect == noLimit && v != VerbRefund && v != VerbReset && !o.lapsed():
+				return Unlimited(limit.name), true
+			}
+		}
+	}
+	return limit, false
+}
+
+// withNumbers is the limit with the numbers of an override or, if that has lapsed, with those that are lower.
+func (l Limit) withNumbers(in override, lapsed bool) (_ Limit, changed bool) {
+	if l.err != nil || l.unlimited() {
+		return l, false
+	}
+	defined := l
+	n := &l.numbers
+	if !math.IsNaN(in.capacity) {
+		n.Capacity = in.capacity
+	} else if n.Capacity == n.Rate && !math.IsNaN(in.rate) {
+		n.Capacity = in.rate
+	}
+	if !math.IsNaN(in.rate) {
+		n.Rate = in.rate
+	}
+	if !math.IsNaN(in.maxReserved) {
+		l.maxReserved = in.maxReserved
+	}
+	if n.Rate == 0 {
+		return defined, false
+	}
+	if lapsed {
+		n.Rate, n.Capacity = min(n.Rate, defined.numbers.Rate), min(n.Capacity, defined.numbers.Capacity)
+		l.maxReserved = min(l.maxReserved, defined.maxReserved)
+	}
+	return l, l != defined
+}
+
+// blockedUntil is the limit without any tokens before an instant.
+func (l Limit) blockedUntil(until algebra.Micros) Limit {
+	l.numbers.Rate, l.numbers.Capacity, l.blocked, l.until = 0, 0, true, until
+	return l
+}
+
+// widen gives a limit that is swept the largest capacity and the slowest rate of any override in force.
+func (o *Overrides) widen(l Limit) (Limit, error) {
+	if o == nil {
+		return l, nil
+	}
+	table := o.table.Load()
+	if table == nil {
+		return l, o.errNotLoaded()
+	}
+	now, defined := o.now(pgtype.Timestamptz{}), l
+	for i := range table.parts {
+		part := table.parts[i].Load()
+		if part == nil {
+			continue
+		}
+		for id, list := range *part {
+			for _, in := range list {
+				if id.name != l.name || in.until <= now || in.effect != newNumbers {
+					continue
+				}
+				with, _ := defined.withNumbers(in, false)
+				l.numbers.Capacity, l.numbers.Rate = max(l.numbers.Capacity, with.numbers.Capacity), min(l.numbers.Rate, with.numbers.Rate)
+			}
+		}
+	}
+	return l, nil
+}

@@ -1,0 +1,177 @@
+package ratelimit
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// row is a row of the table for tests: what is not given is as defined.
+func row(id int64, e effect, change func(o *override)) override {
+	o := override{id: id, effect: e, rate: math.NaN(), capacity: math.NaN(), maxReserved: math.NaN(), until: algebra.Forever}
+	if change != nil {
+		change(&o)
+	}
+	return o
+}
+
+// TestWhichOverrideIsInForce puts overrides of a limit of 10 per minute into a table, and asks for the limit in force.
+func TestWhichOverrideIsInForce(t *testing.T) {
+	now := algebra.At(time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC))
+	rate := func(n float64) func(o *override) { return func(o *override) { o.rate = n } }
+	ended := func(o *override) { o.rate, o.until = 77, now }
+	defined := TokenBucket("api", 10, time.Minute, MaxReserved(5))
+	burst := TokenBucket("api", 10, time.Minute, Capacity(30))
+	for name, tt := range map[string]struct {
+		limit    Limit
+		own, all []override
+		verb     Verb
+		lapsed   bool
+		want     string // of the limit; "": as defined
+	}{
+		"nothing":                             {limit: defined},
+		"a rate, which the capacity follows":  {limit: defined, own: []override{row(1, newNumbers, rate(20))}, want: "api: token bucket, 20 per 1m, capacity 20, at most 5 reserved"},
+		"a rate beside a capacity of its own": {limit: burst, own: []override{row(1, newNumbers, rate(20))}, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"a capacity":                          {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.capacity = 0 })}, want: "api: token bucket, 10 per 1m, capacity 0, at most 5 reserved"},
+		"maxReserved":                         {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.maxReserved = 1 })}, want: "api: token bucket, 10 per 1m, capacity 10, at most 1 reserved"},
+		"the newest":                          {limit: burst, own: []override{row(2, newNumbers, rate(20)), row(1, newNumbers, rate(30))}, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"the key's before that of all keys":   {limit: burst, own: []override{row(1, newNumbers, rate(20))}, all: []override{row(2, block, nil)}, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"that of all keys":                    {limit: burst, all: []override{row(2, newNumbers, rate(5))}, want: "api: token bucket, 5 per 1m, capacity 30"},
+		"one that has ended":                  {limit: burst, own: []override{row(2, newNumbers, ended)}},
+		"one that has ended before another":   {limit: burst, own: []override{row(2, newNumbers, ended)}, all: []override{row(1, block, nil)}, want: "api: blocked"},
+		"a block with an end":                 {limit: burst, own: []override{row(1, block, func(o *override) { o.until = now + 1e6 })}, want: "api: blocked until 2026-01-01T12:00:01Z"},
+		"a block of a wait":                   {limit: burst, own: []override{row(1, block, nil)}, verb: VerbWait, want: "api: blocked"},
+		"a block of a check":                  {limit: burst, own: []override{row(1, block, nil)}, verb: VerbCheck, want: "api: blocked"},
+		"a block does not keep charges out":   {limit: burst, own: []override{row(1, block, nil)}, verb: VerbCharge},
+		"nor refunds, by older numbers":       {limit: burst, own: []override{row(2, block, nil), row(1, newNumbers, rate(20))}, verb: VerbRefund, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"nor resets":                          {limit: burst, own: []override{row(1, block, nil)}, verb: VerbReset},
+		"unlimited":                           {limit: burst, own: []override{row(1, noLimit, nil)}, want: "api: unlimited"},
+		"unlimited charges":                   {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbCharge, want: "api: unlimited"},
+		"tokens from before come back":        {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbRefund},
+		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbReset},
+		"a plan without a bound stays so":     {limit: Unlimited("api"), own: []override{row(1, newNumbers, rate(3))}},
+		"a plan that has nothing gets some":   {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, rate(3))}, want: "api: token bucket, 3 per 1m, capacity 3"},
+		"but no capacity without a rate":      {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, func(o *override) { o.capacity = 3 })}},
+		"lapsed: a block stays":               {limit: burst, own: []override{row(1, block, nil)}, lapsed: true, want: "api: blocked"},
+		"lapsed: lower numbers stay":          {limit: burst, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.capacity = 5, 60 })}, lapsed: true, want: "api: token bucket, 5 per 1m, capacity 30"},
+		"lapsed: raised ones do not":          {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.maxReserved = 50, 50 })}, lapsed: true},
+		"lapsed: unlimited is not":            {limit: burst, own: []override{row(1, noLimit, nil)}, lapsed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := new(Overrides)
+			o.seen.Store(int64(time.Since(epoch)))
+			if tt.lapsed {
+				o.seen.Store(int64(time.Since(epoch) - lapseAfter - time.Second))
+			}
+			if tt.verb == "" {
+				tt.verb = VerbConsume
+			}
+			table := new(overrideTable)
+			for key, list := range map[string][]override{"ann": tt.own, "": tt.all} {
+				for _, in := range list {
+					table.apply([]change{{groupID{"api", key}, in, false}}, false)
+				}
+			}
+			o.table.Store(table)
+			requests := []Request{tt.limit.Key("ann").Count(2), TokenBucket("other", 1, time.Minute).Key("ann")}
+			applied, err := o.applied(tt.verb, requests, pgtype.Timestamptz{Time: now.Time(), Valid: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := tt.want
+			if want == "" {
+				want = tt.limit.String()
+			}
+			if got := applied[0].limit.String(); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			if applied[0].key != "ann" || applied[0].tokens != 2 || applied[1] != requests[1] || requests[0].limit != tt.limit {
+				t.Errorf("%+v of %+v: more than a limit has changed, or the caller's own", applied, requests)
+			}
+		})
+	}
+}
+
+func TestOverridesComeAndGo(t *testing.T) {
+	table := new(overrideTable)
+	id := groupID{"api", "ann"}
+	for i, step := range []struct {
+		changes []change
+		want    string
+	}{
+		{[]change{{id, row(5, block, nil), false}, {id, row(9, noLimit, nil), false}}, "9 5"},
+		{[]change{{id, row(7, block, nil), false}, {groupID{"api", "bob"}, row(8, block, nil), false}}, "9 7 5"},
+		{[]change{{id, row(9, noLimit, nil), true}, {id, row(7, block, nil), false}}, "7 5"}, // one goes, one comes again
+		{[]change{{id, row(99, block, nil), true}}, "7 5"},
+		{[]change{{id, row(7, block, nil), true}, {id, row(5, block, nil), true}}, ""},
+	} {
+		table.apply(step.changes, i == 0)
+		var ids []string
+		for _, o := range table.of(id) {
+			ids = append(ids, string('0'+rune(o.id)))
+		}
+		if got := strings.Join(ids, " "); got != step.want {
+			t.Fatalf("step %d: %q, want %q", i, got, step.want)
+		}
+	}
+	if n := table.count.Load(); n != 1 {
+		t.Errorf("%d overrides, want bob's", n)
+	}
+}
+
+func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
+	l := Limiter{Overrides: &Overrides{}}
+	request := TokenBucket("api", 10, time.Minute).Key("ann")
+	if _, err := l.newCall(VerbConsume, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
+		t.Errorf("before: %v", err)
+	}
+	if err := l.Overrides.Load(t.Context()); !errors.Is(err, ErrInvalid) {
+		t.Errorf("without a DB: %v", err)
+	}
+	if _, err := l.newCall(VerbCheck, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
+		t.Errorf("after a load that failed: %v", err)
+	}
+}
+
+func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
+	o := new(Overrides)
+	table := new(overrideTable)
+	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil), false}}, true)
+	o.table.Store(table)
+	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := o.applied(VerbConsume, requests, pgtype.Timestamptz{}); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations for a key without an override", n)
+	}
+}
+
+func TestAPeriodForPostgres(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		time.Microsecond: "00:00:00.000001", time.Minute: "00:01:00.000000", 24 * time.Hour: "1 days", 90*time.Hour + 5*time.Second: "3 days 18:00:05.000000",
+	} {
+		if got := intervalText(d); got != want {
+			t.Errorf("%v: %q, want %q", d, got, want)
+		}
+	}
+}
+
+func BenchmarkOverridesOfOtherKeys(b *testing.B) {
+	o := new(Overrides)
+	table := new(overrideTable)
+	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil), false}}, true)
+	o.table.Store(table)
+	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = o.applied(VerbConsume, requests, pgtype.Timestamptz{})
+	}
+}

@@ -1,0 +1,90 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// Publish writes down the limits that a program defines, in place of those that it published before, in the table
+// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers. No decision of a program depends on it. Call it when the program
+// starts or when it migrates, with all limits and all their plans. program is its name, 1 to 255 bytes.
+//
+// db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for other programs that publish. In a
+// transaction, they wait until it ends. An invalid limit is [ErrInvalid], before anything is sent. If another program has
+// published a limit of the same name with another kind, period or [Start], the error names both: SQLSTATE 22023.
+//
+// What the program has published before counts for sweeps by hand for another day, since older processes may still use it.
+func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
+	if noDatabase(db) {
+		return fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+	}
+	if err := checkText("program", program, maxNameLen); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
+	definitions := make([]definition, 0, len(limits))
+	for _, l := range limits {
+		if err := l.Validate(); err != nil {
+			return err
+		}
+		definitions = append(definitions, l.definition())
+	}
+	text, err := json.Marshal(definitions)
+	if err != nil {
+		return err
+	}
+	if _, err := (wire{db: db}).queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text)}); err != nil {
+		return explain("publish", err)
+	}
+	return nil
+}
+
+// definition is a limit in the form of the SQL function ratelimit_publish.
+type definition struct {
+	Name        string     `json:"name"`
+	Kind        Kind       `json:"kind"`
+	Rate        *float64   `json:"rate,omitempty"`
+	Period      string     `json:"period,omitempty"`
+	Capacity    *float64   `json:"capacity,omitempty"`
+	MaxReserved *float64   `json:"max_reserved,omitempty"`
+	Start       *time.Time `json:"start,omitempty"`
+	Shards      int        `json:"shards,omitempty"`
+	Zone        string     `json:"zone,omitempty"`
+	Anchor      string     `json:"anchor,omitempty"`
+}
+
+func (l Limit) definition() definition {
+	c := l.Config()
+	d := definition{
+		Name: c.Name, Kind: c.Kind, Rate: c.Rate, Capacity: c.Capacity, MaxReserved: c.MaxReserved, Start: c.Start, Shards: c.Shards,
+		Zone: c.Zone, Anchor: c.Anchor,
+	}
+	switch {
+	case l.unlimited():
+	case l.onCalendar():
+		d.Period = l.calendar.Interval()
+	default:
+		d.Period = intervalText(l.numbers.Period)
+	}
+	return d
+}
+
+// intervalText is a duration for Postgres. Its field of seconds is too small for long ones before PostgreSQL 15.
+func intervalText(d time.Duration) string {
+	const day = 24 * time.Hour
+	days, rest := d/day, (d % day).Microseconds()
+	clock := fmt.Sprintf("%02d:%02d:%02d.%06d", rest/3_600_000_000, rest/60_000_000%60, rest/1_000_000%60, rest%1_000_000)
+	switch {
+	case days == 0:
+		return clock
+	case rest == 0:
+		return fmt.Sprintf("%d days", days)
+	}
+	return fmt.Sprintf("%d days %s", days, clock)
+}

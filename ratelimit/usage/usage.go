@@ -1,0 +1,280 @@
+// Package usage records in the database what was granted and denied, for operators who have only psql, and for
+// dashboards. A denial leaves no row by itself.
+//
+//	recorder := &usage.Recorder{DB: pool}
+//	go recorder.Run(ctx)
+//	limits := ratelimit.Limiter{Observer: recorder.Decision}
+//
+// A [Recorder] adds up, in the process, and writes the sums every ten seconds, to two tables of package migrations. Two
+// functions read them:
+//
+//	SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
+//	SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
+//
+// For a second observer, such as one of package observe, call both in a function.
+//
+// These are statistics. No decision depends on them, and no call waits for them. A process that is killed loses the counts
+// of its last ten seconds.
+package usage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// Defaults of a [Recorder].
+const (
+	DefaultEvery = 10 * time.Second
+	DefaultKeep  = 30 * 24 * time.Hour
+)
+
+// Bounds of a Recorder. Their text is in its comment.
+const (
+	maxLimits  = 1000 // names
+	maxMinutes = 60   // of each limit, that wait to be written
+	maxHours   = 2    // likewise
+	maxKeys    = 256  // denied keys of each limit and hour that are counted
+	maxWorst   = 100  // of these, written by each flush
+
+	// A flush is several statements if there are more rows.
+	maxRows = 1000 // of rate_limit_usage, give or take one limit's
+	maxKept = 5000 // of rate_limit_denials, likewise
+
+	flushTimeout = 5 * time.Second
+	sweepAtLeast = time.Hour // how often rows are deleted if there is nothing to write
+)
+
+// others is the name for limits beyond maxLimits.
+const others = "(others)"
+
+// Recorder counts decisions and writes the counts to the database. Only DB is required. A Recorder is safe for concurrent
+// use. After its first use, it must not be copied, nor its fields changed. Use one for each database, by all limiters of the
+// process.
+//
+// It counts each request of a call, by limit and by the minute of [ratelimit.Result.At]:
+//
+//   - Consume and Wait: requests that were granted, that were denied, and that failed: the database failed, or the request
+//     was invalid or above the capacity. Canceled calls and transactions that have to run again (SQLSTATE 40001 and 40P01)
+//     are not failures. In a denied call, requests that would have been granted are not counted.
+//   - The tokens taken, by Charge as well, and the tokens refunded.
+//   - How long the granted work has to wait, for reservations and Wait.
+//
+// Check and Reset are not counted. In a transaction, a decision is counted when it is made, and stays counted if the
+// transaction rolls back or runs again. The counts agree with the calls exactly, except as the next paragraph says.
+//
+// If a flush fails, its counts are kept for the next one, up to 60 minutes with calls of each limit; older ones are dropped.
+// If the outcome of a flush is unknown, since no answer came, its counts are dropped: nothing is counted twice, and one
+// flush may be missing. OnError is told of both.
+//
+// Of each limit, the most denied keys are found with 256 counters (Space-Saving by Metwally, Agrawal and El Abbadi, 2005).
+// Up to 256 denied keys between two flushes are counted exactly. Among more, a key with more than 1/256 of the denials is
+// found, and its number is a lower bound. The 100 worst keys of each limit and hour are stored. So a flood of keys costs
+// little memory and few rows. At most 1,000 limits are told apart. Those beyond are counted together, without keys, as a
+// limit "(others)".
+type Recorder struct {
+	// DB is a pool: a *pgxpool.Pool, [ratelimit.SQL] of a *sql.DB, or a [ratelimit.Coalescer], whose pool is used. Required.
+	// Its role needs SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials. A flush uses one
+	// connection for some milliseconds.
+	DB ratelimit.DB
+
+	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds.
+	Every time.Duration
+
+	// Keep is how long rows are kept. 0: DefaultKeep, 30 days. Flushes delete older rows, of all limits and programs: the
+	// shortest Keep of all programs counts. A flush deletes 1,000 rows of each table and some more, so that a shorter Keep
+	// takes effect little by little.
+	Keep time.Duration
+
+	// HashKey converts a denied key before it is stored, for example into an HMAC, since keys may be personal data. It is
+	// called during flushes. nil: keys are stored as in rate_limits.
+	HashKey func(key string) string
+
+	// OnError is called by Run for each flush that failed, and when counts were dropped. nil: the error is logged by
+	// slog.Default().
+	OnError func(err error)
+
+	limits   atomic.Pointer[map[string]*limit] // by name; copied to be changed
+	growing  sync.Mutex                        // held to add a limit
+	dropped  atomic.Int64                      // requests that were not recorded, and of which nobody was told yet
+	flushing sync.Mutex                        // held by a flush
+	swept    time.Time                         // the last flush that was answered; guarded by flushing
+}
+
+// Run writes the counts every [Recorder.Every] until ctx ends, and once more then. The last flush takes at most 5 seconds,
+// as does each. Run returns the error of the last flush, or an error that matches [ratelimit.ErrInvalid] at once if a field
+// is invalid. Let the program wait for Run before it closes the pool, and end ctx after the last call of a limiter.
+func (r *Recorder) Run(ctx context.Context) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	every := r.Every
+	if every == 0 {
+		every = DefaultEvery
+	}
+	next := time.NewTimer(rand.N(every)) // processes that start together do not flush together
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			err := r.flushInTime(ctx)
+			r.tell(err)
+			return err
+		case <-next.C:
+			next.Reset(every)
+			r.tell(r.flushInTime(ctx))
+		}
+	}
+}
+
+// flushInTime flushes although ctx may have ended or may end: an interrupted flush would lose its counts.
+func (r *Recorder) flushInTime(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+	defer cancel()
+	return r.Flush(ctx)
+}
+
+func (r *Recorder) tell(err error) {
+	if n := r.dropped.Swap(0); n > 0 {
+		err = errors.Join(err, fmt.Errorf("usage: %d requests are missing in rate_limit_usage: their flush was not answered, or the database was away for too long", n))
+	}
+	switch {
+	case err == nil:
+	case r.OnError != nil:
+		r.OnError(err)
+	default:
+		slog.Warn("rate limits: usage was not recorded", slog.Any("error", err))
+	}
+}
+
+func (r *Recorder) check() error {
+	switch {
+	case r.DB == nil:
+		return fmt.Errorf("%w: the DB of a usage.Recorder is nil: set it to a pool", ratelimit.ErrInvalid)
+	case r.Every < 0:
+		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Every, DefaultEvery)
+	case r.Keep < 0:
+		return fmt.Errorf("%w: Keep of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Keep, DefaultKeep)
+	}
+	return nil
+}
+
+// Flush writes what was counted so far. [Recorder.Run] calls it. After an error, the counts are kept for the next flush,
+// unless the outcome is unknown: see [Recorder]. It waits for a flush that is under way.
+func (r *Recorder) Flush(ctx context.Context) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	r.flushing.Lock()
+	defer r.flushing.Unlock()
+	parts := r.collect()
+	if len(parts) == 0 && time.Since(r.swept) < sweepAtLeast {
+		return nil
+	}
+	for {
+		n := statement(parts)
+		if err := r.write(ctx, parts[:n]); err != nil {
+			r.putBack(parts[n:])
+			return fmt.Errorf("usage: flush: %w", err)
+		}
+		r.swept = time.Now()
+		if parts = parts[n:]; len(parts) == 0 {
+			return nil
+		}
+	}
+}
+
+// write writes parts by one statement. If that fails, the parts are kept or dropped.
+func (r *Recorder) write(ctx context.Context, parts []part) error {
+	args := r.params(parts)
+	err := r.record(ctx, args)
+	switch {
+	case err == nil:
+		return nil
+	case unstorable(err) && len(args.Keys) > 0:
+		// A key is the most likely reason: HashKey may return any bytes. It would stop all flushes to come.
+		args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied = nil, nil, nil, nil, nil, nil
+		if again := r.record(ctx, args); again != nil {
+			r.drop(parts)
+			return errors.Join(err, again)
+		}
+		return fmt.Errorf("the denied keys were left out: %w", err)
+	case notSaved(err):
+		r.putBack(parts)
+	default:
+		r.drop(parts)
+	}
+	return err
+}
+
+// record calls the function of the database.
+func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) error {
+	db := r.DB
+	if c, ok := db.(*ratelimit.Coalescer); ok {
+		db = c.Pool
+	}
+	if pool, ok := db.(*pgxpool.Pool); ok { // first a connection, so that it is known that nothing was sent if there is none
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return unsentError{err}
+		}
+		defer conn.Release()
+		db = conn
+	}
+	return ratelimit.Retry(ctx, func(ctx context.Context) error {
+		var deleted int32
+		return db.QueryRow(ctx, dbsqlc.RecordUsage,
+			args.Names, args.Minutes, args.Granted, args.Denied, args.Failed, args.Tokens, args.Refunded, args.Waited,
+			args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied, args.Keep).Scan(&deleted)
+	})
+}
+
+// unsentError is an error from before anything was sent.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+// notSaved reports whether the error of a flush says for certain that nothing was saved.
+func notSaved(err error) bool {
+	switch state := sqlState(err); {
+	case errors.As(err, new(unsentError)), errors.As(err, new(*pgconn.ConnectError)):
+		return true
+	case errors.Is(err, pgconn.ErrConnClosed): // perhaps closed during the statement, although pgx calls it safe to retry
+		return false
+	case pgconn.SafeToRetry(err):
+		return true
+	case len(state) != 5 || state == "40003":
+		return false
+	case state == "57014": // canceled: a statement_timeout
+		return true
+	default:
+		// A read-only transaction, serialization, a table or a right that is missing, a lock.
+		return slices.Contains([]string{"25", "40", "42", "55"}, state[:2])
+	}
+}
+
+// unstorable reports whether the database refuses the rows for what they hold, and would again.
+func unstorable(err error) bool {
+	state := sqlState(err)
+	return len(state) == 5 && (state[:2] == "22" || state[:2] == "23")
+}
+
+// sqlState is the SQLSTATE in an error's chain, or empty.
+func sqlState(err error) string {
+	if sqlErr := (interface{ SQLState() string })(nil); errors.As(err, &sqlErr) {
+		return sqlErr.SQLState()
+	}
+	return ""
+}
