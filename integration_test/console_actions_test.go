@@ -70,7 +70,7 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 
 	// For every key, only if it is meant.
 	every := url.Values{"action": {"block"}, "end": {"1h"}, "reason": {"an incident"}}
-	p.post(http.StatusBadRequest, "limit?name=signUps", every, "you mean every key", "an incident")
+	p.post(http.StatusBadRequest, "limit?name=signUps", every, "you mean every key")
 	every.Set("sure", "1")
 	p.post(http.StatusOK, "limit?name=signUps", every, "blocked for every key")
 	if takes(t, pool, "signUps", "initech", 1) || !takes(t, pool, "signUps", "acme", 1000) {
@@ -137,8 +137,8 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 	if kept := p.post(http.StatusBadRequest, acme, numbers("end", "soon"), "Nothing was changed."); !strings.Contains(kept, `value="why not"`) || !strings.Contains(kept, `value="soon"`) || !strings.Contains(kept, "open") {
 		t.Error("what was filled in is lost")
 	}
-	p.post(http.StatusBadRequest, "limit?name=nobodysLimit", url.Values{"action": {"reset"}}, "no such limit")
-	p.post(http.StatusRequestEntityTooLarge, acme, numbers("reason", strings.Repeat("x", 70000)), "too large")
+	p.post(http.StatusNotFound, "limit?name=nobodysLimit", url.Values{"action": {"reset"}}, "no such limit")
+	p.post(http.StatusBadRequest, acme, numbers("reason", strings.Repeat("x", 70000)), "too large")
 	for path, status := range map[string]int{
 		"limit": http.StatusNotFound, "key?key=x": http.StatusNotFound, "nowhere": http.StatusNotFound, "assets/nothing.js": http.StatusNotFound, "assets/": http.StatusNotFound,
 		"?page=100": http.StatusNotFound, "?page=-1": http.StatusOK, "?page=x": http.StatusOK, "?span=x": http.StatusOK, "limit?name=signUps&span=%00": http.StatusOK,
@@ -303,11 +303,11 @@ func TestTheConsoleWithoutItsDatabase(t *testing.T) {
 		reader.get(http.StatusOK, path)
 	}
 	for _, form := range []url.Values{{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}} {
-		reader.post(http.StatusForbidden, "key?name=signUps&key=acme", form, "The database refuses this", "permission denied")
+		reader.post(http.StatusForbidden, "key?name=signUps&key=acme", form, "The database refuses this", "Permission denied")
 	}
 	mustExec(t, pool, named(docSQL(t, "docs/console.md", "GRANT INSERT"), schemaOf(t, pool), role))
 	for _, form := range []url.Values{
-		{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}},
+		{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}},
 		{"action": {"numbers"}, "rate": {"20"}, "end": {"1h"}, "reason": {"r"}, "add": {"1"}},
 	} {
 		reader.post(http.StatusOK, "key?name=signUps&key=acme", form)

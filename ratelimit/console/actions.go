@@ -56,10 +56,14 @@ func (c *call) change(a asked, key string) error {
 		return err
 	}
 	a.done = ""
-	if c.r.URL.Path == "/key" {
-		return c.showKey(http.StatusBadRequest, a, f, refused.text)
+	problem := refused.text
+	if !refused.partly {
+		problem = "Nothing was changed. " + problem
 	}
-	return c.showLimit(http.StatusBadRequest, a, f, refused.text)
+	if c.r.URL.Path == "/key" {
+		return c.showKey(http.StatusBadRequest, a, f, problem)
+	}
+	return c.showLimit(http.StatusBadRequest, a, f, problem)
 }
 
 // do changes something for a key, or for every key if it is empty, and returns a word of done.
@@ -141,7 +145,11 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
 	// difference is added all the same. Should this process die, the page offers to add it.
 	time.Sleep(settled)
-	return "added", c.add(id, name)
+	err = c.add(id, name)
+	if refused, ok := errors.AsType[*refusal](err); ok {
+		refused.text = "The override is in force. " + refused.text
+	}
+	return "added", err
 }
 
 // add adds the difference of an override, which must be of this limit.
@@ -153,7 +161,9 @@ func (c *call) add(id int64, name string) error {
 			return wrong("There is no such override.")
 		}
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "22023" {
-			return wrong("The override is in force, but nothing was added to the balance: " + pgErr.Message + ".")
+			refused := wrong("Nothing was added to the balance. " + sentence(pgErr.Message))
+			refused.partly = true
+			return refused
 		}
 		return err
 	})
@@ -167,7 +177,7 @@ func (c *call) write(sql string, args ...any) error {
 }
 
 func wrong(text string) *refusal {
-	return &refusal{http.StatusBadRequest, "That is not possible", text}
+	return &refusal{status: http.StatusBadRequest, title: "That is not possible", text: text}
 }
 
 func optional(s string) *string {

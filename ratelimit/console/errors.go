@@ -14,6 +14,7 @@ import (
 type refusal struct {
 	status      int
 	title, text string
+	partly      bool // something was changed nevertheless
 }
 
 func (r *refusal) Error() string { return r.title + ": " + r.text }
@@ -26,22 +27,22 @@ func explain(err error) *refusal {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pgErr.Code {
 		case "22023": // invalid_parameter_value: raised by the engine, which says what is wrong
-			return &refusal{http.StatusBadRequest, "That is not possible", sentence(pgErr.Message) + " " + pgErr.Hint}
+			return &refusal{status: http.StatusBadRequest, title: "That is not possible", text: sentence(pgErr.Message) + " " + pgErr.Hint}
 		case "42501":
-			return &refusal{http.StatusForbidden, "The database refuses this", sentence(pgErr.Message) + " docs/console.md has the grants."}
+			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " docs/console.md has the grants."}
 		case "42P01", "42883", "42703", "3F000":
-			return &refusal{http.StatusInternalServerError, "The limiter's tables are not there", "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it."}
+			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it."}
 		case "25006":
-			return &refusal{http.StatusServiceUnavailable, "This server is a replica", "It can be looked at, but nothing can be changed on it."}
+			return &refusal{status: http.StatusServiceUnavailable, title: "This server is a replica", text: "It can be looked at, but nothing can be changed on it."}
 		case "57014", "55P03":
-			return &refusal{http.StatusServiceUnavailable, "The database took too long", "Another transaction may hold the rows. Try again in a moment."}
+			return &refusal{status: http.StatusServiceUnavailable, title: "The database took too long", text: "Another transaction may hold the rows. Try again in a moment."}
 		}
-		return &refusal{http.StatusInternalServerError, "The database failed", "It answered with SQLSTATE " + pgErr.Code + ". The log of this program has the message."}
+		return &refusal{status: http.StatusInternalServerError, title: "The database failed", text: "It answered with SQLSTATE " + pgErr.Code + ". The log of this program has the message."}
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return &refusal{http.StatusServiceUnavailable, "The database took too long", "Try again in a moment."}
+		return &refusal{status: http.StatusServiceUnavailable, title: "The database took too long", text: "Try again in a moment."}
 	}
-	return &refusal{http.StatusServiceUnavailable, "The database cannot be reached", "The log of this program has the message. Limits that deny keep denying."}
+	return &refusal{status: http.StatusServiceUnavailable, title: "The database cannot be reached", text: "The log of this program has the message. Limits that deny keep denying."}
 }
 
 func sentence(s string) string {
@@ -63,10 +64,10 @@ func (a asked) validate() error {
 		max     int
 	}{{"name", a.name, 255}, {"key", a.key, 1024}, {"search", a.search, 1024}, {"plan", a.plan, 4096}} {
 		if !valid(text.s) {
-			return &refusal{http.StatusBadRequest, "This address cannot be right", "The " + text.what + " in it is not valid UTF-8."}
+			return &refusal{status: http.StatusBadRequest, title: "This address cannot be right", text: "The " + text.what + " in it is not valid UTF-8."}
 		}
 		if len(text.s) > text.max {
-			return &refusal{http.StatusBadRequest, "This address cannot be right", "The " + text.what + " in it is longer than any can be."}
+			return &refusal{status: http.StatusBadRequest, title: "This address cannot be right", text: "The " + text.what + " in it is longer than any can be."}
 		}
 	}
 	return nil

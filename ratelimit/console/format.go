@@ -200,7 +200,7 @@ var (
 	listSpans = []span{
 		{"1h", "1 hour", time.Hour, 2 * time.Minute},
 		{"3h", "3 hours", 3 * time.Hour, 5 * time.Minute},
-		{"12h", "12 hours", 12 * time.Hour, 20 * time.Minute},
+		{"6h", "6 hours", 6 * time.Hour, 10 * time.Minute},
 	}
 	limitSpans = []span{
 		{"hour", "Hour", time.Hour, time.Minute},

@@ -208,7 +208,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 				return err
 			}
 			if len(some) == 0 {
-				return &refusal{http.StatusNotFound, "There is no such limit", "Nothing is known of a limit of this name: no program has published it, nothing was counted, and no key has used it."}
+				return &refusal{status: http.StatusNotFound, title: "There is no such limit", text: "Nothing is known of a limit of this name: no program has published it, nothing was counted, and no key has used it."}
 			}
 		}
 		for i := range p.Denied {
