@@ -78,7 +78,7 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 		`INSERT INTO rate_limits SELECT 'limit ' || CASE WHEN n % 2 = 0 THEN 1 ELSE 1 + n / 2 % {limits} END, 'user-' || n, 0, 1, n % 100, now() - n % 1000 * interval '1 s' FROM generate_series(1, {rows}) AS n`,
 		`INSERT INTO rate_limit_usage SELECT 'limit ' || l, date_trunc('minute', now()) - m * interval '1 minute', 10, l % 7, 0, 10, 0, 0 FROM generate_series(1, {limits}) AS l, generate_series(0, {minutes} - 1) AS m`,
 		`INSERT INTO rate_limit_denials SELECT 'limit ' || l, date_trunc('hour', now(), 'UTC') - h * interval '1 hour', 'user-' || l * 1000 + k * 2, k, k, now() FROM generate_series(1, least(100, {limits})) AS l, generate_series(0, 23) AS h, generate_series(1, 100) AS k`,
-		`INSERT INTO rate_limit_overrides (name, key, effect, rate, until) SELECT 'limit 1', 'user-' || n, 'numbers', 200, CASE WHEN n % 3 = 0 THEN now() END FROM generate_series(1, {rows} / 100) AS n`,
+		`INSERT INTO rate_limit_overrides (name, key, effect, rate, until) SELECT 'limit 1', 'user-' || n, 'numbers', 200, CASE WHEN n % 3 = 0 THEN now() END FROM generate_series(1, {rows} / 10) AS n`,
 		"ANALYZE rate_limits", "ANALYZE rate_limit_usage", "ANALYZE rate_limit_denials", "ANALYZE rate_limit_overrides",
 	} {
 		mustExec(t, pool, numbers.Replace(sql))

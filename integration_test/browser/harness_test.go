@@ -2,6 +2,7 @@ package browser_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/console"
 )
 
@@ -99,7 +101,7 @@ func open(t *testing.T, pool *pgxpool.Pool, who string, l look) *page {
 		case *runtime.EventExceptionThrown:
 			p.problems = append(p.problems, fmt.Sprint(e.ExceptionDetails.Text, " ", e.ExceptionDetails.Exception))
 		case *log.EventEntryAdded: // a Content-Security-Policy that was broken is one
-			if !strings.HasSuffix(e.Entry.URL, "/favicon.ico") {
+			if e.Entry.Level == log.EntryLevelError && !strings.HasSuffix(e.Entry.URL, "/favicon.ico") {
 				p.problems = append(p.problems, e.Entry.Text)
 			}
 		}
@@ -197,6 +199,65 @@ func (p *page) picture(name string) {
 		p.Fatal(err)
 	}
 }
+
+// drawn counts the pixels of a chart that have a colour of the page, which is given by its name in the style sheet.
+func (p *page) drawn(chart, colour string) int {
+	p.Helper()
+	return value[int](p, fmt.Sprintf(`(() => {
+		const canvas = document.querySelector(%q + " canvas");
+		if (!canvas) return 0;
+		const probe = document.createElement("canvas").getContext("2d");
+		probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(%q);
+		probe.fillRect(0, 0, 1, 1);
+		const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+		const all = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+		let n = 0;
+		for (let i = 0; i < all.length; i += 4) if (all[i] === r && all[i + 1] === g && all[i + 2] === b && all[i + 3] === 255) n++;
+		return n;
+	})()`, chart, colour))
+}
+
+// unfold opens a form, of which only one is open at a time.
+func (p *page) unfold(title string) {
+	p.Helper()
+	p.do(chromedp.Click(chromedp.Search(fmt.Sprintf(`//summary[normalize-space()=%q]`, title))))
+	p.within(5*time.Second, title+" alone is open", func() bool {
+		return value[string](p, `[...document.querySelectorAll("details[open] > summary")].map((s) => s.innerText.trim()).join()`) == title
+	})
+}
+
+// fill fills in a field of the form that is open.
+func (p *page) fill(field, text string) {
+	p.Helper()
+	selector := chromedp.CSS(fmt.Sprintf(`details[open] input[name=%q]`, field))
+	p.do(chromedp.Clear(selector), chromedp.SendKeys(selector, text))
+}
+
+// press presses a button, in the open form or beside the forms, and waits for the page that follows.
+func (p *page) press(button string) {
+	p.Helper()
+	value[bool](p, "window.before = true")
+	p.do(chromedp.Click(chromedp.Search(fmt.Sprintf(`//button[normalize-space()=%q and not(ancestor::details[not(@open)])]`, button))))
+	p.loaded(button)
+}
+
+// follow follows a link.
+func (p *page) follow(link string) {
+	p.Helper()
+	value[bool](p, "window.before = true")
+	p.do(chromedp.Click(chromedp.Search(fmt.Sprintf(`//main//a[normalize-space()=%q]`, link))))
+	p.loaded(link)
+}
+
+func (p *page) loaded(after string) {
+	p.Helper()
+	p.within(20*time.Second, "the page after "+after, func() bool {
+		return value[bool](p, `window.before === undefined && document.readyState === "complete"`)
+	})
+}
+
+// denied reports whether an error is a denial.
+func denied(err error) bool { return errors.Is(err, ratelimit.ErrDenied) }
 
 // fits wants no page that is wider than the window.
 func (p *page) fits() {

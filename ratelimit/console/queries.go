@@ -305,9 +305,21 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 		 ORDER BY d.hour`, name, key))
 }
 
-// queryRemaining reads the balances of some keys. The limit must have one plan.
+// queryRemaining reads the balances of some keys under the override in force for each: 0 if it is blocked. The limit must have one plan. It does
+// not use ratelimit_keys, which reads all overrides of the limit.
 func queryRemaining(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]float64, error) {
-	rows, err := tx.Query(ctx, `SELECT k.key, k.remaining FROM ratelimit_keys($1, keys => $2) AS k`, name, keys)
+	rows, err := tx.Query(ctx, `
+		SELECT k.key, CASE
+		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
+		       WHEN n.effect = 'unlimited' THEN 'Infinity'
+		       ELSE _ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
+		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows) END
+		  FROM unnest($2::text[]) AS k (key)
+		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now()) AS n
+		 CROSS JOIN LATERAL (SELECT CASE WHEN n.kind = 'calendar window' AND n.rate > 0 THEN
+		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
+		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts
+		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys)
 	if err != nil {
 		return nil, err
 	}
