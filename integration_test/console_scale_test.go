@@ -102,7 +102,9 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 		{"a key", "key?name=limit+1&key=user-1000", 10},
 		{"a key without a row", "key?name=limit+1&key=nobody", 10},
 	} {
-		p.get(http.StatusOK, page.path) // the first time
+		for range 6 { // from the sixth on, the server may take a generic plan
+			p.get(http.StatusOK, page.path)
+		}
 		r.read = make(map[string]scanned)
 		begin := time.Now()
 		p.get(http.StatusOK, page.path)

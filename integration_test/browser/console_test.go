@@ -294,7 +294,7 @@ func TestAReaderHasNothingToPress(t *testing.T) {
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	pool := newWorld(t)
-	for name, l := range map[string]look{"": desktop, "-dark": {width: 1240, height: 900, dark: true}, "-360": {width: 360, height: 780}, "-360-dark": {width: 360, height: 780, dark: true}} {
+	for name, l := range map[string]look{"": desktop, "-dark": {width: 1240, height: 900, dark: true}, "-360": {width: 360, height: 780}, "-768": {width: 768, height: 1024}, "-360-dark": {width: 360, height: 780, dark: true}} {
 		p := open(t, pool, "ann", l)
 		for shot, path := range map[string]string{
 			"limits": "", "limit": "limit?name=signUps", "limit-day": "limit?name=sendMessage&span=day", "limit-search": "limit?name=sendMessage&q=user-1", "key": "key?name=signUps&key=acme",

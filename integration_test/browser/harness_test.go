@@ -1,13 +1,19 @@
 package browser_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -194,10 +200,39 @@ func (p *page) picture(name string) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		p.Fatal(err)
 	}
-	png := ask(p, chromedp.FullScreenshot(100))
-	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
-		p.Fatal(err)
+	shot, err := png.Decode(bytes.NewReader(ask(p, chromedp.FullScreenshot(100))))
+	p.must(err)
+	var small bytes.Buffer
+	p.must((&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, fewColours(shot)))
+	p.must(os.WriteFile(filepath.Join(dir, name+".png"), small.Bytes(), 0o644))
+}
+
+// fewColours makes a picture of 256 colours, the most frequent of it: a quarter of the bytes.
+func fewColours(shot image.Image) image.Image {
+	box := shot.Bounds()
+	counts := make(map[color.RGBA]int)
+	at := func(x, y int) color.RGBA { return color.RGBAModel.Convert(shot.At(x, y)).(color.RGBA) }
+	for y := box.Min.Y; y < box.Max.Y; y++ {
+		for x := box.Min.X; x < box.Max.X; x++ {
+			counts[at(x, y)]++
+		}
 	}
+	frequent := slices.SortedFunc(maps.Keys(counts), func(a, b color.RGBA) int { return counts[b] - counts[a] })
+	var palette color.Palette
+	for _, c := range frequent[:min(len(frequent), 256)] {
+		palette = append(palette, c)
+	}
+	index := make(map[color.RGBA]uint8)
+	for c := range counts {
+		index[c] = uint8(palette.Index(c))
+	}
+	small := image.NewPaletted(box, palette)
+	for y := box.Min.Y; y < box.Max.Y; y++ {
+		for x := box.Min.X; x < box.Max.X; x++ {
+			small.SetColorIndex(x, y, index[at(x, y)])
+		}
+	}
+	return small
 }
 
 // drawn counts the pixels of a chart that have a colour of the page, which is given by its name in the style sheet.

@@ -197,8 +197,8 @@ func parseEnd(text string, now time.Time) (*time.Time, error) {
 	case "never":
 		return nil, nil
 	}
-	for _, format := range []string{"2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02t15:04", "2006-01-02t15:04:05z07:00", "2006-01-02"} {
-		if t, err := time.Parse(format, text); err == nil {
+	for _, format := range []string{"2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02T15:04", time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(format, strings.ToUpper(text)); err == nil {
 			if !t.After(now) {
 				return nil, wrong("The end has passed. Instants are in UTC.")
 			}

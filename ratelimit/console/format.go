@@ -44,7 +44,7 @@ func number(f float64) string {
 		digits = 3
 	}
 	p := math.Pow10(digits)
-	return strconv.FormatFloat(math.Floor(f*p)/p, 'f', -1, 64)
+	return strings.Replace(strconv.FormatFloat(math.Floor(f*p)/p, 'f', -1, 64), "-", "−", 1)
 }
 
 // count writes a whole number in groups of three.

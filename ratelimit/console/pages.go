@@ -294,6 +294,7 @@ type keyPage struct {
 	Name, Key   string
 	Plans       []balanceRow
 	Plan        *balanceRow // the one that is drawn
+	Differ      bool        // the plans have different numbers
 	Level       int         // its balance in percent of the capacity
 	Curve       string
 	Override    *overrideRow // in force
@@ -353,6 +354,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 			p.Hours = series(bins, span{Length: 48 * time.Hour, Bin: time.Hour}, p.Now)
 		}
 		for i, plan := range p.Plans {
+			p.Differ = p.Differ || plan.Plan != p.Plans[0].Plan
 			if p.Plan == nil || plan.Program+"/"+plan.Plan == a.plan {
 				p.Plan = &p.Plans[i]
 			}

@@ -156,11 +156,12 @@
 		el.update = update;
 	}
 
-	// repeat calls a function again and again, a pause after each call, while the page is seen.
+	// repeat calls a function again and again while the page is seen. The pauses are at least nine times as long as the calls.
 	function repeat(pause, call) {
 		const stale = document.getElementById("stale");
 		let failures = 0;
 		const again = async () => {
+			const begin = performance.now();
 			if (!document.hidden) {
 				try {
 					await call();
@@ -170,7 +171,7 @@
 				}
 				stale.hidden = failures < 2;
 			}
-			setTimeout(again, pause * Math.min(2 ** failures, 16));
+			setTimeout(again, Math.max(pause * Math.min(2 ** failures, 16), 9 * (performance.now() - begin)));
 		};
 		setTimeout(again, pause);
 	}
