@@ -34,7 +34,7 @@ orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 
 PICTURES ?= $(CURDIR)/integration_test/browser/pictures
 console: ## use the console in Chromium, and leave pictures of its pages, which git ignores (DOCS=1: some in docs/img, too)
-	cd integration_test/browser && TXLIMIT_BROWSER=required TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 10m .
+	cd integration_test/browser && TXLIMIT_BROWSER=1 TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 10m .
 	$(if $(DOCS),for name in limits limit key-override limit-day-dark; do cp $(PICTURES)/$$name.png docs/img/console-$$name.png; done)
 
 container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)

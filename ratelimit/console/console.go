@@ -1,7 +1,7 @@
 // Package console is a page for operators: which limits deny whom, since when, and what to do about it. It is an [http.Handler] to
 // mount behind the application's own login:
 //
-//	page := &console.Handler{DB: pool, Who: func(r *http.Request) string { return staffOf(r) }}
+//	page := &console.Handler{DB: pool, Who: staffOf}
 //	mux.Handle("/admin/limits/", requireStaff(http.StripPrefix("/admin/limits", page)))
 //
 // The pages show

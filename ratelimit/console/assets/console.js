@@ -12,7 +12,8 @@
 	const when = (ts, span) => {
 		const d = utc(ts);
 		const clock = two(d.getHours()) + ":" + two(d.getMinutes()) + (span < 600 ? ":" + two(d.getSeconds()) : "");
-		return span < 86400 * 1.5 ? clock : d.getDate() + " " + months[d.getMonth()] + (span < 86400 * 60 ? " " + clock : " " + d.getFullYear());
+		const day = d.getDate() + " " + months[d.getMonth()];
+		return span < 86400 * 1.5 ? clock : span > 86400 * 60 ? day + " " + d.getFullYear() : clock === "00:00" ? day : day + " " + clock;
 	};
 
 	function axes(height) {
@@ -99,6 +100,10 @@
 				ctx.fillStyle = css("--accent");
 				const right = x < left + u.bbox.width - 40 * dpr;
 				ctx.textAlign = right ? "left" : "right";
+				ctx.strokeStyle = css("--surface");
+				ctx.lineJoin = "round";
+				ctx.lineWidth = 4 * dpr;
+				ctx.strokeText("now", x + (right ? 5 : -5) * dpr, top + 28 * dpr);
 				ctx.fillText("now", x + (right ? 5 : -5) * dpr, top + 28 * dpr);
 			}
 			ctx.restore();
