@@ -532,7 +532,6 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			r := newRand(t)
 			seeds := r.Perm(processes)
 			var running sync.WaitGroup
-			var failures sync.Map
 			dbs := make([]*counting, processes)
 			for p := range processes {
 				dbs[p] = &counting{states: map[string]int{}, Pool: reconfigured(t, pool, func(c *pgxpool.Config) {
@@ -544,12 +543,14 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 					now := noon
 					limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
 					for f := range flushes {
-						now = noon.Add(time.Duration(f*7%3) * 45 * time.Minute) // two hours
+						// Two hours, and minutes of its own: or else the first row of usage would let one process in at a time.
+						now = noon.Add(time.Duration(f*7%3)*45*time.Minute + time.Duration(p)*time.Minute)
 						for i := range limits {
-							// Keys that all have, and more than 100 that come and go.
-							deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), "all", 3)
+							// One key that all have, and more than 100 that come and go. Each process has others that are its worst,
+							// which come first in what it writes.
+							deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), "all", 1)
 							for k := range 40 {
-								deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), fmt.Sprint("key ", (k+f*30+p*20)%200), 1)
+								deny(t, limiter, fmt.Sprint("limit ", (i+seeds[p])%limits), fmt.Sprint("key ", (k+f*30+p*20)%200), 1+(k+p)%2)
 							}
 						}
 						for tries := 0; ; tries++ {
@@ -557,8 +558,8 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 							if err == nil {
 								break
 							}
-							failures.Store(err.Error(), true)
-							if tries > 20 || !errors.Is(err, ratelimit.ErrAttemptsExhausted) {
+							// On a busy machine, somebody may have to wait for two seconds.
+							if tries > 20 || !errors.Is(err, ratelimit.ErrAttemptsExhausted) && sqlState(err) != "55P03" {
 								t.Error(err)
 								return
 							}
@@ -568,16 +569,17 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			}
 			running.Wait()
 			for name, u := range usageOf(t, pool) {
-				if want := int64(processes * flushes * 43); u.Denied != want {
+				if want := int64(processes * flushes * (1 + 60)); u.Denied != want {
 					t.Errorf("%s: %d denied, want %d", name, u.Denied, want)
 				}
 			}
 			for key, n := range denialsOf(t, pool) {
-				if want := int64(processes * flushes * 3); strings.HasSuffix(key, " all") && n != want || n > want {
+				if want := int64(processes * flushes); strings.HasSuffix(key, " all") && n != want {
 					t.Errorf("%s: %d, want %d", key, n, want)
 				}
 			}
 			for _, db := range dbs {
+				delete(db.states, "55P03")
 				if n := db.states["40P01"]; n > 0 || level == pgx.ReadCommitted && len(db.states) > 0 {
 					t.Errorf("errors by SQLSTATE: %v", db.states)
 				}
@@ -800,7 +802,9 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	deny(t, limiter, "limit", "ann", 1)
-	if err := recorder.Flush(t.Context()); sqlState(err) != "55P03" {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := recorder.Flush(ctx); sqlState(err) != "55P03" {
 		t.Errorf("%v, want 55P03", err)
 	}
 	if err := holder.Commit(t.Context()); err != nil {
@@ -958,7 +962,9 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
 	}
 	for sql, index := range map[string]string{
-		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z' ORDER BY minute`:                 "rate_limit_usage_pkey",
+		`SELECT * FROM ratelimit_usage('limit 7', '2026-07-01 20:00Z')`:                                                                      "rate_limit_usage_pkey",
+		`SELECT name, sum(denied) FROM ratelimit_usage(since => '2026-07-01 21:50Z') GROUP BY name`:                                          "rate_limit_usage_minute_name_key",
+		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_usage_pkey",
 		`SELECT * FROM rate_limit_usage WHERE minute > timestamptz '2026-07-01 21:50Z' ORDER BY minute, name`:                                "rate_limit_usage_minute_name_key",
 		`SELECT * FROM rate_limit_denials WHERE name = 'limit 7' AND hour > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_denials_pkey",
 		`SELECT name, key, denied FROM rate_limit_denials WHERE hour > timestamptz '2026-07-01 20:00Z'`:                                      "rate_limit_denials_hour_name_key_key",

@@ -249,7 +249,7 @@ func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testi
 		other := ratelimit.TokenBucket("other", 6, time.Minute).Key("ann")
 		w.grant(provider.Count(8))
 		denied := w.deny(other, provider.Reserve())
-		if denied.Requests[0].OK || !denied.Requests[1].OK {
+		if denied.Requests[0].OK || !denied.Requests[0].RetryAt.Equal(denied.RetryAt) || !denied.Requests[1].OK {
 			w.Fatalf("what would owe is the bucket: %+v", denied)
 		}
 		w.retries(denied, 10*time.Second) // when the wait is down to the refill of 5

@@ -27,12 +27,12 @@ var rpcMutations = []mutation{
 		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), open",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
-		name: "rpc-timeout", file: "ratelimit/rpclimit/rpclimit.go", what: "a decision takes as long as the client waits",
-		old: "context.WithTimeout(ctx, i.timeout())", new: "context.WithCancel(ctx)",
+		name: "outcome-timeout", file: "internal/outcome/outcome.go", what: "a decision takes as long as the client waits",
+		old: "context.WithTimeout(ctx, timeout)", new: "context.WithTimeout(ctx, timeout+time.Hour)",
 		tests: "TestADecisionHasADeadline",
 	}, {
-		name: "rpc-conflict", file: "ratelimit/rpclimit/rpclimit.go", what: "a conflict counts as a failure of the database",
-		old: "ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database\n			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)\n			return err\n		})", new: "func() (err error) {\n			d.Result, err = i.Limiter.Consume(within, i.DB, requests...)\n			return err\n		}()",
+		name: "outcome-conflict", file: "internal/outcome/outcome.go", what: "a conflict counts as a failure of the database",
+		old: "err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {\n		result, err = limiter.Consume(ctx, db, requests...)\n		return err\n	})", new: "result, err = limiter.Consume(ctx, db, requests...)",
 		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
 	}, {
 		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call that asks for nothing is not limited",

@@ -16,11 +16,11 @@ var usageMutations = []mutation{
 		tests: "TestProcessesFlushAtOnce",
 	}, {
 		name: "usage-least-denied", file: "migrations/engine/usage.sql", what: "the least denied keys stay",
-		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n            OFFSET", new: "ORDER BY k.denied, k.last_denied DESC, k.key\n            OFFSET",
+		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n                OFFSET", new: "ORDER BY k.denied, k.last_denied DESC, k.key\n                OFFSET",
 		tests: "TestTheMostDeniedKeysStay",
 	}, {
 		name: "usage-earliest-denied", file: "migrations/engine/usage.sql", what: "of keys denied as often, the earliest stay",
-		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n            OFFSET", new: "ORDER BY k.denied DESC, k.last_denied, k.key\n            OFFSET",
+		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n                OFFSET", new: "ORDER BY k.denied DESC, k.last_denied, k.key\n                OFFSET",
 		tests: "TestTheMostDeniedKeysStay",
 	}, {
 		name: "usage-last-denied", file: "migrations/engine/usage.sql", what: "the last denial of a key is the first",
@@ -36,7 +36,7 @@ var usageMutations = []mutation{
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-delete-waits", file: "migrations/engine/usage.sql", what: "a flush waits for a row that it deletes",
-		old: "FOR UPDATE SKIP LOCKED", nth: 1, new: "FOR UPDATE",
+		old: "FOR UPDATE SKIP LOCKED", nth: 2, new: "FOR UPDATE",
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-waits", file: "migrations/engine/usage.sql", what: "a flush waits for a locked row until its caller gives up, and its outcome is unknown",

@@ -1,15 +1,28 @@
-// Package outcome turns the result and error of Consume into a status, so that httplimit and rpclimit refuse in the same
-// way.
+// Package outcome consumes for a request of a client, and turns result and error into a status, so that httplimit and
+// rpclimit refuse in the same way.
 package outcome
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
+
+// Consume consumes within a time. A conflict is not a failure of the database: it tries again.
+func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limiter, db ratelimit.DB, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
+		result, err = limiter.Consume(ctx, db, requests...)
+		return err
+	})
+	return result, err
+}
 
 // Status is the HTTP status for Consume's result and error, or 0 for a grant. An error that it does not know is 503.
 func Status(result ratelimit.Result, err error) int {

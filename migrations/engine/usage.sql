@@ -47,6 +47,8 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
+-- Read along the indexes, whatever the statistics say.
+SET enable_seqscan = off SET enable_bitmapscan = off
 SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
@@ -71,20 +73,29 @@ BEGIN
        SET denied = r.denied + EXCLUDED.denied, asked = r.asked + EXCLUDED.asked,
            last_denied = greatest(r.last_denied, EXCLUDED.last_denied);
 
-    -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest.
+    -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest. OFFSET 0 and LATERAL make the planner
+    -- find the keys once, and look their rows up one by one.
     DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
      WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
-          FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
+        SELECT l.tid
+          FROM (
+            SELECT h.name, h.hour, rest.key
+              FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
+             CROSS JOIN LATERAL (
+                SELECT k.key
+                  FROM /* TEMPLATE: schema */rate_limit_denials AS k
+                 WHERE k.name = h.name AND k.hour = h.hour
+                 ORDER BY k.denied DESC, k.last_denied DESC, k.key
+                OFFSET 100
+              ) AS rest
+            OFFSET 0
+          ) AS v
          CROSS JOIN LATERAL (
-            SELECT k.key
-              FROM /* TEMPLATE: schema */rate_limit_denials AS k
-             WHERE k.name = h.name AND k.hour = h.hour
-             ORDER BY k.denied DESC, k.last_denied DESC, k.key
-            OFFSET 100
-          ) AS rest
-          JOIN /* TEMPLATE: schema */rate_limit_denials AS d ON d.name = h.name AND d.hour = h.hour AND d.key = rest.key
-           FOR UPDATE OF d SKIP LOCKED
+            SELECT d.ctid AS tid
+              FROM /* TEMPLATE: schema */rate_limit_denials AS d
+             WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
+               FOR UPDATE SKIP LOCKED
+          ) AS l
      ));
     GET DIAGNOSTICS n = ROW_COUNT;
     deleted := deleted + n;
@@ -115,20 +126,15 @@ BEGIN
 END
 $body$;
 
+-- Postgres inlines this function, so that a query of all limits takes the index by minute, and one of a limit the primary key.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
-LANGUAGE plpgsql STABLE
+LANGUAGE sql STABLE
 AS $body$
-#variable_conflict use_variable
-DECLARE
-    first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 minute';
-BEGIN
-    IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
-    ELSE
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name AND r.minute > first ORDER BY r.minute;
-    END IF;
-END
+    SELECT r.*
+      FROM /* TEMPLATE: schema */rate_limit_usage AS r
+     WHERE ($1 IS NULL OR r.name = $1) AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
+     ORDER BY r.minute, r.name
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$

@@ -196,12 +196,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	if d.Err != nil {
 		d.Status = statusOf(d.Err)
 	} else {
-		ctx, cancel := context.WithTimeout(r.Context(), m.timeout())
-		defer cancel()
-		d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) { // a conflict is not a failure of the database
-			d.Result, err = m.Limiter.Consume(ctx, m.DB, requests...)
-			return err
-		})
+		d.Result, d.Err = outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
 		d.Status = outcome.Status(d.Result, d.Err)
 		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
 	}

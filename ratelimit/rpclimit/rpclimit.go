@@ -144,12 +144,7 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	if err != nil {
 		refusal = chosen(err)
 	} else {
-		within, cancel := context.WithTimeout(ctx, i.timeout())
-		defer cancel()
-		d.Err = ratelimit.Retry(within, func(ctx context.Context) (err error) { // a conflict is not a failure of the database
-			d.Result, err = i.Limiter.Consume(ctx, i.DB, requests...)
-			return err
-		})
+		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
 		refusal = refusalOf(d.Result, d.Err)
 		open = i.FailOpen && refusal.Code() == codes.Unavailable
 	}

@@ -87,7 +87,7 @@ const others = "(others)"
 type Recorder struct {
 	// DB is a pool: a *pgxpool.Pool, [ratelimit.SQL] of a *sql.DB, or a [ratelimit.Coalescer], whose pool is used. Required.
 	// Its role needs SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials. A flush uses one
-	// connection for some milliseconds.
+	// connection, and waits for 2 seconds at most for a row that another transaction has locked.
 	DB ratelimit.DB
 
 	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds.
