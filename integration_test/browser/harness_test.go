@@ -161,11 +161,11 @@ func (p *page) text(selector string) string {
 	return strings.Join(strings.Fields(value[string](p, fmt.Sprintf("document.querySelector(%q)?.innerText ?? ''", selector))), " ")
 }
 
-// reads wants words in a part of the page, at once or within some seconds.
+// reads wants words in a part of the page, at once or within half a minute.
 func (p *page) reads(selector string, words ...string) {
 	p.Helper()
 	for _, word := range words {
-		p.within(10*time.Second, selector+" reads "+word, func() bool { return strings.Contains(p.text(selector), word) })
+		p.within(30*time.Second, selector+" reads "+word, func() bool { return strings.Contains(p.text(selector), word) })
 	}
 }
 

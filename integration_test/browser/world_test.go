@@ -117,6 +117,7 @@ func newWorld(t *testing.T) *pgxpool.Pool {
 	}
 	drain(t, pool, logins, "ann@example.org", 0.2)
 	drain(t, pool, exports, "acme", 6)
+	drain(t, pool, llm, "acme", 12000)
 	execute(t, pool, "SELECT ratelimit_block('failedLogins', 'mallory@example.org', now() + interval '9 hours', 'password guessing', 'bea')")
 	execute(t, pool, "SELECT ratelimit_override('llmTokens', 'acme', rate => 90000, until => now() + interval '6 days', reason => 'their launch week, ticket 4711', who => 'ann')")
 	execute(t, pool, "SELECT ratelimit_override('signUps', 'initech', rate => 500, until => now() + interval '1 second', reason => 'their conference', who => 'bea')")

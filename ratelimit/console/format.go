@@ -108,10 +108,10 @@ func span2(d time.Duration) string {
 		name string
 		d    time.Duration
 	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"min", time.Minute}, {"s", time.Second}} {
-		n := d / unit.d
-		d -= n * unit.d
+		n := int64(d / unit.d)
+		d %= unit.d
 		if n > 0 {
-			parts = append(parts, count(int64(n))+" "+unit.name)
+			parts = append(parts, count(n)+" "+unit.name)
 		} else if len(parts) > 0 {
 			break
 		}

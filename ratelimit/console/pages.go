@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,12 +26,7 @@ type layout struct {
 }
 
 func (c *call) layout(title string) layout {
-	root := "./"
-	for _, r := range c.r.URL.Path[min(1, len(c.r.URL.Path)):] {
-		if r == '/' {
-			root += "../"
-		}
-	}
+	root := "./" + strings.Repeat("../", max(strings.Count(c.r.URL.Path, "/")-1, 0))
 	return layout{Title: title, Root: root, Who: c.who, Writable: c.who != "", Now: time.Now().UTC()}
 }
 

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -202,8 +203,8 @@ func queryKeys(ctx context.Context, tx pgx.Tx, name, prefix string) ([]keyRow, e
 // above is the first text that does not begin with a prefix, in the order of the bytes, or nil if there is none.
 func above(prefix string) *string {
 	runes := []rune(prefix)
-	for i := len(runes) - 1; i >= 0; i-- {
-		next := runes[i] + 1
+	for i, r := range slices.Backward(runes) {
+		next := r + 1
 		if next == 0xD800 { // surrogates are no characters
 			next = 0xE000
 		}

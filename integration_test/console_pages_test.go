@@ -84,10 +84,10 @@ func (p consolePage) send(r *http.Request, status int, contains ...string) strin
 	return string(body)
 }
 
-// publish has a program publish limits, by SQL.
-func publish(t *testing.T, pool *pgxpool.Pool, program, definitions string) {
+// publish has the program "api" publish limits, by SQL.
+func publish(t *testing.T, pool *pgxpool.Pool, definitions string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_publish($1, $2)", program, definitions); err != nil {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('api', $1)", definitions); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -114,7 +114,7 @@ func recordUsage(t *testing.T, pool *pgxpool.Pool, name string, granted, denied 
 func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	publish(t, pool, "api", `[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20},
+	publish(t, pool, `[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20},
 		{"name": "signUps", "kind": "fixed window", "rate": 100, "period": "1 hour"},
 		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin"},
 		{"name": "free", "kind": "unlimited"}, {"name": "never", "kind": "token bucket", "rate": 0, "period": "1 hour"},
