@@ -24,8 +24,12 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	pool := newWorld(t)
 	p := open(t, pool, "ann", desktop)
 
+	var denials int
+	if err := pool.QueryRow(t.Context(), "SELECT sum(denied) FROM rate_limit_usage WHERE name = 'signUps'").Scan(&denials); err != nil || denials < 1000 || denials > 9999 {
+		t.Fatal(denials, err)
+	}
 	p.see("")
-	p.reads("tbody tr:first-child", "signUps", "100 per hour", "1,4")
+	p.reads("tbody tr:first-child", "signUps", "100 per hour", fmt.Sprintf("%d,%03d", denials/1000, denials%1000))
 	if bars := value[string](p, `document.querySelector("tbody tr:first-child .spark .denied").getAttribute("d")`); strings.Count(bars, "M") < 9 {
 		t.Errorf("the small chart does not show 48 minutes of denials: %q", bars)
 	}
