@@ -146,6 +146,9 @@ func TestOperationsAt3AM(t *testing.T) {
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
+			if err := ratelimit.Publish(n.Context(), n.pool, "web", nightMessages); err != nil {
+				n.Fatal(err)
+			}
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
 			n.consume(n.pool, nightMessages.Key("in debt").Count(30).Reserve())
@@ -241,6 +244,22 @@ func TestOperationsAt3AM(t *testing.T) {
 				if !n.consume(n.pool, user.Count(20)) || n.consume(n.pool, user.Count(19)) {
 					n.Error("not its whole capacity can be used")
 				}
+			}
+		},
+		"ratelimit_override('signUps', 'acme'": func(n *night, sql string) {
+			n.exec(sql)
+			if got := n.first("SELECT effect FROM _ratelimit_override_of('signUps', 'acme', now() + interval '119 minutes')"); len(got) != 1 || got[0] != "numbers" {
+				n.Errorf("in force: %q", got)
+			}
+		},
+		"ratelimit_block('sendMessage', 'user-17'": func(n *night, sql string) {
+			n.exec(sql)
+			n.limiter.Overrides = &ratelimit.Overrides{DB: n.pool}
+			if err := n.limiter.Overrides.Load(n.Context()); err != nil {
+				n.Fatal(err)
+			}
+			if n.consume(n.pool, nightMessages.Key("user-17")) || !n.consume(n.pool, nightMessages.Key("user-18")) {
+				n.Error("not the one key is blocked")
 			}
 		},
 		"'sendMessage', 'user-17', 0, 1, 0, now() + interval '1 hour'": func(n *night, sql string) {

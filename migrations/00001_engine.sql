@@ -1571,6 +1571,15 @@ BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
     END IF;
+    IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
+    END IF;
+    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO plan
+      FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
+     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor');
+    IF plan IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
+    END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
@@ -1579,11 +1588,17 @@ BEGIN
     LOOP
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
+            END IF;
         ELSE
             d.shards := coalesce(d.shards, 1);
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
                 d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
             d.capacity := coalesce(d.capacity, d.rate);
+            IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
+            END IF;
             IF d.kind = 'calendar window' THEN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
@@ -1591,7 +1606,7 @@ BEGIN
             IF d.rate > '0' THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                  WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
-                   AND (o.kind <> d.kind OR o.period <> d.period OR coalesce(o.start, '-infinity') <> coalesce(d.start, '-infinity'))
+                   AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
@@ -1608,9 +1623,9 @@ BEGIN
         INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
         VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
         ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        plans := array_append(plans, d.name || E'\n' || plan);
+        plans := pg_catalog.array_append(plans, d.name || E'\n' || plan);
     END LOOP;
-    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false
+    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
      WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
     DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
      WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
@@ -1641,7 +1656,7 @@ $text$;
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
-    key          text COLLATE "C",          -- NULL: every key of the limit
+    key          text COLLATE "C" CHECK (key <> ''), -- NULL: every key of the limit
     effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
     rate         double precision,          -- NULL, as for the next two: as defined
     capacity     double precision,
@@ -1703,15 +1718,17 @@ DECLARE
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
     override := o.id;
-    until := o.until;
+    until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
     SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
       INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
       FROM (
-        SELECT DISTINCT d.kind, coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.rate END, d.rate) AS rate, d.period,
-               CASE WHEN d.kind <> 'unlimited' THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) END AS capacity,
-               coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.max_reserved END, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor
+        SELECT DISTINCT d.kind, CASE WHEN n.new THEN coalesce(o.rate, d.rate) ELSE d.rate END AS rate, d.period,
+               CASE WHEN n.new THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE d.capacity END AS capacity,
+               CASE WHEN n.new THEN coalesce(o.max_reserved, d.max_reserved) ELSE d.max_reserved END AS max_reserved, d.start, d.shards, d.zone, d.anchor
           FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
+         CROSS JOIN LATERAL (SELECT o.effect = 'numbers' AND coalesce(o.rate, d.rate) > '0' AS new) AS n
          WHERE d.name = name AND d.current
       ) AS d;
     IF effect <> 'numbers' THEN
@@ -1745,6 +1762,7 @@ DECLARE
     wrong text;
     id bigint;
 BEGIN
+    until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
     wrong := CASE
         WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
@@ -1872,7 +1890,7 @@ AS $body$
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
-    added double precision;
+    more double precision;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
@@ -1883,19 +1901,27 @@ BEGIN
     END IF;
     IF capacity IS NULL THEN
         SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-        capacity := was.capacity;
-        IF was.effect = 'unlimited' OR capacity IS NULL THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: nobody has published its capacity; pass it', o.name);
+        IF was.effect <> 'numbers' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
         END IF;
-        added := greatest(/* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - capacity, 0);
-    ELSE
-        added := greatest(coalesce(o.capacity, o.rate, capacity) - capacity, 0);
+        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
+    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
+        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
+        more := coalesce(o.capacity, more) - capacity;
     END IF;
+    IF more IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+    END IF;
+    more := greatest(more, '0');
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + added / r.shards::double precision
-     WHERE r.name = o.name AND r.key = coalesce(o.key, '');
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = added WHERE f.id = id;
-    RETURN added;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    RETURN more;
 END
 $body$;
 
@@ -1910,16 +1936,19 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before; default NULL: as defined, under older overrides
+  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
+
+Errors:
+  22023  there is no such override in force, or the numbers before it are not known
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
--- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
--- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+-- the poll before; NULL: all that are in force, and the numbers that were until a day ago. after: the last id of the page before. The Go library asks every
+-- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -1930,18 +1959,26 @@ BEGIN
     SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
            pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
            pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
-           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
-               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
-           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
-      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+           pg_catalog.array_agg(CASE WHEN p.ends = '-infinity' THEN 0 WHEN p.ends < '10000-01-01 00:00+00' THEN (extract(epoch FROM p.ends) * '1000000')::bigint
+               ELSE 9223372036854775807 END ORDER BY p.id),
+           count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, more, snapshot
       FROM (
-        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after
+            AND coalesce(least(o.until, o.removed_at), 'infinity') > CASE WHEN o.effect = 'numbers' THEN at - interval '1 day' ELSE at END
           ORDER BY o.id LIMIT 10000)
         UNION ALL
-        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
-          ORDER BY o.id LIMIT 10000)
+        -- OFFSET 0 makes the planner use the index of changed_in, whatever the statistics say. Rows of another cluster's future come with
+        -- all others only. A standby does not know which transactions are running.
+        (SELECT c.* FROM (
+            SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(pg_current_snapshot())
+               AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+            OFFSET 0
+          ) AS c
+          WHERE c.id > after
+          ORDER BY c.id LIMIT 10000)
       ) AS p;
 END
 $body$;
@@ -2221,7 +2258,8 @@ BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
         SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
         FOR o IN
-            SELECT x.effect, x.until, coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
+            SELECT CASE WHEN d.kind = 'unlimited' AND x.effect = 'numbers' THEN 'unlimited' ELSE x.effect END AS effect, nullif(x.until, 'infinity') AS until,
+                   coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
                 SELECT DISTINCT ON (x.key) x.* FROM /* TEMPLATE: schema */rate_limit_overrides AS x
@@ -2230,14 +2268,14 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT 'numbers', NULL, d.rate, d.capacity, '{NULL}'
+            SELECT CASE WHEN d.kind = 'unlimited' THEN 'unlimited' ELSE 'numbers' END, NULL, d.rate, d.capacity, '{NULL}'
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
             IF o.own[1] IS NULL THEN -- the keys that have none of their own
                 RETURN QUERY
-                    SELECT k.key, CASE o.effect WHEN 'block' THEN '0' WHEN 'unlimited' THEN 'Infinity' ELSE k.remaining END,
-                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') WHEN 'numbers' THEN k.retry_at END
+                    SELECT k.key, CASE WHEN o.effect = 'unlimited' THEN 'Infinity' WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
+                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
                      WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
@@ -2247,8 +2285,8 @@ BEGIN
                     SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
             ELSE
                 RETURN QUERY
-                    SELECT u.key, CASE o.effect WHEN 'block' THEN '0' ELSE 'Infinity'::double precision END,
-                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') END
+                    SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
+                           CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
                       FROM pg_catalog.unnest(o.own) AS u (key);
             END IF;
         END LOOP;
@@ -2358,24 +2396,32 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
-    plans bigint;
+    nothing boolean; -- to delete
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override.
-        SELECT count(*), coalesce(min(d.kind), kind), min(d.period), min(d.start),
-               least(min(d.rate), min(o.rate) FILTER (WHERE o.effect = 'numbers')),
-               greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))
-          INTO plans, kind, period, start, rate, capacity
+        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override. What ended less than a day ago
+        -- counts, too: a process may not know yet.
+        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
+               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
+          INTO nothing, kind, period, start, rate, capacity
           FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-          LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
-            ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
-         WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-        IF plans = '0' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
-            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
+         CROSS JOIN LATERAL (
+            SELECT d.rate, d.capacity
+            UNION ALL
+            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
+              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
+         ) AS n
+         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF nothing THEN -- there are no rows, or old and new processes refill them differently
+            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
+            END IF;
+            deleted := 0;
             RETURN;
         END IF;
     END IF;

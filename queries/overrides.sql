@@ -1,6 +1,0 @@
--- name: Overrides :one
-SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.removed, o.more, o.snapshot, o.at
-  FROM _ratelimit_overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
-
--- name: Publish :one
-SELECT true AS published FROM ratelimit_publish(@program::text, (@definitions::text)::jsonb);

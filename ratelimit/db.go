@@ -29,6 +29,11 @@ type inMemory interface {
 	Now() time.Time
 }
 
+func isInMemory(db DB) bool {
+	_, is := db.(inMemory)
+	return is
+}
+
 // isTx reports whether a handle is a transaction of the caller's: one that can be committed.
 func isTx(db DB) bool {
 	handle := any(db)

@@ -50,7 +50,7 @@ type Limit struct {
 	hasStart    bool
 	start       time.Time
 	calendar    calendar.Calendar // of a calendar window
-	blocked     bool              // by an override; then the rate is 0
+	blocked     bool              // by an override
 	until       algebra.Micros    // the end of the block
 	err         error             // the mistakes in the definition
 }

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,6 +62,7 @@ type Overrides struct {
 	wholeAt  time.Time  // when all were read
 	wholeFor time.Duration
 	names    map[string]string // one copy of each name
+	wrong    []error           // rows that cannot be used
 
 	table  atomic.Pointer[overrideTable] // nil: not loaded
 	failed atomic.Pointer[error]         // why not
@@ -72,15 +75,16 @@ const (
 	wholeEvery   = time.Minute
 	pollTimeout  = 10 * time.Second
 	lapseAfter   = 5 * time.Minute
+	day          = 24 * time.Hour
 )
 
-// override is a row of the table that is in force.
+// override is a row of the table that is in force, or was until less than a day ago: a sweep minds it for so long.
 type override struct {
 	id     int64
 	effect effect
 	// Each is NaN if it is as defined.
 	rate, capacity, maxReserved float64
-	until                       algebra.Micros // algebra.Forever: no end
+	until                       algebra.Micros // its end or removal; algebra.Forever: no end
 }
 
 type effect byte
@@ -115,7 +119,6 @@ func (t *overrideTable) of(id groupID) []override {
 type change struct {
 	groupID
 	override
-	removed bool
 }
 
 // apply puts changes into the table. fresh: nobody reads it yet.
@@ -133,16 +136,14 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 		}
 		for _, c := range changes {
 			list := m[c.groupID]
-			before := len(list)
-			list = slices.DeleteFunc(slices.Clone(list), func(o override) bool { return o.id == c.id })
-			if !c.removed {
-				at, _ := slices.BinarySearchFunc(list, c.id, func(o override, id int64) int { return int(id - o.id) })
+			at, known := slices.BinarySearchFunc(list, c.id, func(o override, id int64) int { return int(id - o.id) })
+			if list = slices.Clone(list); known {
+				list[at] = c.override
+			} else {
 				list = slices.Insert(list, at, c.override)
+				t.count.Add(1)
 			}
-			t.count.Add(int64(len(list) - before))
-			if m[c.groupID] = list; len(list) == 0 {
-				delete(m, c.groupID)
-			}
+			m[c.groupID] = list
 		}
 		part.Store(&m)
 	}
@@ -151,9 +152,7 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 // Load reads all overrides. Call it before the first call of a [Limiter] that has them. [Overrides.Run] calls it if that was not
 // done, until it succeeds.
 func (o *Overrides) Load(ctx context.Context) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.poll(ctx, true)
+	return o.poll(ctx, func() error { return o.read(ctx, true) })
 }
 
 // Run follows the table until ctx ends, and returns ctx's error. It returns at once if DB is missing or of no use ([ErrInvalid]).
@@ -172,24 +171,59 @@ func (o *Overrides) Run(ctx context.Context) error {
 		every = defaultEvery
 	}
 	for {
-		if err := o.next(ctx); err != nil && ctx.Err() == nil {
+		if err := o.poll(ctx, func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
 			o.tell(ctx, err)
 		}
+		timer := time.NewTimer(every)
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+		case <-timer.C:
 		case <-wake:
-		case <-time.After(every):
+			timer.Reset(every / 20) // many changes share a poll
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
 }
 
-// next polls for what has changed, or reads everything if it is time for that.
+// next reads what has changed or, if it is time for that, everything. If that fails, it can still be that a short reading works.
 func (o *Overrides) next(ctx context.Context) error {
+	loaded := o.table.Load() != nil
+	if loaded && time.Since(o.wholeAt) <= max(wholeEvery, 100*o.wholeFor) {
+		return o.read(ctx, false)
+	}
+	began := time.Now()
+	err := o.read(ctx, true)
+	if err != nil && loaded {
+		o.wholeAt, o.wholeFor = time.Now(), time.Since(began) // not at once again
+		err = errors.Join(err, o.read(ctx, false))
+	}
+	return err
+}
+
+// poll has something read, one at a time, and then tells of the rows that cannot be used.
+func (o *Overrides) poll(ctx context.Context, read func() error) error {
+	err := o.validate()
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	whole := o.table.Load() == nil || time.Since(o.wholeAt) > max(wholeEvery, 100*o.wholeFor)
-	return o.poll(ctx, whole)
+	if err == nil {
+		err = read()
+	}
+	if err != nil {
+		err = explain("overrides", err)
+		o.failed.Store(&err)
+	}
+	wrong := o.wrong
+	o.wrong = nil
+	o.mu.Unlock()
+	for _, w := range wrong { // which may call Load
+		o.tell(ctx, w)
+	}
+	return err
 }
 
 func (o *Overrides) validate() error {
@@ -213,20 +247,12 @@ func (o *Overrides) tell(ctx context.Context, err error) {
 	}
 }
 
-// poll reads what has changed since the last poll, or everything.
-func (o *Overrides) poll(ctx context.Context, whole bool) error {
-	err := o.validate()
-	if err == nil {
-		err = o.read(ctx, whole)
-	}
-	if err != nil {
-		err = explain("overrides", err)
-		o.failed.Store(&err)
-	}
-	return err
-}
-
+// read reads what has changed since the last poll, or everything.
 func (o *Overrides) read(ctx context.Context, whole bool) error {
+	if isInMemory(o.DB) { // which has no such table
+		o.table.Store(new(overrideTable))
+		return nil
+	}
 	began := time.Now()
 	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: pgtype.Text{String: o.snapshot, Valid: true}}
 	if whole {
@@ -241,7 +267,10 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		if snapshot == "" { // what commits between two pages is not in it, and so comes with the next poll
 			snapshot = page.Snapshot.String
 		}
-		table.apply(o.changes(ctx, page), whole)
+		if !whole && newest(snapshot) < newest(o.snapshot) { // another server, whose transactions have other numbers
+			return o.read(ctx, true)
+		}
+		table.apply(o.changes(page), whole)
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
 		}
@@ -250,25 +279,32 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		o.wholeAt, o.wholeFor = time.Now(), time.Since(began)
 	}
 	o.snapshot = snapshot
+	o.seen.Store(int64(time.Since(epoch)))
 	o.table.Store(table)
 	return nil
 }
 
-// page reads one page. The database's clock is read between the two readings of the process's clock.
+// newest is the xmax of a snapshot, whose text is xmin:xmax:...
+func newest(snapshot string) uint64 {
+	_, rest, _ := strings.Cut(snapshot, ":")
+	xmax, _, _ := strings.Cut(rest, ":")
+	n, _ := strconv.ParseUint(xmax, 10, 64)
+	return n
+}
+
+// page reads one page. The offset of the clocks errs by up to a round trip, such that an override ends late, not early.
 func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	sent := time.Now()
 	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
 	if err == nil {
-		o.ahead.Store(int64(page.At.Time.Sub(sent.Add(time.Since(sent) / 2))))
-		o.seen.Store(int64(time.Since(epoch)))
+		o.ahead.Store(int64(time.Until(page.At.Time)))
 	}
 	return page, err
 }
 
 // changes are the rows of a page that can be used.
-func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []change {
+func (o *Overrides) changes(page dbsqlc.OverridesRow) []change {
 	changes := make([]change, 0, len(page.Ids))
 	for i, id := range page.Ids {
 		name, known := o.names[page.Names[i]]
@@ -280,7 +316,7 @@ func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []cha
 		c := change{groupID{name, page.Keys[i]}, override{
 			id: id, effect: e, rate: orNaN(page.Rates[i]), capacity: orNaN(page.Capacities[i]), maxReserved: orNaN(page.MaxReserveds[i]),
 			until: algebra.Micros(page.Untils[i]),
-		}, page.Removed[i]}
+		}}
 		if page.Untils[i] == math.MaxInt64 {
 			c.until = algebra.Forever
 		}
@@ -288,8 +324,8 @@ func (o *Overrides) changes(ctx context.Context, page dbsqlc.OverridesRow) []cha
 		for _, n := range []float64{page.Rates[i], page.Capacities[i], page.MaxReserveds[i]} {
 			valid = valid && (n == asDefined || countable(n))
 		}
-		if !valid && !c.removed {
-			o.tell(ctx, fmt.Errorf("ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid", id, name))
+		if !valid {
+			o.wrong = append(o.wrong, fmt.Errorf("ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid", id, name))
 			continue
 		}
 		changes = append(changes, c)
@@ -337,13 +373,12 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 	}
 }
 
-// errNotLoaded is why calls fail before the first load.
+// errNotLoaded is why calls fail before the first load. It hides the error of the load, which says nothing about the call.
 func (o *Overrides) errNotLoaded() error {
-	err := errors.New("ratelimit: the overrides are not loaded: call Overrides.Load before the first call, or Run")
 	if failed := o.failed.Load(); failed != nil {
-		return fmt.Errorf("%w: %w", err, *failed)
+		return fmt.Errorf("ratelimit: the overrides are not loaded: %v", *failed)
 	}
-	return err
+	return errors.New("ratelimit: the overrides are not loaded: call Overrides.Load before the first call, or Run")
 }
 
 // applied are the requests with the limits in force. at is the time of the call, if it is known.
@@ -353,35 +388,39 @@ func (o *Overrides) applied(v Verb, requests []Request, at pgtype.Timestamptz) (
 	}
 	table := o.table.Load()
 	if table == nil {
-		return nil, o.errNotLoaded()
+		return requests, o.errNotLoaded()
 	}
 	if table.count.Load() == 0 {
 		return requests, nil
 	}
-	own := false
+	var applied []Request // with the limits in force; nil: they are as defined
+	var now algebra.Micros
 	for i := range requests {
 		r := &requests[i]
 		if r.err != nil {
 			continue
 		}
-		mine := table.of(groupID{r.limit.name, r.key})
-		all := mine
+		lists := [2][]override{table.of(groupID{r.limit.name, r.key})}
 		if r.key != "" {
-			all = table.of(groupID{r.limit.name, ""})
+			lists[1] = table.of(groupID{r.limit.name, ""})
 		}
-		if mine == nil && all == nil {
+		if lists[0] == nil && lists[1] == nil {
 			continue
 		}
-		limit, changed := o.inForce(v, r.limit, mine, all, o.now(at))
-		if !changed {
-			continue
+		if applied == nil {
+			applied, now = slices.Clone(requests), o.now(at)
 		}
-		if !own {
-			requests, own = slices.Clone(requests), true
+		same := func(other Request) bool { return other.key == r.key && other.limit == r.limit }
+		if before := slices.IndexFunc(requests[:i], same); before >= 0 { // one limit for a call, whatever comes meanwhile
+			applied[i].limit = applied[before].limit
+		} else {
+			applied[i].limit = o.inForce(v, r.limit, lists, now)
 		}
-		requests[i].limit = limit
 	}
-	return requests, nil
+	if applied == nil {
+		return requests, nil
+	}
+	return applied, nil
 }
 
 // now is the database's time, as far as it is known here, unless the call has a time of its own.
@@ -398,9 +437,8 @@ func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
 // lapsed reports whether the table was last read too long ago to trust what it grants.
 func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
 
-// inForce is a limit under the newest override in force, if there is any for this verb.
-func (o *Overrides) inForce(v Verb, limit Limit, own, all []override, now algebra.Micros) (_ Limit, changed bool) {
-	lists := [2][]override{own, all}
+// inForce is a limit under the newest override in force for this verb, if there is any: the key's own before that of all keys.
+func (o *Overrides) inForce(v Verb, limit Limit, lists [2][]override, now algebra.Micros) Limit {
 	for _, list := range lists {
 		for _, in := range list {
 			if in.until <= now {
@@ -410,19 +448,19 @@ func (o *Overrides) inForce(v Verb, limit Limit, own, all []override, now algebr
 			case in.effect == newNumbers:
 				return limit.withNumbers(in, o.lapsed())
 			case in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):
-				return limit.blockedUntil(in.until), true
+				return limit.blockedUntil(in.until)
 			case in.effect == noLimit && v != VerbRefund && v != VerbReset && !o.lapsed():
-				return Unlimited(limit.name), true
+				return Unlimited(limit.name)
 			}
 		}
 	}
-	return limit, false
+	return limit
 }
 
 // withNumbers is the limit with the numbers of an override or, if that has lapsed, with those that are lower.
-func (l Limit) withNumbers(in override, lapsed bool) (_ Limit, changed bool) {
+func (l Limit) withNumbers(in override, lapsed bool) Limit {
 	if l.err != nil || l.unlimited() {
-		return l, false
+		return l
 	}
 	defined := l
 	n := &l.numbers
@@ -438,23 +476,24 @@ func (l Limit) withNumbers(in override, lapsed bool) (_ Limit, changed bool) {
 		l.maxReserved = in.maxReserved
 	}
 	if n.Rate == 0 {
-		return defined, false
+		return defined
 	}
 	if lapsed {
 		n.Rate, n.Capacity = min(n.Rate, defined.numbers.Rate), min(n.Capacity, defined.numbers.Capacity)
 		l.maxReserved = min(l.maxReserved, defined.maxReserved)
 	}
-	return l, l != defined
-}
-
-// blockedUntil is the limit without any tokens before an instant.
-func (l Limit) blockedUntil(until algebra.Micros) Limit {
-	l.numbers.Rate, l.numbers.Capacity, l.blocked, l.until = 0, 0, true, until
 	return l
 }
 
-// widen gives a limit that is swept the largest capacity and the slowest rate of any override in force.
-func (o *Overrides) widen(l Limit) (Limit, error) {
+// blockedUntil is the limit without any tokens to have before an instant.
+func (l Limit) blockedUntil(until algebra.Micros) Limit {
+	l.blocked, l.until = true, until
+	return l
+}
+
+// widened is a limit that is swept, with the largest capacity and the slowest rate that it has by any override in force, or by one
+// that ended less than a day ago: a process may not know yet.
+func (o *Overrides) widened(l Limit) (Limit, error) {
 	if o == nil {
 		return l, nil
 	}
@@ -462,7 +501,7 @@ func (o *Overrides) widen(l Limit) (Limit, error) {
 	if table == nil {
 		return l, o.errNotLoaded()
 	}
-	now, defined := o.now(pgtype.Timestamptz{}), l
+	since, defined := o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l
 	for i := range table.parts {
 		part := table.parts[i].Load()
 		if part == nil {
@@ -470,13 +509,22 @@ func (o *Overrides) widen(l Limit) (Limit, error) {
 		}
 		for id, list := range *part {
 			for _, in := range list {
-				if id.name != l.name || in.until <= now || in.effect != newNumbers {
-					continue
+				if id.name == l.name && in.until > since && in.effect == newNumbers {
+					l = l.widerOf(defined.withNumbers(in, false))
 				}
-				with, _ := defined.withNumbers(in, false)
-				l.numbers.Capacity, l.numbers.Rate = max(l.numbers.Capacity, with.numbers.Capacity), min(l.numbers.Rate, with.numbers.Rate)
 			}
 		}
 	}
 	return l, nil
+}
+
+// widerOf is the limit with the larger capacity and the slower rate of two: what is full by it is full by both.
+func (l Limit) widerOf(other Limit) Limit {
+	if l.numbers.Rate == 0 || other.numbers.Rate == 0 { // which has no rows
+		l.numbers.Rate = max(l.numbers.Rate, other.numbers.Rate)
+	} else {
+		l.numbers.Rate = min(l.numbers.Rate, other.numbers.Rate)
+	}
+	l.numbers.Capacity = max(l.numbers.Capacity, other.numbers.Capacity)
+	return l
 }

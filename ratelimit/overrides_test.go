@@ -2,7 +2,9 @@ package ratelimit
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,7 +77,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 			table := new(overrideTable)
 			for key, list := range map[string][]override{"ann": tt.own, "": tt.all} {
 				for _, in := range list {
-					table.apply([]change{{groupID{"api", key}, in, false}}, false)
+					table.apply([]change{{groupID{"api", key}, in}}, false)
 				}
 			}
 			o.table.Store(table)
@@ -100,28 +102,94 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 
 func TestOverridesComeAndGo(t *testing.T) {
 	table := new(overrideTable)
-	id := groupID{"api", "ann"}
+	ann, bob := groupID{"api", "ann"}, groupID{"api", "bob"}
+	ended := func(o *override) { o.until = 7 }
 	for i, step := range []struct {
 		changes []change
 		want    string
 	}{
-		{[]change{{id, row(5, block, nil), false}, {id, row(9, noLimit, nil), false}}, "9 5"},
-		{[]change{{id, row(7, block, nil), false}, {groupID{"api", "bob"}, row(8, block, nil), false}}, "9 7 5"},
-		{[]change{{id, row(9, noLimit, nil), true}, {id, row(7, block, nil), false}}, "7 5"}, // one goes, one comes again
-		{[]change{{id, row(99, block, nil), true}}, "7 5"},
-		{[]change{{id, row(7, block, nil), true}, {id, row(5, block, nil), true}}, ""},
+		{[]change{{ann, row(5, block, nil)}, {ann, row(9, noLimit, nil)}}, "9 5"},
+		{[]change{{ann, row(7, block, nil)}, {bob, row(8, block, nil)}}, "9 7 5"},
+		{[]change{{ann, row(9, noLimit, ended)}, {ann, row(7, block, nil)}}, "(9) 7 5"}, // one ends, one comes again
+		{[]change{{ann, row(6, block, ended)}}, "(9) 7 (6) 5"},
+		{[]change{{ann, row(7, block, ended)}, {ann, row(5, block, ended)}}, "(9) (7) (6) (5)"},
 	} {
+		before := slices.Clone(table.of(ann))
+		held := table.of(ann)
 		table.apply(step.changes, i == 0)
+		if !slices.EqualFunc(before, held, func(a, b override) bool { return a.id == b.id && a.until == b.until }) {
+			t.Fatalf("step %d changes what a reader holds: %v, which was %v", i, held, before)
+		}
 		var ids []string
-		for _, o := range table.of(id) {
-			ids = append(ids, string('0'+rune(o.id)))
+		for _, o := range table.of(ann) {
+			id := fmt.Sprint(o.id)
+			if o.until != algebra.Forever {
+				id = "(" + id + ")"
+			}
+			ids = append(ids, id)
 		}
 		if got := strings.Join(ids, " "); got != step.want {
 			t.Fatalf("step %d: %q, want %q", i, got, step.want)
 		}
 	}
-	if n := table.count.Load(); n != 1 {
-		t.Errorf("%d overrides, want bob's", n)
+	if n := table.count.Load(); n != 5 {
+		t.Errorf("%d overrides, want 5", n)
+	}
+}
+
+// TestOneLimitForACall: requests of a call for one key have one limit, whatever ends meanwhile.
+func TestOneLimitForACall(t *testing.T) {
+	o, table := new(Overrides), new(overrideTable)
+	o.seen.Store(int64(time.Since(epoch)))
+	until := time.Now().Add(50 * time.Millisecond)
+	table.apply([]change{{groupID{"api", "ann"}, row(1, block, func(o *override) { o.until = algebra.At(until) })}}, true)
+	o.table.Store(table)
+	requests := slices.Repeat([]Request{TokenBucket("api", 10, time.Minute).Key("ann")}, 100)
+	for calls := 0; time.Now().Before(until.Add(50 * time.Millisecond)); calls++ {
+		applied, err := o.applied(VerbConsume, requests, pgtype.Timestamptz{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range applied {
+			if r.limit != applied[0].limit {
+				t.Fatalf("call %d: %v and %v", calls, r.limit, applied[0].limit)
+			}
+		}
+	}
+}
+
+func TestWhatASweepMinds(t *testing.T) {
+	now := algebra.At(time.Now())
+	numbers := func(rate, capacity float64, until algebra.Micros) override {
+		return row(1, newNumbers, func(o *override) { o.rate, o.capacity, o.until = rate, capacity, until })
+	}
+	free, pro, none := TokenBucket("api", 10, time.Hour), TokenBucket("api", 100, time.Hour), TokenBucket("api", 0, time.Hour)
+	for name, tt := range map[string]struct {
+		overrides []override
+		limits    []Limit
+		want      string
+	}{
+		"plans":                          {nil, []Limit{free, pro}, "api: token bucket, 10 per 1h, capacity 100"},
+		"plans whose capacity is a rate": {[]override{numbers(500, math.NaN(), algebra.Forever)}, []Limit{free, pro}, "api: token bucket, 10 per 1h, capacity 500"},
+		"a plan that had nothing":        {[]override{numbers(500, math.NaN(), algebra.Forever)}, []Limit{none}, "api: token bucket, 500 per 1h, capacity 500"},
+		"a plan that has nothing":        {nil, []Limit{none, Unlimited("api")}, ""},
+		"what ended an hour ago":         {[]override{numbers(1, 500, now-3600e6)}, []Limit{free}, "api: token bucket, 1 per 1h, capacity 500"},
+		"what ended two days ago":        {[]override{numbers(1, 500, now-2*86400e6)}, []Limit{free}, "api: token bucket, 10 per 1h, capacity 10"},
+		"blocks":                         {[]override{row(1, block, nil)}, []Limit{free}, "api: token bucket, 10 per 1h, capacity 10"},
+	} {
+		o, table := new(Overrides), new(overrideTable)
+		for _, in := range tt.overrides {
+			table.apply([]change{{groupID{"api", "ann"}, in}, {groupID{"other", "ann"}, numbers(1e-3, 1e9, algebra.Forever)}}, true)
+		}
+		o.table.Store(table)
+		joined, err := (&Limiter{Overrides: o}).byName(tt.limits)
+		got := ""
+		if len(joined) > 0 {
+			got = joined[0].String()
+		}
+		if err != nil || len(joined) > 1 || got != tt.want {
+			t.Errorf("%s: %v, %v, want %s", name, joined, err, tt.want)
+		}
 	}
 }
 
@@ -142,7 +210,7 @@ func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
 func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
 	o := new(Overrides)
 	table := new(overrideTable)
-	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil), false}}, true)
+	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	if n := testing.AllocsPerRun(100, func() {
@@ -167,7 +235,7 @@ func TestAPeriodForPostgres(t *testing.T) {
 func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 	o := new(Overrides)
 	table := new(overrideTable)
-	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil), false}}, true)
+	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()

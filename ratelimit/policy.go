@@ -13,8 +13,11 @@ import (
 
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 
+// grantsNothing reports whether the limit has a rate of 0 or is blocked.
+func (l *Limit) grantsNothing() bool { return l.numbers.Rate == 0 || l.blocked }
+
 // rowless reports whether the limit has no rows. It must be valid.
-func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
+func (l *Limit) rowless() bool { return l.grantsNothing() || l.unlimited() }
 
 // withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
 func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
@@ -32,7 +35,7 @@ func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []de
 // deniedByPolicy reports whether the call wants a token of a limit with a rate of 0.
 func (c *call) deniedByPolicy() bool {
 	return (c.consumes() || c.verb == VerbCheck) &&
-		slices.ContainsFunc(c.rowless, func(d demand) bool { return d.limit.numbers.Rate == 0 && d.count > 0 })
+		slices.ContainsFunc(c.rowless, func(d demand) bool { return d.limit.grantsNothing() && d.count > 0 })
 }
 
 // blockedUntil is when the last block ends of those that deny the call: algebra.Forever if one has no end, or a rate is 0.
@@ -40,7 +43,7 @@ func (c *call) blockedUntil() algebra.Micros {
 	until := algebra.Min
 	for _, d := range c.rowless {
 		switch {
-		case d.limit.numbers.Rate > 0 || d.count == 0:
+		case !d.limit.grantsNothing() || d.count == 0:
 		case d.limit.blocked:
 			until = max(until, d.limit.until)
 		default:
@@ -86,6 +89,9 @@ func (r *Result) fillRowless(c *call, a *answer) {
 	}
 	for _, d := range c.rowless {
 		left := d.limit.numbers.Capacity
+		if d.limit.blocked {
+			left = 0
+		}
 		r.Remaining = min(r.Remaining, left)
 		for _, request := range d.requests {
 			s := &r.Requests[request]

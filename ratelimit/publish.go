@@ -39,7 +39,18 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	if err != nil {
 		return err
 	}
-	if _, err := (wire{db: db}).queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text)}); err != nil {
+	publish := func(ctx context.Context) error {
+		_, err := wire{db: db}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text)})
+		return err
+	}
+	switch {
+	case isInMemory(db): // which has no such table
+	case isTx(db):
+		err = publish(ctx)
+	default: // its isolation level may be above READ COMMITTED
+		err = Retry(ctx, publish)
+	}
+	if err != nil {
 		return explain("publish", err)
 	}
 	return nil
@@ -77,7 +88,6 @@ func (l Limit) definition() definition {
 
 // intervalText is a duration for Postgres. Its field of seconds is too small for long ones before PostgreSQL 15.
 func intervalText(d time.Duration) string {
-	const day = 24 * time.Hour
 	days, rest := d/day, (d % day).Microseconds()
 	clock := fmt.Sprintf("%02d:%02d:%02d.%06d", rest/3_600_000_000, rest/60_000_000%60, rest/1_000_000%60, rest%1_000_000)
 	switch {

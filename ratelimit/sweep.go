@@ -33,7 +33,7 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	if len(limits) == 0 {
 		return 0, fmt.Errorf("%w: no limit to sweep", ErrInvalid)
 	}
-	limits, err = byName(limits)
+	limits, err = l.byName(limits)
 	if err != nil {
 		return 0, err
 	}
@@ -42,9 +42,6 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		return 0, err
 	}
 	for _, limit := range limits {
-		if limit, err = l.Overrides.widen(limit); err != nil {
-			return deleted, err
-		}
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {
@@ -54,10 +51,14 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	return deleted, nil
 }
 
-// byName makes one limit of all plans of a name. What is full by the largest capacity and the slowest rate is full by each plan.
-func byName(limits []Limit) (joined []Limit, err error) {
+// byName makes one limit of all plans of a name. What is full by the largest capacity and the slowest rate is full by
+// each plan, under each override.
+func (l *Limiter) byName(limits []Limit) (joined []Limit, err error) {
 	for _, limit := range limits {
 		if err := limit.Validate(); err != nil {
+			return nil, err
+		}
+		if limit, err = l.Overrides.widened(limit); err != nil {
 			return nil, err
 		}
 		if limit.rowless() {
@@ -71,8 +72,7 @@ func byName(limits []Limit) (joined []Limit, err error) {
 		if !sameRefill(&joined[i], &limit) {
 			return nil, twoDefinitions(&joined[i], &limit)
 		}
-		numbers := &joined[i].numbers
-		numbers.Capacity, numbers.Rate = max(numbers.Capacity, limit.numbers.Capacity), min(numbers.Rate, limit.numbers.Rate)
+		joined[i] = joined[i].widerOf(limit)
 	}
 	return joined, nil
 }

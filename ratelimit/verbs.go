@@ -91,7 +91,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	if err == nil {
 		result, err = c.decide(ctx, db)
 	} else {
-		result = unanswered(requests)
+		result = unanswered(c.requests)
 	}
 	l.observe(ctx, v, began, result, err)
 	return result, err

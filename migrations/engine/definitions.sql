@@ -34,6 +34,15 @@ BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
     END IF;
+    IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
+    END IF;
+    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO plan
+      FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
+     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor');
+    IF plan IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
+    END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
@@ -42,11 +51,17 @@ BEGIN
     LOOP
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
+            END IF;
         ELSE
             d.shards := coalesce(d.shards, 1);
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
                 d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
             d.capacity := coalesce(d.capacity, d.rate);
+            IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
+            END IF;
             IF d.kind = 'calendar window' THEN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
@@ -54,7 +69,7 @@ BEGIN
             IF d.rate > '0' THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                  WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
-                   AND (o.kind <> d.kind OR o.period <> d.period OR coalesce(o.start, '-infinity') <> coalesce(d.start, '-infinity'))
+                   AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
@@ -71,9 +86,9 @@ BEGIN
         INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
         VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
         ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        plans := array_append(plans, d.name || E'\n' || plan);
+        plans := pg_catalog.array_append(plans, d.name || E'\n' || plan);
     END LOOP;
-    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false
+    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
      WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
     DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
      WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';

@@ -15,7 +15,8 @@ BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
         SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
         FOR o IN
-            SELECT x.effect, x.until, coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
+            SELECT CASE WHEN d.kind = 'unlimited' AND x.effect = 'numbers' THEN 'unlimited' ELSE x.effect END AS effect, nullif(x.until, 'infinity') AS until,
+                   coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
                 SELECT DISTINCT ON (x.key) x.* FROM /* TEMPLATE: schema */rate_limit_overrides AS x
@@ -24,14 +25,14 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT 'numbers', NULL, d.rate, d.capacity, '{NULL}'
+            SELECT CASE WHEN d.kind = 'unlimited' THEN 'unlimited' ELSE 'numbers' END, NULL, d.rate, d.capacity, '{NULL}'
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
             IF o.own[1] IS NULL THEN -- the keys that have none of their own
                 RETURN QUERY
-                    SELECT k.key, CASE o.effect WHEN 'block' THEN '0' WHEN 'unlimited' THEN 'Infinity' ELSE k.remaining END,
-                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') WHEN 'numbers' THEN k.retry_at END
+                    SELECT k.key, CASE WHEN o.effect = 'unlimited' THEN 'Infinity' WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
+                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
                      WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
@@ -41,8 +42,8 @@ BEGIN
                     SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
             ELSE
                 RETURN QUERY
-                    SELECT u.key, CASE o.effect WHEN 'block' THEN '0' ELSE 'Infinity'::double precision END,
-                           CASE o.effect WHEN 'block' THEN coalesce(o.until, 'infinity') END
+                    SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
+                           CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
                       FROM pg_catalog.unnest(o.own) AS u (key);
             END IF;
         END LOOP;

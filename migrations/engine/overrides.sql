@@ -6,7 +6,7 @@
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
-    key          text COLLATE "C",          -- NULL: every key of the limit
+    key          text COLLATE "C" CHECK (key <> ''), -- NULL: every key of the limit
     effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
     rate         double precision,          -- NULL, as for the next two: as defined
     capacity     double precision,
@@ -68,15 +68,17 @@ DECLARE
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
     override := o.id;
-    until := o.until;
+    until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
     SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
       INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
       FROM (
-        SELECT DISTINCT d.kind, coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.rate END, d.rate) AS rate, d.period,
-               CASE WHEN d.kind <> 'unlimited' THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) END AS capacity,
-               coalesce(CASE WHEN d.kind <> 'unlimited' THEN o.max_reserved END, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor
+        SELECT DISTINCT d.kind, CASE WHEN n.new THEN coalesce(o.rate, d.rate) ELSE d.rate END AS rate, d.period,
+               CASE WHEN n.new THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE d.capacity END AS capacity,
+               CASE WHEN n.new THEN coalesce(o.max_reserved, d.max_reserved) ELSE d.max_reserved END AS max_reserved, d.start, d.shards, d.zone, d.anchor
           FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
+         CROSS JOIN LATERAL (SELECT o.effect = 'numbers' AND coalesce(o.rate, d.rate) > '0' AS new) AS n
          WHERE d.name = name AND d.current
       ) AS d;
     IF effect <> 'numbers' THEN
@@ -110,6 +112,7 @@ DECLARE
     wrong text;
     id bigint;
 BEGIN
+    until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
     wrong := CASE
         WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
@@ -237,7 +240,7 @@ AS $body$
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
-    added double precision;
+    more double precision;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
@@ -248,19 +251,27 @@ BEGIN
     END IF;
     IF capacity IS NULL THEN
         SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-        capacity := was.capacity;
-        IF was.effect = 'unlimited' OR capacity IS NULL THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: nobody has published its capacity; pass it', o.name);
+        IF was.effect <> 'numbers' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
         END IF;
-        added := greatest(/* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - capacity, 0);
-    ELSE
-        added := greatest(coalesce(o.capacity, o.rate, capacity) - capacity, 0);
+        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
+    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
+        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
+        more := coalesce(o.capacity, more) - capacity;
     END IF;
+    IF more IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+    END IF;
+    more := greatest(more, '0');
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + added / r.shards::double precision
-     WHERE r.name = o.name AND r.key = coalesce(o.key, '');
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = added WHERE f.id = id;
-    RETURN added;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    RETURN more;
 END
 $body$;
 
@@ -275,16 +286,19 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before; default NULL: as defined, under older overrides
+  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
+
+Errors:
+  22023  there is no such override in force, or the numbers before it are not known
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
--- the poll before; NULL: all that are in force. after: the last id of the page before. The Go library asks every second.
--- A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+-- the poll before; NULL: all that are in force, and the numbers that were until a day ago. after: the last id of the page before. The Go library asks every
+-- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT removed boolean[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -295,18 +309,26 @@ BEGIN
     SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
            pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
            pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
-           pg_catalog.array_agg(CASE WHEN isfinite(p.until) THEN (extract(epoch FROM p.until) * '1000000')::bigint
-               WHEN p.until = '-infinity' THEN 0 ELSE 9223372036854775807 END ORDER BY p.id),
-           pg_catalog.array_agg(p.removed_at IS NOT NULL ORDER BY p.id), count(*) = '10000', pg_current_snapshot()::text
-      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, removed, more, snapshot
+           pg_catalog.array_agg(CASE WHEN p.ends = '-infinity' THEN 0 WHEN p.ends < '10000-01-01 00:00+00' THEN (extract(epoch FROM p.ends) * '1000000')::bigint
+               ELSE 9223372036854775807 END ORDER BY p.id),
+           count(*) = '10000', pg_current_snapshot()::text
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, more, snapshot
       FROM (
-        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE since IS NULL AND o.id > after AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NULL AND o.id > after
+            AND coalesce(least(o.until, o.removed_at), 'infinity') > CASE WHEN o.effect = 'numbers' THEN at - interval '1 day' ELSE at END
           ORDER BY o.id LIMIT 10000)
         UNION ALL
-        (SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE o.changed_in >= pg_snapshot_xmin(since) AND NOT pg_visible_in_snapshot(o.changed_in, since) AND o.id > after
-          ORDER BY o.id LIMIT 10000)
+        -- OFFSET 0 makes the planner use the index of changed_in, whatever the statistics say. Rows of another cluster's future come with
+        -- all others only. A standby does not know which transactions are running.
+        (SELECT c.* FROM (
+            SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(pg_current_snapshot())
+               AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+            OFFSET 0
+          ) AS c
+          WHERE c.id > after
+          ORDER BY c.id LIMIT 10000)
       ) AS p;
 END
 $body$;

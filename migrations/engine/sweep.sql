@@ -39,24 +39,32 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle, according to a plain read
     tids tid[];  -- the rows of these keys, once they are locked
-    plans bigint;
+    nothing boolean; -- to delete
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override.
-        SELECT count(*), coalesce(min(d.kind), kind), min(d.period), min(d.start),
-               least(min(d.rate), min(o.rate) FILTER (WHERE o.effect = 'numbers')),
-               greatest(max(d.capacity), max(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)))
-          INTO plans, kind, period, start, rate, capacity
+        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override. What ended less than a day ago
+        -- counts, too: a process may not know yet.
+        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
+               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
+          INTO nothing, kind, period, start, rate, capacity
           FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-          LEFT JOIN /* TEMPLATE: schema */rate_limit_overrides AS o
-            ON o.name = name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
-         WHERE d.name = name AND d.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-        IF plans = '0' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- an error if there is no such limit
-            deleted := 0; -- an unlimited limit and one with a rate of 0 have no rows
+         CROSS JOIN LATERAL (
+            SELECT d.rate, d.capacity
+            UNION ALL
+            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
+              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
+         ) AS n
+         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF nothing THEN -- there are no rows, or old and new processes refill them differently
+            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
+            END IF;
+            deleted := 0;
             RETURN;
         END IF;
     END IF;

@@ -65,7 +65,7 @@ func problemOf(d Decision) problem {
 	switch {
 	case errors.As(d.Err, &exceeded):
 		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; exceeded.RetryAt.IsZero() {
-			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0."
+			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0, or the client is blocked."
 		}
 		for _, s := range exceeded.Requests {
 			if name := wireName(s.Limit); !s.OK && !slices.Contains(p.ViolatedPolicies, name) {

@@ -1,0 +1,563 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// parse reads what a command printed with --json.
+func parse[T any](t *testing.T, r result) (v T) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(r.out), &v); err != nil {
+		t.Fatalf("%v: %s", err, r)
+	}
+	return v
+}
+
+// newPublished makes a schema in which a program has published limits.
+func newPublished(t *testing.T, limits ...ratelimit.Limit) *world {
+	t.Helper()
+	w := newMigrated(t)
+	if err := ratelimit.Publish(t.Context(), w.conn, "api", limits...); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestShowSaysWhatCheckSays(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(5)),
+		ratelimit.TokenBucket("sharded", 1, time.Hour, ratelimit.Capacity(5), ratelimit.Shards(3)),
+		ratelimit.TokenBucket("small", 0.5, time.Hour),
+		ratelimit.FixedWindow("window", 2, 1000*time.Hour, ratelimit.Capacity(5)),
+		ratelimit.FixedWindow("start", 2, 1000*time.Hour, ratelimit.Capacity(5), ratelimit.Start(start)),
+		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin")),
+	}
+	w := newPublished(t, limits...)
+	var limiter ratelimit.Limiter
+	near := func(a, b time.Time) bool { return a.Sub(b).Abs() < time.Millisecond } // the clock ticks in between
+	for _, limit := range limits {
+		for range 4 {
+			key := fmt.Sprint("key", rand.IntN(1000))
+			request := limit.Key("eu", key)
+			charge := math.Floor(8 * rand.Float64())
+			if limit.Name() == "small" {
+				charge /= 4
+			}
+			if _, err := limiter.Charge(t.Context(), w.conn, request.Count(charge)); err != nil {
+				t.Fatal(err)
+			}
+			k := parse[keyDetails](t, w.run("show", limit.Name(), "eu|"+key, "--json"))
+			balance, err := limiter.Check(t.Context(), w.conn, request.Count(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if math.Abs(*k.Remaining-balance.Remaining) > 1e-3 {
+				t.Errorf("%v charged %v: show has %v remaining, and Check has %v", limit, charge, *k.Remaining, balance.Remaining)
+			}
+			if owes := balance.Remaining < 0; owes != (k.OwedUntil != nil) || owes && !near(*k.OwedUntil, balance.RetryAt) {
+				t.Errorf("%v charged %v: show says owed until %v, and Check says %v", limit, charge, k.OwedUntil, balance.RetryAt)
+			}
+			one, err := limiter.Check(t.Context(), w.conn, request.Count(min(1, limit.Capacity())))
+			if (err != nil) != (k.Denied == "balance") || err != nil && !near(*k.RetryAt, one.RetryAt) {
+				t.Errorf("%v charged %v: show says %q until %v, and Check says %v", limit, charge, k.Denied, k.RetryAt, err)
+			}
+			if limit.Config().Kind == ratelimit.KindTokenBucket && k.FullAt != nil && !near(*k.FullAt, balance.ResetAt) {
+				t.Errorf("%v charged %v: show says full at %v, and Check says %v", limit, charge, k.FullAt, balance.ResetAt)
+			}
+		}
+	}
+}
+
+func TestKeysAreThoseOfTheSQLFunction(t *testing.T) {
+	limit := ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))
+	w := newPublished(t, limit)
+	var limiter ratelimit.Limiter
+	for n := range 40 {
+		key := fmt.Sprint("key", n)
+		if _, err := limiter.Charge(t.Context(), w.conn, limit.Key(key).Count(float64(rand.IntN(15)))); err != nil {
+			t.Fatal(err)
+		}
+		w.sql([]string{
+			"SELECT ratelimit_override('l', $1, capacity => 12)", "SELECT ratelimit_override('l', $1, rate => 2, max_reserved => 3)",
+			"SELECT ratelimit_block('l', $1, until => now() + interval '1 hour')", "SELECT ratelimit_unlimited('l', $1)",
+			"SELECT ratelimit_block('l', $1), ratelimit_unblock('l', $1)", "SELECT $1::text",
+		}[n%6], key)
+	}
+	for range 2 {
+		rows, err := w.conn.Query(t.Context(), "SELECT key, remaining, retry_at IS NOT NULL FROM ratelimit_keys('l')")
+		if err != nil {
+			t.Fatal(err)
+		}
+		type row struct {
+			Key       string
+			Remaining float64
+			Denied    bool
+		}
+		want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := parse[[]keyState](t, w.run("keys", "l", "--all", "--limit", "0", "--json"))
+		if len(got) != len(want) {
+			t.Errorf("%d keys, want %d", len(got), len(want))
+		}
+		for _, row := range want {
+			i := slices.IndexFunc(got, func(k keyState) bool { return k.Key == row.Key })
+			if i < 0 {
+				t.Errorf("no key %s", row.Key)
+				continue
+			}
+			if k := got[i]; k.Denied != row.Denied || math.Abs(min(orUnlimited(k.Remaining), 1e9)-min(row.Remaining, 1e9)) > 1e-3 {
+				t.Errorf("%+v, want %+v", k, row)
+			}
+		}
+		if !slices.IsSortedFunc(got, func(a, b keyState) int {
+			return int(math.Copysign(1, min(orUnlimited(a.Remaining), 1e9)-min(orUnlimited(b.Remaining), 1e9)))
+		}) {
+			t.Error("not worst first")
+		}
+		w.sql("SELECT ratelimit_override('l', NULL, capacity => 8)")
+	}
+}
+
+func TestManyKeysAreEstimated(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("many", 1, time.Hour))
+	w.sql("INSERT INTO rate_limits SELECT 'many', 'key' || n, 0, 1, 0, now() FROM generate_series(1, 5000) AS n")
+	w.sql("ANALYZE rate_limits")
+	for _, count := range []bool{false, true} {
+		args := []string{"limits", "--json"}
+		if count {
+			args = append(args, "--count")
+		}
+		l := parse[[]struct {
+			Keys      int64
+			KeysExact bool
+		}](t, w.run(args...))[0]
+		if l.KeysExact != count || l.Keys < 4000 || l.Keys > 6000 || count && l.Keys != 5000 {
+			t.Errorf("%q: %d keys, exact: %v", args, l.Keys, l.KeysExact)
+		}
+	}
+	w.run("limits").wants(t, exitOK, `many .* ~[0-9],`)
+	w.run("limits", "--count").wants(t, exitOK, ` 5,000 `)
+	if n := strings.Count(w.run("keys", "many").out, "\n"); n != 21 {
+		t.Errorf("%d lines, want a title and 20 keys", n)
+	}
+}
+
+// evil is a key that would clear the screen.
+const evil = "\x1b[2J\x07|\u202eevil\n\u009b31m"
+
+func TestNoEscapeReachesTheTerminal(t *testing.T) {
+	limit := ratelimit.TokenBucket("name\x1b[31m", 1, 100000*time.Hour)
+	w := newMigrated(t)
+	if err := ratelimit.Publish(t.Context(), w.conn, "pro\x1b[31mgram", limit); err != nil {
+		t.Fatal(err)
+	}
+	name := limit.Name()
+	w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", name, evil)
+	w.sql("INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $2, 1, 1, now())", name, evil)
+	bad := regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\x{202e}]`)
+	for _, args := range [][]string{
+		{"limits"},
+		{"override", name, evil, "--rate", "3", "--reason", evil, "--who", evil, "--for", "1h"},
+		{"block", name, evil, "--reason", evil},
+		{"keys", name},
+		{"keys", name, "--denied"},
+		{"keys", evil},
+		{"show", name, evil},
+		{"show", evil, evil},
+		{"overrides"},
+		{"overrides", "--all"},
+		{"unblock", name, evil},
+		{"unblock", name, evil},
+		{"reset", name, evil, "--yes"},
+		{"reset", name, evil, "--yes"},
+		{"reset", name, evil},
+		{"restore", name, evil, "--who", evil},
+		{"sweep"},
+		{"publish", evil},
+		{evil},
+		{"limits", evil},
+		{"limits", "--" + evil},
+		{"override", name, "--rate", evil},
+		{"override", name, "x", "--rate", "1", "--until", evil},
+		{"replay", "--log", evil + ".csv", "--time", evil, "-c", evil},
+		{"replay", "--log", evil + ".csv", "--time", evil, "-c", "1/1h"},
+		{"replay", "--query", "SELECT now(), " + "'" + evil + "'", "-c", "1/1h"},
+		{"replay", "--query", evil, "-c", "1/1h"},
+		{"migrate", evil},
+	} {
+		r := w.run(args...)
+		if s := bad.FindString(r.out + r.errOut); s != "" {
+			t.Errorf("%q prints %q: %q", args, s, r.out+r.errOut)
+		}
+	}
+}
+
+func TestKeysThatNoServerTakes(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	for _, key := range []string{"\xff", "a\x00b", strings.Repeat("k", 100_000)} {
+		for _, command := range [][]string{{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key}} {
+			r := w.run(command...)
+			if r.code == exitUsage || command[0] == "block" && r.code != exitError {
+				t.Errorf("%.30q: exit status %d: %.300s", command, r.code, r.errOut)
+			}
+		}
+	}
+}
+
+// A role that may do nothing is told what to grant for each command. Granted just that, it can.
+func TestMissingGrants(t *testing.T) {
+	for _, args := range [][]string{
+		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"overrides"},
+		{"override", "l", "k", "--rate", "2", "--add"}, {"block", "l", "k"}, {"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"},
+		{"reset", "l", "k", "--yes"}, {"sweep"}, {"publish", "testdata/array.json", "--program", "other"},
+	} {
+		t.Run(args[0], func(t *testing.T) {
+			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
+			w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_override('l', 'k', rate => 2)")
+			role := w.schema + "_role"
+			w.sql("CREATE ROLE " + role)
+			t.Cleanup(func() {
+				if _, err := w.conn.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+					t.Error(err)
+				}
+			})
+			asRole := func() result { return w.as(role, args...) }
+			r := asRole()
+			r.wants(t, exitError, "may not use the schema "+w.schema)
+			grant := regexp.MustCompile(`GRANT [^;\n]*`)
+			var asked []string
+			for r.code == exitError && len(asked) < 20 {
+				grants := grant.FindAllString(r.errOut, -1)
+				if len(grants) == 0 || slices.Contains(asked, grants[0]) {
+					t.Fatalf("granted %q: %s", asked, r)
+				}
+				for _, g := range grants {
+					w.sql(g)
+				}
+				asked = append(asked, grants...)
+				r = asRole()
+			}
+			if r.code != exitOK && r.code != exitNothing || len(asked) < 2 {
+				t.Errorf("granted %q: %s", asked, r)
+			}
+		})
+	}
+}
+
+// as runs a command as another role.
+func (w *world) as(role string, args ...string) result {
+	w.t.Helper()
+	url := w.url
+	w.url = strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1)
+	if w.url == url {
+		w.t.Fatalf("no options in %s", url)
+	}
+	defer func() { w.url = url }()
+	return w.run(args...)
+}
+
+func TestReasonsWhyNothingIsThere(t *testing.T) {
+	w := newMigrated(t)
+	schema := w.schema
+	w.schema = "no_such_schema"
+	for _, args := range [][]string{
+		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2"}, {"block", "l", "k"},
+		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
+		{"publish", "testdata/array.json", "--program", "other"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
+	} {
+		w.run(args...).wants(t, exitError, "no table rate_limits in no_such_schema: run `txlimit migrate`. Other schemas have it: --schema ")
+	}
+	for _, args := range [][]string{{"migrate"}, {"migrate", "status"}, {"migrate", "down", "--yes"}} {
+		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
+	}
+	w.schema = schema
+	w.sql("DROP FUNCTION ratelimit_keys")
+	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
+	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
+}
+
+func TestMigrateMakesTheSchema(t *testing.T) {
+	w := newWorld(t)
+	w.sql("DROP SCHEMA " + w.schema)
+	w.run("migrate").wants(t, exitError, "pass --create-schema, or run CREATE SCHEMA "+w.schema)
+	w.run("migrate", "--create-schema").wants(t, exitOK, "up 00001_engine.sql")
+	w.run("migrate", "up", "--create-schema").wants(t, exitOK, "nothing to do")
+	w.run("limits").wants(t, exitNothing)
+}
+
+func TestProcessesThatMigrateAtOnce(t *testing.T) {
+	w := newWorld(t)
+	results := make(chan result)
+	for range 4 {
+		go func() { results <- w.runWith(w.t.Context(), "", "migrate", "--json") }()
+	}
+	ran := 0
+	for range 4 {
+		r := <-results
+		r.wants(t, exitOK)
+		ran += len(parse[migrated](t, r).Migrations)
+	}
+	if ran != 1 {
+		t.Errorf("%d migrations were run, want each once", ran)
+	}
+}
+
+func TestNoConnection(t *testing.T) {
+	w := newWorld(t)
+	good := w.url
+	for url, want := range map[string]string{
+		"postgres://app:secret@127.0.0.1:1/db":                 "cannot connect: .*127.0.0.1:1.*Say where the database is with --database, DATABASE_URL, or PGHOST",
+		"postgres://app:secret@[::1/db":                        "DATABASE_URL is not a way to a database",
+		strings.Replace(good, "/postgres?", "/no_such_db?", 1): `cannot connect: .*no_such_db`,
+	} {
+		w.url = url
+		r := w.run("limits")
+		r.wants(t, map[bool]int{true: exitUsage, false: exitError}[strings.Contains(url, "[::1/")], want)
+		if strings.Contains(r.errOut, "secret") {
+			t.Errorf("the password is printed: %s", r.errOut)
+		}
+	}
+	// The flag goes before the environment.
+	w.run("--database", good, "migrate").wants(t, exitOK)
+	// Without both, libpq's variables count, which pgx reads.
+	config, err := pgx.ParseConfig(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.url = ""
+	a := &app{getenv: func(string) string { return "" }}
+	if c, err := a.config(); err != nil || c.Host == "" {
+		t.Errorf("%v, %v", c, err)
+	}
+	w.run("--database", fmt.Sprintf("host=%s port=%d user=%s dbname=%s sslmode=disable", config.Host, config.Port, config.User, config.Database), "limits").
+		wants(t, exitNothing)
+}
+
+func TestLocks(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour))
+	w.sql("SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	r := w.run("locks", "--json")
+	report := parse[lockReport](t, r)
+	if len(report.Sessions) != 0 {
+		t.Errorf("before: %s", r)
+	}
+
+	holder, turn := w.connect(), w.connect()
+	begin := func(conn *pgx.Conn, sql string) uint32 {
+		if _, err := conn.Exec(t.Context(), "BEGIN; "+sql); err != nil {
+			t.Fatal(err)
+		}
+		return conn.PgConn().PID()
+	}
+	held := begin(holder, "SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	turnHeld := begin(turn, "LOCK TABLE rate_limits_turn_07")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	waiting := []uint32{}
+	for _, sql := range []string{
+		"SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
+		"SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
+		"BEGIN; LOCK TABLE rate_limits_turn_07",
+	} {
+		conn := w.connect()
+		waiting = append(waiting, conn.PgConn().PID())
+		go func() {
+			_, _ = conn.Exec(ctx, sql) // is cancelled
+			ended <- struct{}{}
+		}()
+	}
+	defer func() {
+		cancel()
+		for range waiting {
+			<-ended
+		}
+	}()
+	byPID := map[uint32]session{}
+	for tries := 0; ; tries++ { // until all of them wait
+		r = w.run("locks", "--old", "1ms", "--json")
+		report = parse[lockReport](t, r)
+		clear(byPID)
+		for _, s := range report.Sessions {
+			byPID[uint32(s.PID)] = s
+		}
+		if len(byPID) == 5 || tries == 1000 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, pid := range []uint32{held, turnHeld} {
+		if s := byPID[pid]; !s.InTheWay || len(s.BlockedBy) > 0 || s.State != "idle in transaction" || s.Seconds == nil {
+			t.Errorf("in the way: %+v: %s", s, r)
+		}
+	}
+	for i, want := range []string{"sendMessage user-17", "sendMessage user-17", "its turn (rate_limits_turn_07)"} {
+		if s := byPID[waiting[i]]; s.InTheWay || s.WaitsFor != want || len(s.BlockedBy) == 0 {
+			t.Errorf("waiting for %s: %+v", want, s)
+		}
+	}
+	if !slices.ContainsFunc(report.Old, func(s session) bool { return uint32(s.PID) == held }) {
+		t.Errorf("the old transaction is not listed: %s", r)
+	}
+	w.run("locks", "--old", "1ms").wants(t, exitOK, "WAITS FOR", "in the way", fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "sendMessage user-17", "stay open")
+
+	// A role that may see less is told so, and still sees who is in the way.
+	role := w.schema + "_watcher"
+	w.sql("CREATE ROLE " + role + "; GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
+	t.Cleanup(func() {
+		if _, err := w.conn.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	w.as(role, "locks").wants(t, exitOK, "GRANT pg_monitor TO "+role, fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "a row")
+	w.sql("GRANT pg_monitor TO " + role)
+	if r := w.as(role, "locks"); strings.Contains(r.errOut, "pg_monitor") || !strings.Contains(r.out, "idle in transaction") {
+		t.Error(r)
+	}
+
+	// What has to wait gives up, and says where to look.
+	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "`txlimit locks` shows which")
+	// An override is in force, although the addition has to wait.
+	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit_add\(\d+\)`)
+	w.run("overrides").wants(t, exitOK, "capacity 20")
+
+	// Interrupted, it ends.
+	w.change = func(a *app) { a.patience = time.Minute }
+	interrupted, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer stop()
+	w.runWith(interrupted, "", "reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "interrupted")
+}
+
+func TestCompletion(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour), ratelimit.TokenBucket("signUps", 1, time.Hour), ratelimit.TokenBucket("other", 1, time.Hour))
+	w.sql("SELECT ratelimit('sendMessage', k, rate => 1, period => '1 hour') FROM unnest(ARRAY['user-1', 'user-2', 'admin', $1]) AS k", "user-"+evil)
+	for words, want := range map[string][]string{
+		"keys s":                   {"sendMessage", "signUps"},
+		"keys x":                   {},
+		"show sendMessage user":    {"user-1", "user-2"},
+		"reset sendMessage a":      {"admin"},
+		"reset sendMessage a b":    {},
+		"sweep signUps s":          {"sendMessage"},
+		"block s":                  {"sendMessage", "signUps"},
+		"overrides o":              {"other"},
+		"lo":                       {"locks"},
+		"show no'such user":        {},
+		"limits --da":              {"--database"},
+		"migrate s":                {"status"},
+		"restore sendMessage adm":  {"admin"},
+		"restore --effect ":        {"numbers", "block", "unlimited"},
+		"replay --published si":    {"signUps"},
+		"unlimited sendMessage ad": {"admin"},
+	} {
+		r := w.run(append([]string{"__complete"}, strings.Split(words, " ")...)...)
+		got := []string{}
+		for line := range strings.Lines(r.out) {
+			if word, _, _ := strings.Cut(strings.TrimSpace(line), "\t"); word != "" && word[0] != ':' {
+				got = append(got, word)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q\n%s", words, got, want, r)
+		}
+	}
+	w.url = "postgres://127.0.0.1:1/none"
+	if r := w.run("__complete", "keys", "s"); strings.Contains(r.out, "send") || strings.Contains(r.errOut, "cannot connect") {
+		t.Errorf("without a database: %s", r)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		w.run("completion", shell).wants(t, exitOK, "txlimit")
+	}
+}
+
+func TestEveryCommandHasHelp(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"}
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		path := strings.Fields(c.CommandPath())[1:]
+		if c.Name() == "help" || len(path) > 0 && path[0] == "completion" {
+			return
+		}
+		r := w.run(append(path, "--help")...)
+		r.wants(t, exitOK, "(?s)Usage:\n  txlimit.*--database.*Exit status:\n  0  done")
+		if len(path) == 1 && (c.Example == "" || len(c.Long) < 80) {
+			t.Errorf("%q has no example, or little help", path)
+		}
+		for line := range strings.Lines(c.Long) {
+			if len(line) > 89 && line[0] != ' ' {
+				t.Errorf("%q: a long line: %s", path, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	root := (&app{getenv: os.Getenv}).root()
+	visit(root)
+	if n := len(root.Commands()); n < 15 {
+		t.Errorf("%d commands", n)
+	}
+	w.run("--version").wants(t, exitOK, "^txlimit ")
+	w.run().wants(t, exitUsage, "a command is missing: limits, keys")
+	w.run("shwo").wants(t, exitUsage, `there is no command "shwo". Did you mean show\?`)
+}
+
+func TestOverrideOfALimitWithPlans(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10)), ratelimit.TokenBucket("l", 2, 100000*time.Hour, ratelimit.Capacity(20)))
+	w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours', capacity => 10, count => 10)")
+	w.run("override", "l", "k", "--capacity", "30", "--add").wants(t, exitError, "#1 is in force, but nothing was added: .*several plans")
+	w.run("override", "l", "k", "--capacity", "30", "--add", "--capacity-before", "10").wants(t, exitOK, "in place of #1", "added 20 tokens")
+	k := parse[keyDetails](t, w.run("show", "l", "k", "--plan", "capacity 10", "--json"))
+	if math.Abs(*k.Remaining-20) > 1e-3 || *k.Numbers.Capacity != 30 {
+		t.Errorf("%+v", k)
+	}
+	// An override that makes the plans alike leaves nothing to choose.
+	w.run("override", "l", "k", "--capacity", "30", "--rate", "3").wants(t, exitOK)
+	w.run("show", "l", "k").wants(t, exitOK, "in force +token bucket, 3 per .*, capacity 30")
+}
+
+func TestReplayWritesAPicture(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"} // a log needs no database
+	svg := t.TempDir() + "/report.svg"
+	w.run("replay", "--log", "testdata/messages.csv", "--time", "created_at", "--key", "user_id", "-c", "1/1h", "--skip-mistakes", "--svg", svg).wants(t, exitOK, "2 keys")
+	if text, err := os.ReadFile(svg); err != nil || !strings.HasPrefix(string(text), "<svg ") || !strings.Contains(string(text), "candidate: token bucket, 1 per 1h") {
+		t.Errorf("%v: %.100s", err, text)
+	}
+	dir := t.TempDir()
+	for name, log := range map[string]string{
+		"a.jsonl": `{"at": "2026-07-01T12:00:00Z", "user": {"id": 7}}` + "\n" + `{"at": "2026-07-01T12:00:01Z", "user": {"id": 7}}` + "\n",
+		"a.log": `192.0.2.1 - - [01/Jul/2026:12:00:01 +0000] "POST /login HTTP/1.1" 401 12` + "\n" +
+			`192.0.2.1 - - [01/Jul/2026:12:00:00 +0000] "POST /login HTTP/1.1" 401 12` + "\n",
+	} {
+		if err := os.WriteFile(dir+"/"+name, []byte(log), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := w.run("replay", "--log", dir+"/a.jsonl", "--time", "at", "--key", "user.id", "-c", "1/1h", "--json")
+	if p := parse[replayed](t, r); p.Events != 2 || p.Candidates[0].Denied != 1 || p.Candidates[0].MostDenied[0].Key != "7" {
+		t.Error(r)
+	}
+	w.run("replay", "--log", dir+"/a.log", "--key", "host", "-c", "1/1h").wants(t, exitError, "see --reorder")
+	r = w.run("replay", "--log", dir+"/a.log", "--key", "host", "--reorder", "1m", "-c", "1/1h", "--json")
+	if p := parse[replayed](t, r); p.Events != 2 || p.Candidates[0].Denied != 1 {
+		t.Error(r)
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+)
+
+// complete returns those words of fn that begin so. It asks the database in silence, and not for long.
+func (a *app) complete(cmd *cobra.Command, begin string, fn func(ctx context.Context, tx pgx.Tx) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
+	defer cancel()
+	var words []string
+	err := a.reading(ctx, func(tx pgx.Tx) (err error) {
+		words, err = fn(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError | cobra.ShellCompDirectiveNoFileComp
+	}
+	var plain []cobra.Completion
+	for _, word := range words {
+		if strings.HasPrefix(word, begin) && printable(word) == word { // others would be typed on the terminal
+			plain = append(plain, word)
+		}
+	}
+	return plain, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeLimits completes LIMIT.
+func (a *app) completeLimits(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) { return knownLimits(ctx, tx) })
+}
+
+// completeLimitAndKey completes LIMIT KEY. It looks up at most 50 keys.
+func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	switch len(args) {
+	case 0:
+		return a.completeLimits(cmd, args, begin)
+	case 1:
+		return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
+			return collect(ctx, tx, pgx.RowTo[string], `
+				SELECT key FROM (SELECT key FROM rate_limits WHERE name = $1 AND key >= $2 AND key <> '' AND shard = 0 ORDER BY key LIMIT 50) AS k
+				 WHERE starts_with(key, $2)`, args[0], begin)
+		})
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// choices completes the value of a flag.
+func choices(command *cobra.Command, flag string, values ...string) {
+	completeFlag(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func completeFlag(command *cobra.Command, flag string, complete cobra.CompletionFunc) {
+	if err := command.RegisterFlagCompletionFunc(flag, complete); err != nil {
+		panic(err) // never: the command has the flag
+	}
+}

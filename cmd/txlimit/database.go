@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+)
+
+// config is how to connect.
+func (a *app) config() (*pgx.ConnConfig, error) {
+	from, text := "--database", a.database
+	if text == "" {
+		from, text = "DATABASE_URL", a.getenv("DATABASE_URL")
+	}
+	config, err := pgx.ParseConfig(text)
+	if err != nil {
+		if text == "" {
+			from = "the environment (PGHOST, PGPORT, PGSERVICE and so on)"
+		}
+		return nil, usagef("%s is not a way to a database: %w", from, err) // pgx hides the password
+	}
+	if config.RuntimeParams["application_name"] == "" {
+		config.RuntimeParams["application_name"] = "txlimit"
+	}
+	if a.schema != "" {
+		config.RuntimeParams["search_path"] = pgx.Identifier{a.schema}.Sanitize()
+	}
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = 10 * time.Second
+	}
+	// Without prepared statements, which poolers may not know.
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	return config, nil
+}
+
+// connect makes a.conn.
+func (a *app) connect(ctx context.Context) error {
+	if a.conn != nil {
+		return nil
+	}
+	config, err := a.config()
+	if err != nil {
+		return err
+	}
+	a.conn, err = pgx.ConnectConfig(ctx, config)
+	return err
+}
+
+// inTx runs fn in a transaction and commits it. It gives up waiting for a lock when a.patience has passed.
+func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
+}
+
+// reading runs fn in a transaction that reads, along indexes where it can.
+func (a *app) reading(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off", fn)
+}
+
+func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn func(tx pgx.Tx) error) error {
+	if err := a.connect(ctx); err != nil {
+		return err
+	}
+	return pgx.BeginTxFunc(ctx, a.conn, options, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, set); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// now is the time of the database.
+func now(ctx context.Context, tx pgx.Tx) (at time.Time, err error) {
+	err = tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at)
+	return at.UTC(), err
+}
+
+// querier runs queries.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// collect reads all rows of a query.
+func collect[T any](ctx context.Context, db querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, row)
+}
+
+// optional is NULL for an empty text.
+func optional(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
+}
+
+// keyOf is the KEY of the arguments LIMIT [KEY].
+func keyOf(args []string) *string {
+	if len(args) < 2 {
+		return nil
+	}
+	return &args[1]
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments, and there is %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// limitAndKey checks the arguments LIMIT [KEY].
+func limitAndKey(args []string) error {
+	switch {
+	case len(args) == 0:
+		return fmt.Errorf("the name of the limit is missing")
+	case len(args) > 2:
+		return fmt.Errorf("too many arguments: %q comes after LIMIT and KEY (a key with blanks needs quotes)", args[2])
+	case args[0] == "":
+		return fmt.Errorf("the name of the limit is empty")
+	case len(args) == 2 && args[1] == "":
+		return fmt.Errorf("the key is empty: for a limit without keys, and for all keys, leave KEY out")
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// explain is an error as text that says what to do.
+func (a *app) explain(ctx context.Context, err error) string {
+	if cause := context.Cause(ctx); cause != nil {
+		return "interrupted: " + oneLine(err.Error())
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		text := "cannot connect: " + oneLine(err.Error())
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "08P01" && a.schema != "" {
+			return text + ". A pooler is in between: connect to the server itself, or give the role the search_path and leave out --schema"
+		}
+		return text + ". Say where the database is with --database, DATABASE_URL, or PGHOST and so on, as for psql"
+	}
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return oneLine(err.Error())
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	text := oneLine(pgErr.Message)
+	switch pgErr.Code {
+	case "42883", "42P01", "3F000":
+		return a.notThere(ctx, text)
+	case "42501":
+		return a.notGranted(ctx, text)
+	case "55P03":
+		return text + ". Another transaction holds the row. `txlimit locks` shows which"
+	case "25006":
+		return text + ". This server is a replica, or the role is read-only: connect to the primary"
+	}
+	if pgErr.Hint != "" {
+		text += ". " + oneLine(pgErr.Hint)
+	}
+	if pgErr.Code != "22023" {
+		text += fmt.Sprintf(" (SQLSTATE %s)", pgErr.Code)
+	}
+	return text
+}
+
+// place is a schema that has the limits.
+type place struct {
+	Name  string
+	Usage bool // the role may use it
+}
+
+// other names the schemas to choose instead, five at most.
+func other(places []place) string {
+	var options []string
+	for _, p := range places[:min(len(places), 5)] {
+		options = append(options, "--schema "+shellQuote(p.Name))
+	}
+	if options == nil {
+		return ""
+	}
+	return ". Other schemas have it: " + strings.Join(options, ", ")
+}
+
+// notThere explains that a table or a function is not there.
+func (a *app) notThere(ctx context.Context, text string) string {
+	var here bool
+	var path, role string
+	err := a.conn.QueryRow(ctx, "SELECT to_regclass('rate_limits') IS NOT NULL, concat_ws(', ', VARIADIC current_schemas(false)), current_user").Scan(&here, &path, &role)
+	if err != nil {
+		return text
+	}
+	if here {
+		return text + ". The schema is older than this program: run `txlimit migrate`"
+	}
+	places, err := collect(ctx, a.conn, pgx.RowToStructByPos[place], `
+		SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+		 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' ORDER BY 1`)
+	if err != nil {
+		return text
+	}
+	wanted := cmp.Or(a.schema, path)
+	for _, p := range places {
+		if !p.Usage && (a.schema == "" && !slices.ContainsFunc(places, func(p place) bool { return p.Usage }) || p.Name == a.schema) {
+			return fmt.Sprintf("the role %s may not use the schema %s, which has the limits: GRANT USAGE ON SCHEMA %s TO %s",
+				printable(role), printable(p.Name), identifier(p.Name), identifier(role))
+		}
+	}
+	if wanted == "" {
+		return "no schema of the role's search_path exists: pass --schema" + other(places)
+	}
+	return fmt.Sprintf("there is no table rate_limits in %s: run `txlimit migrate`%s", printable(wanted), other(places))
+}
+
+// notGranted explains which privileges are missing.
+func (a *app) notGranted(ctx context.Context, text string) string {
+	var missing []string
+	for _, need := range a.needs {
+		privilege, relation, _ := strings.Cut(need, " ")
+		var grant *string
+		err := a.conn.QueryRow(ctx, `
+			SELECT format('GRANT %s ON %s TO %I', $1::text, c.oid::regclass, current_user)
+			  FROM pg_class AS c WHERE c.oid = to_regclass($2) AND NOT has_table_privilege(c.oid, $1)`, privilege, relation).Scan(&grant)
+		if err == nil && grant != nil {
+			missing = append(missing, *grant)
+		}
+	}
+	if len(missing) == 0 {
+		return text + ". See docs/security.md for what to grant"
+	}
+	slices.Sort(missing)
+	return fmt.Sprintf("%s. Have the owner of the tables run: %s", text, strings.Join(slices.Compact(missing), "; "))
+}
+
+// noSuchLimit is the error for a name that no limit has.
+func noSuchLimit(name string, known []string) error {
+	if len(known) == 0 {
+		return fmt.Errorf("there is no limit %s: no program has published its limits (ratelimit.Publish, `txlimit publish`), and there are no rows of that name", printable(name))
+	}
+	text := fmt.Sprintf("there is no limit %s.", printable(name))
+	if near := nearest(name, known); near != "" {
+		text += fmt.Sprintf(" Did you mean %s?", printable(near))
+	}
+	listed := make([]string, 0, 21)
+	for i, k := range known {
+		if i == 20 {
+			listed = append(listed, fmt.Sprintf("and %d more", len(known)-i))
+			break
+		}
+		listed = append(listed, printable(k))
+	}
+	return fmt.Errorf("%s There are: %s", text, strings.Join(listed, ", "))
+}
+
+// nearest is the known name that is most like a name, or empty if none is much like it.
+func nearest(name string, known []string) (best string) {
+	most := len([]rune(name))/3 + 1
+	for _, k := range known {
+		if d := distance(strings.ToLower(name), strings.ToLower(k)); d <= most {
+			best, most = k, d-1
+		}
+	}
+	return best
+}
+
+// distance is the number of characters to insert, delete or replace that makes b of a (Levenshtein).
+func distance(a, b string) int {
+	s, t := []rune(a), []rune(b)
+	row := make([]int, len(t)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range s {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range t {
+			cost := diagonal
+			if s[i] != t[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(t)]
+}
+
+// oneLine is a message of several lines on one, without what a terminal does not show.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	var b strings.Builder
+	for _, r := range s {
+		if p := printable(string(r)); r != ' ' && r != '"' && r != '\\' && p != string(r) {
+			b.WriteString(strings.Trim(p, `"`))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return strings.ReplaceAll(b.String(), ratelimit.ErrInvalid.Error()+": ", "")
+}
+
+// identifier is a name in SQL, in quotes only where it must be.
+func identifier(name string) string {
+	for i, r := range name {
+		if !(r >= 'a' && r <= 'z' || r == '_' || i > 0 && r >= '0' && r <= '9') {
+			return pgx.Identifier{name}.Sanitize()
+		}
+	}
+	return name
+}
+
+// shellQuote is a word for a shell.
+func shellQuote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.,:/@%+=", r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+		return word
+	}
+	if printable(word) != word && strings.IndexFunc(word, func(r rune) bool { return r < ' ' || r == 0x7f }) >= 0 {
+		return "$" + "'" + strings.Trim(strings.ReplaceAll(printable(word), "'", `\'`), `"`) + "'" // bash and zsh
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}

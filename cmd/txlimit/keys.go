@@ -1,0 +1,276 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// keyState is a key as `keys` prints it.
+type keyState struct {
+	Key       string     `json:"key"`
+	Remaining *float64   `json:"remaining"` // nil: unlimited
+	Denied    bool       `json:"denied"`    // one token would be denied
+	RetryAt   *time.Time `json:"retryAt"`   // nil: not denied, or a block without an end
+	Effect    string     `json:"effect"`    // numbers, block or unlimited
+	Override  *int64     `json:"override"`  // the id of the override in force
+}
+
+// deniedKey is a key as `keys --denied` prints it.
+type deniedKey struct {
+	Key        string    `json:"key"`
+	Denied     int64     `json:"denied"`
+	Asked      float64   `json:"asked"`
+	LastDenied time.Time `json:"lastDenied"`
+}
+
+func (a *app) keysCommand() *cobra.Command {
+	var n numbers
+	var all, denied bool
+	var most int
+	var since string
+	c := a.do(&cobra.Command{
+		Use:   "keys LIMIT [--all] [--limit N] [--denied [--since 3h]]",
+		Short: "List who is limited, worst first",
+		Long: `List the keys of a limit that would be denied one token now, those with the fewest tokens first.
+
+It reads all rows of the limit, without locking any. With a million keys that may take half a minute; a replica serves as well.
+--denied reads no such rows: it lists the keys with the most denials, as programs with a usage.Recorder have counted them.
+
+REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.`,
+		Example: `  txlimit keys sendMessage
+  txlimit keys apiCalls --plan 'capacity 20' --all --limit 0
+  txlimit keys logins --denied --since 3h
+  txlimit keys oldLimit --rate 10 --period 1m    # which no program has published`,
+		Args:              func(_ *cobra.Command, args []string) error { return onlyLimit(args) },
+		ValidArgsFunction: a.completeLimits,
+	}, lookNeeds, func(ctx context.Context, args []string) error {
+		if most < 0 {
+			return usagef("--limit %d is below 0", most)
+		}
+		if denied {
+			return a.deniedKeys(ctx, args[0], since, most)
+		}
+		return a.reading(ctx, func(tx pgx.Tx) error { return a.keys(ctx, tx, &n, args[0], all, most) })
+	})
+	c.Flags().BoolVar(&all, "all", false, "list the keys that are not limited, too")
+	c.Flags().IntVarP(&most, "limit", "n", 20, "list at most so many; 0: all")
+	c.Flags().BoolVar(&denied, "denied", false, "list the most denied keys, from the usage tables")
+	c.Flags().StringVar(&since, "since", "1h", "with --denied: how far to look back; whole hours are read")
+	n.flags(c)
+	c.MarkFlagsMutuallyExclusive("denied", "all")
+	c.MarkFlagsMutuallyExclusive("denied", "plan")
+	c.MarkFlagsMutuallyExclusive("denied", "rate")
+	return c
+}
+
+func onlyLimit(args []string) error {
+	if err := limitAndKey(args); err != nil {
+		return err
+	}
+	if len(args) > 1 {
+		return fmt.Errorf("too many arguments: %q comes after LIMIT", args[1])
+	}
+	return nil
+}
+
+func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all bool, most int) error {
+	list, err := overrides(ctx, tx, "name = $1 AND "+inForce+" ORDER BY id", name)
+	if err != nil {
+		return err
+	}
+	var everyKey *override
+	own := map[string]*override{}
+	for i := range list { // a later one wins
+		if o := &list[i]; o.Key == nil {
+			everyKey = o
+		} else {
+			own[*o.Key] = o
+		}
+	}
+	d, err := n.resolve(ctx, tx, name, everyKey)
+	if err != nil {
+		return err
+	}
+	at, err := now(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if rows, err := estimate(ctx, tx, name); err == nil && rows > 1e6 && a.terminal {
+		fmt.Fprintf(a.stderr, "reading about %s rows\n", count(int64(rows)))
+	}
+	found, err := statesOf(ctx, tx, d.Config, everyKey, own, at, all, most)
+	if err != nil {
+		return err
+	}
+	if everyKey != nil && everyKey.Effect != effectNumbers {
+		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n",
+			everyKey.ID, everyKey.Effect, printable(name), ending(everyKey, at))
+	}
+	if c := under(d.Config, everyKey); len(found) == 0 && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
+		return a.nothing([]keyState{}, "%s has no rows: %s.", printable(name), describe(c))
+	}
+	if len(found) == 0 {
+		what := "No key of %s is limited now."
+		if all {
+			what = "No key of %s has a row: all are full."
+		}
+		return a.nothing([]keyState{}, what, printable(name))
+	}
+	return a.emit(found, func(w io.Writer) {
+		t := newTable("KEY", ">REMAINING", "DENIED UNTIL", "OVERRIDE")
+		for _, k := range found {
+			remaining, denied, which := "unlimited", "-", "-"
+			if k.Remaining != nil {
+				remaining = tokens(*k.Remaining)
+			}
+			if k.Denied {
+				denied = until(k.RetryAt, at)
+			}
+			if k.Override != nil {
+				which = fmt.Sprintf("#%d", *k.Override)
+				if k.Effect != effectNumbers {
+					which += " " + k.Effect
+				}
+			}
+			t.row(printable(k.Key), remaining, denied, which)
+		}
+		t.print(w)
+		if most > 0 && len(found) == most {
+			fmt.Fprintf(a.stderr, "These are the first %d. --limit 0 lists all.\n", most)
+		}
+	})
+}
+
+// statesOf reads the states of a limit's keys: those that have an override of their own by it, and the others by that of every key.
+func statesOf(
+	ctx context.Context, db querier, c ratelimit.Config, everyKey *override, own map[string]*override, at time.Time, all bool, most int,
+) ([]keyState, error) {
+	var found []keyState
+	add := func(c ratelimit.Config, o *override, only, without []string) error {
+		states, err := readKeys(ctx, db, c, at, only, without, all, most)
+		for _, s := range states {
+			if o != nil {
+				s.Override = &o.ID
+			}
+			if only != nil {
+				s.Override = &own[s.Key].ID
+			}
+			found = append(found, s)
+		}
+		return err
+	}
+	keys := make([]string, 0, len(own))
+	groups := map[string][]string{} // by their numbers
+	configs := map[string]ratelimit.Config{}
+	for key, o := range own {
+		keys = append(keys, key)
+		state := keyState{Key: key, Effect: o.Effect, Override: &o.ID}
+		switch {
+		case o.Effect == effectNumbers:
+			c := under(c, o)
+			text := describe(c)
+			groups[text], configs[text] = append(groups[text], key), c
+			continue
+		case o.Effect == effectBlock:
+			state.Remaining, state.Denied, state.RetryAt = new(float64), true, o.Until
+		case !all:
+			continue
+		}
+		found = append(found, state)
+	}
+	if everyKey == nil || everyKey.Effect == effectNumbers {
+		if err := add(under(c, everyKey), everyKey, nil, keys); err != nil {
+			return nil, err
+		}
+	}
+	for text, group := range groups {
+		if err := add(configs[text], nil, group, []string{}); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(found, func(x, y keyState) int {
+		return cmp.Or(cmp.Compare(orUnlimited(x.Remaining), orUnlimited(y.Remaining)), cmp.Compare(x.Key, y.Key))
+	})
+	if most > 0 {
+		found = found[:min(len(found), most)]
+	}
+	return found, nil
+}
+
+func orUnlimited(n *float64) float64 {
+	if n == nil {
+		return math.Inf(1)
+	}
+	return *n
+}
+
+// readKeys asks ratelimit_keys, for some keys or for all without some.
+func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time, only, without []string, all bool, most int) ([]keyState, error) {
+	if c.Kind == ratelimit.KindUnlimited || *c.Rate == 0 {
+		return nil, nil // such a limit uses no rows
+	}
+	var limit *int
+	if most > 0 {
+		limit = &most
+	}
+	return collect(ctx, db, func(row pgx.CollectableRow) (k keyState, err error) {
+		var retryAt pgtype.Timestamptz
+		k.Effect, k.Remaining = effectNumbers, new(float64)
+		err = row.Scan(&k.Key, k.Remaining, &retryAt)
+		if k.Denied = retryAt.Valid; k.Denied && retryAt.InfinityModifier == pgtype.Finite {
+			t := retryAt.Time.UTC()
+			k.RetryAt = &t
+		}
+		return k, err
+	}, `SELECT k.key, k.remaining, k.retry_at
+	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
+	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
+	     ORDER BY k.remaining, k.key LIMIT $13`,
+		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
+}
+
+func (a *app) deniedKeys(ctx context.Context, name, since string, most int) error {
+	back, err := duration("--since", since)
+	if err != nil {
+		return err
+	}
+	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
+	return a.reading(ctx, func(tx pgx.Tx) error {
+		var limit *int
+		if most > 0 {
+			limit = &most
+		}
+		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
+			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::interval) AS d LIMIT $3", name, back, limit)
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			if err := checkKnown(ctx, tx, name); err != nil {
+				return err
+			}
+			return a.nothing([]deniedKey{}, "No denials of %s were counted. Programs count them with a usage.Recorder.", printable(name))
+		}
+		for i := range list {
+			list[i].LastDenied = list[i].LastDenied.UTC()
+		}
+		return a.emit(list, func(w io.Writer) {
+			t := newTable("KEY", ">DENIED", ">TOKENS ASKED", "LAST DENIED")
+			for _, k := range list {
+				t.row(printable(k.Key), count(k.Denied), number(k.Asked), instant(k.LastDenied))
+			}
+			t.print(w)
+		})
+	})
+}

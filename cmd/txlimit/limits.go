@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+)
+
+// limitSummary is a limit as `limits` prints it.
+type limitSummary struct {
+	Limit       string       `json:"limit"`
+	Definitions []definition `json:"definitions"`
+	Overrides   int64        `json:"overrides"` // in force
+	Keys        int64        `json:"keys"`
+	KeysExact   bool         `json:"keysExact"` // false: keys is an estimate
+	LastHour    *lastHour    `json:"lastHour"`  // nil: no recorder has counted
+}
+
+// lastHour is what the usage tables say.
+type lastHour struct {
+	Granted int64 `json:"granted"`
+	Denied  int64 `json:"denied"`
+	Failed  int64 `json:"failed"`
+}
+
+func (a *app) limitsCommand() *cobra.Command {
+	var exact bool
+	c := a.do(&cobra.Command{
+		Use:   "limits [--count]",
+		Short: "List all limits: numbers, overrides, keys, last hour",
+		Long: `List all limits that a program has published, or that have rows or an override in force.
+
+PROGRAM and NUMBERS are what programs have published, one line for each plan. OLD before the numbers: the program has published
+others since, and these count for sweeps for another day. KEYS are the keys with rows. From 1000 on it is the planner's
+estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder.`,
+		Example: `  txlimit limits
+  txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
+		Args: noArgs,
+	}, lookNeeds, func(ctx context.Context, _ []string) error {
+		return a.reading(ctx, func(tx pgx.Tx) error { return a.limits(ctx, tx, exact) })
+	})
+	c.Flags().BoolVar(&exact, "count", false, "count all keys, which reads the whole table")
+	return c
+}
+
+func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
+	names, err := knownLimits(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return a.nothing([]limitSummary{}, "There are no limits: no program has published any (ratelimit.Publish, `txlimit publish`), and none has rows.")
+	}
+	list := make([]limitSummary, len(names))
+	for i, name := range names {
+		list[i] = limitSummary{Limit: name, Definitions: []definition{}}
+	}
+	defs, err := definitions(ctx, tx, nil)
+	if err != nil {
+		return err
+	}
+	for _, d := range defs {
+		if i, ok := slices.BinarySearch(names, d.Name); ok {
+			list[i].Definitions = append(list[i].Definitions, d)
+		}
+	}
+	type named struct {
+		Name string
+		N    int64
+	}
+	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT name, count(*) FROM rate_limit_overrides WHERE "+inForce+" GROUP BY name")
+	if err != nil {
+		return err
+	}
+	for _, o := range inForce {
+		if i, ok := slices.BinarySearch(names, o.Name); ok {
+			list[i].Overrides = o.N
+		}
+	}
+	if err := countKeys(ctx, tx, names, list, exact); err != nil {
+		return err
+	}
+	if err := addUsage(ctx, tx, names, list); err != nil {
+		return err
+	}
+	return a.emit(list, func(w io.Writer) { printLimits(w, list) })
+}
+
+// bound is how many keys are counted.
+const bound = 1000
+
+// countKeys counts the keys of each limit, or has the planner estimate them.
+func countKeys(ctx context.Context, tx pgx.Tx, names []string, list []limitSummary, exact bool) error {
+	most := int64(bound)
+	if exact {
+		most = 1 << 62
+	}
+	type counted struct {
+		Keys, Rows int64
+		Shards     float64
+	}
+	found, err := collect(ctx, tx, pgx.RowToStructByPos[counted], `
+		SELECT k.keys, k.rows, coalesce(k.shards, 1)::double precision
+		  FROM unnest($1::text[]) WITH ORDINALITY AS n (name, i)
+		 CROSS JOIN LATERAL (
+			SELECT count(DISTINCT r.key) AS keys, count(*) AS rows, avg(r.shards) AS shards
+			  FROM (SELECT r.key, r.shards FROM rate_limits AS r WHERE r.name = n.name ORDER BY r.key LIMIT $2) AS r
+		  ) AS k
+		 ORDER BY n.i`, names, most)
+	if err != nil {
+		return err
+	}
+	for i, f := range found {
+		list[i].Keys, list[i].KeysExact = f.Keys, f.Rows < most
+		if list[i].KeysExact {
+			continue
+		}
+		rows, err := estimate(ctx, tx, names[i])
+		if err != nil {
+			return err
+		}
+		list[i].Keys = max(f.Keys, int64(rows/max(f.Shards, 1)))
+	}
+	return nil
+}
+
+// estimate is how many rows the planner thinks that a limit has.
+func estimate(ctx context.Context, tx pgx.Tx, name string) (rows float64, err error) {
+	var text string
+	// EXPLAIN takes no parameters that are sent apart.
+	err = tx.QueryRow(ctx, "EXPLAIN (FORMAT JSON) SELECT FROM rate_limits WHERE name = $1", pgx.QueryExecModeSimpleProtocol, name).Scan(&text)
+	if err != nil {
+		return 0, err
+	}
+	var plans []struct {
+		Plan struct {
+			Rows float64 `json:"Plan Rows"`
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		return 0, err
+	}
+	if len(plans) == 0 {
+		return 0, errors.New("EXPLAIN returned no plan")
+	}
+	return plans[0].Plan.Rows, nil
+}
+
+// hasUsage reports whether the usage tables are there and may be read.
+func hasUsage(ctx context.Context, db querier) (has bool, err error) {
+	err = db.QueryRow(ctx, `SELECT coalesce(bool_and(has_table_privilege(t, 'SELECT')), false) AND count(t) = 2
+		FROM (VALUES (to_regclass('rate_limit_usage')), (to_regclass('rate_limit_denials'))) AS v (t)`).Scan(&has)
+	return has, err
+}
+
+// addUsage adds what was counted in the last hour.
+func addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummary) error {
+	has, err := hasUsage(ctx, tx)
+	if err != nil || !has {
+		return err
+	}
+	type used struct {
+		Name string
+		lastHour
+	}
+	rows, err := collect(ctx, tx, func(row pgx.CollectableRow) (u used, err error) {
+		err = row.Scan(&u.Name, &u.Granted, &u.Denied, &u.Failed)
+		return u, err
+	}, "SELECT name, sum(granted)::bigint, sum(denied)::bigint, sum(failed)::bigint FROM ratelimit_usage() GROUP BY name")
+	for _, u := range rows {
+		if i, ok := slices.BinarySearch(names, u.Name); ok {
+			list[i].LastHour = &u.lastHour
+		}
+	}
+	return err
+}
+
+func printLimits(w io.Writer, list []limitSummary) {
+	t := newTable("LIMIT", "PROGRAM", "NUMBERS", ">KEYS", ">OVERRIDES", ">GRANTED 1H", ">DENIED 1H")
+	for _, l := range list {
+		keys, granted, denied := count(l.Keys), "-", "-"
+		if !l.KeysExact {
+			keys = "~" + keys
+		}
+		if l.LastHour != nil {
+			granted, denied = count(l.LastHour.Granted), count(l.LastHour.Denied)
+		}
+		cells := []string{short(l.Limit, 40), "-", "not published", keys, count(l.Overrides), granted, denied}
+		if len(l.Definitions) == 0 {
+			t.row(cells...)
+		}
+		// Programs with the same numbers share a line.
+		for i := 0; i < len(l.Definitions); i++ {
+			d := l.Definitions[i]
+			text := describe(d.Config)
+			if !d.Current {
+				text = "OLD " + text
+			}
+			programs := []string{}
+			again := false
+			for j, other := range l.Definitions {
+				if describe(other.Config) == describe(d.Config) && other.Current == d.Current {
+					again = again || j < i
+					programs = append(programs, short(other.Program, 30))
+				}
+			}
+			if again {
+				continue
+			}
+			cells[1], cells[2] = strings.Join(programs, ", "), text
+			t.row(cells...)
+			cells = []string{"", "", "", "", "", "", ""}
+		}
+	}
+	t.print(w)
+}

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/spf13/cobra"
+)
+
+// lockReport is what `locks` prints.
+type lockReport struct {
+	Sessions []session `json:"sessions"` // that wait for limits, and those in their way
+	Old      []session `json:"old"`      // transactions that have written and stay open
+}
+
+// session is a session of the server.
+type session struct {
+	PID         int32    `json:"pid"`
+	Database    string   `json:"database"`
+	User        string   `json:"user"`
+	Application string   `json:"application"`
+	Client      string   `json:"client"`
+	State       string   `json:"state"`
+	Seconds     *float64 `json:"seconds"` // since its transaction began; nil: it has none, or may not be seen
+	Query       string   `json:"query"`   // the one that runs, or the last
+	BlockedBy   []int32  `json:"blockedBy"`
+	WaitsFor    string   `json:"waitsFor"` // the limit and key, or the turn
+	InTheWay    bool     `json:"inTheWay"` // others wait for it, and it waits for nobody
+}
+
+func (a *app) locksCommand() *cobra.Command {
+	var old string
+	c := a.do(&cobra.Command{
+		Use:   "locks",
+		Short: "List who waits for limits, and who is in the way",
+		Long: `List the sessions that wait for a row of the limits, or for their turn at a hot one, and those in their way. A transaction that has
+consumed holds the row until it ends. Most often the one in the way is "idle in transaction": its program forgot to commit, or does
+something slow. The last line has the SQL that ends it; its tokens come back.
+
+Then it lists the transactions that have written and have been open for longer than --old. Under load, one of them can make Postgres
+refuse every SERIALIZABLE transaction.
+
+To see what sessions of other roles do, the role must be a member of pg_monitor; to end them, of pg_signal_backend. BLOCKED BY
+"prepared" is a prepared transaction (pg_prepared_xacts).`,
+		Example: `  txlimit locks
+  txlimit locks --json | jq '.sessions[] | select(.inTheWay) | .pid'`,
+		Args: noArgs,
+	}, nil, func(ctx context.Context, _ []string) error {
+		length, err := duration("--old", old)
+		if err != nil {
+			return err
+		}
+		if err := a.connect(ctx); err != nil {
+			return err
+		}
+		return a.locks(ctx, length)
+	})
+	c.Flags().StringVar(&old, "old", "1m", "list transactions that have written and are older than this")
+	return c
+}
+
+const sessionColumns = `a.pid, coalesce(a.datname, ''), coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'local'),
+	coalesce(a.state, ''), extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, coalesce(a.query, ''), pg_blocking_pids(a.pid), '', false`
+
+func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
+	var here, sees bool
+	var role string
+	err := a.conn.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
+	if err != nil {
+		return err
+	}
+	if !sees {
+		fmt.Fprintf(a.stderr, "What sessions of other roles do is hidden, and old transactions are missing: GRANT pg_monitor TO %s\n", identifier(role))
+	}
+	// The sessions that hold or wait for a lock on one of our relations, and the row that they wait for or are next for.
+	type lock struct {
+		PID      int32
+		Relation string
+		Row      *string
+	}
+	locks, err := collect(ctx, a.conn, pgx.RowToStructByPos[lock], `
+		SELECT l.pid, c.relname::text, CASE WHEN l.locktype = 'tuple' THEN format('(%s,%s)', l.page, l.tuple) END
+		  FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+		 WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'rate_limits'::regclass)
+		   AND (c.relname = 'rate_limits' OR c.relname LIKE 'rate\_limits\_turn\_%' AND NOT l.granted)
+		   AND cardinality(pg_blocking_pids(l.pid)) > 0
+		 ORDER BY 1, l.locktype = 'tuple'`)
+	if err != nil {
+		return err
+	}
+	waits := map[int32]string{}
+	for _, l := range locks {
+		switch {
+		case l.Row != nil:
+			waits[l.PID] = a.rowAt(ctx, *l.Row)
+		case l.Relation != "rate_limits":
+			waits[l.PID] = "its turn (" + l.Relation + ")"
+		case waits[l.PID] == "":
+			waits[l.PID] = "a row"
+		}
+	}
+	report := lockReport{Sessions: []session{}, Old: []session{}}
+	// The waiting ones, then those in their way, and so on.
+	seen := map[int32]bool{}
+	next := make([]int32, 0, len(waits))
+	for pid := range waits {
+		next = append(next, pid)
+	}
+	for len(next) > 0 {
+		for _, pid := range next {
+			seen[pid] = true
+		}
+		found, err := collect(ctx, a.conn, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+" FROM pg_stat_activity AS a WHERE a.pid = ANY ($1::int[])", next)
+		if err != nil {
+			return err
+		}
+		next = nil
+		for _, s := range found {
+			s.WaitsFor = waits[s.PID]
+			s.InTheWay = len(s.BlockedBy) == 0
+			if s.InTheWay && s.WaitsFor != "" {
+				continue // it has stopped waiting meanwhile
+			}
+			report.Sessions = append(report.Sessions, s)
+			for _, pid := range s.BlockedBy {
+				if pid != 0 && !seen[pid] && !slices.Contains(next, pid) {
+					next = append(next, pid)
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(report.Sessions, func(x, y session) int {
+		if x.InTheWay != y.InTheWay {
+			if x.InTheWay {
+				return -1
+			}
+			return 1
+		}
+		return int(x.PID - y.PID)
+	})
+	report.Old, err = collect(ctx, a.conn, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+`
+		  FROM pg_stat_activity AS a WHERE a.backend_xid IS NOT NULL AND a.xact_start < clock_timestamp() - $1::interval ORDER BY a.xact_start LIMIT 10`, old)
+	if err != nil {
+		return err
+	}
+	if len(report.Sessions)+len(report.Old) == 0 {
+		report.Old = []session{}
+		return a.nothing(report, "Nobody waits for a limit, and no transaction that has written is old.")
+	}
+	return a.emit(report, report.print)
+}
+
+// rowAt is the limit and key of a row version. The one that sessions wait for is visible until the transaction in the way ends.
+func (a *app) rowAt(ctx context.Context, ctid string) string {
+	var name, key string
+	if err := a.conn.QueryRow(ctx, "SELECT name, key FROM rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key); err != nil {
+		return "a row" // it is gone, or may not be read
+	}
+	if key == "" {
+		return printable(name)
+	}
+	return about(name, &key)
+}
+
+func (r lockReport) print(w io.Writer) {
+	var culprits []string
+	if len(r.Sessions) > 0 {
+		t := newTable("PID", "USER", "APPLICATION", "CLIENT", "STATE", "TRANSACTION", "BLOCKED BY", "WAITS FOR", "QUERY")
+		for _, s := range r.Sessions {
+			by, waits := "-", "-"
+			if len(s.BlockedBy) > 0 {
+				by = pids(s.BlockedBy)
+			}
+			if s.WaitsFor != "" {
+				waits = s.WaitsFor
+			}
+			if s.InTheWay {
+				by = "(in the way)"
+				culprits = append(culprits, fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.PID))
+			}
+			t.row(fmt.Sprint(s.PID), short(s.User, 20), short(s.Application, 20), printable(s.Client), printable(s.State), s.age(), by, waits, short(oneLine(s.Query), 60))
+		}
+		t.print(w)
+		if culprits != nil {
+			fmt.Fprintf(w, "\nTo end what is in the way, and give its tokens back: %s\n", strings.Join(culprits, "; "))
+		} else {
+			fmt.Fprintf(w, "\nWho is in the way cannot be seen: a prepared transaction (pg_prepared_xacts), or a deadlock that Postgres ends by itself within a second.\n")
+		}
+	}
+	if len(r.Old) > 0 {
+		if len(r.Sessions) > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, "Transactions that have written and stay open:")
+		t := newTable("PID", "DATABASE", "USER", "APPLICATION", "STATE", "TRANSACTION", "BLOCKED BY", "QUERY")
+		for _, s := range r.Old {
+			by := "-"
+			if len(s.BlockedBy) > 0 {
+				by = pids(s.BlockedBy)
+			}
+			t.row(fmt.Sprint(s.PID), short(s.Database, 20), short(s.User, 20), short(s.Application, 20), printable(s.State), s.age(), by, short(oneLine(s.Query), 60))
+		}
+		t.print(w)
+	}
+}
+
+// age is how long the transaction has been open.
+func (s *session) age() string {
+	if s.Seconds == nil {
+		return "-"
+	}
+	return span(time.Duration(*s.Seconds * float64(time.Second)))
+}
+
+func pids(list []int32) string {
+	texts := make([]string, len(list))
+	for i, pid := range list {
+		if texts[i] = fmt.Sprint(pid); pid == 0 { // pg_blocking_pids says so
+			texts[i] = "prepared"
+		}
+	}
+	return strings.Join(texts, ", ")
+}

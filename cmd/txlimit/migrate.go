@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/migrations"
+)
+
+// migrated is what `migrate` and `migrate down` print.
+type migrated struct {
+	Schema     string      `json:"schema"`
+	Version    int64       `json:"version"` // that the schema has now
+	Migrations []migration `json:"migrations"`
+}
+
+// migration is a migration that was run or, for `migrate status`, one that there is.
+type migration struct {
+	Version   int64      `json:"version"`
+	File      string     `json:"file"`
+	Direction string     `json:"direction,omitempty"` // up or down
+	AppliedAt *time.Time `json:"appliedAt,omitempty"`
+	Applied   bool       `json:"applied"`
+}
+
+func (a *app) migrateCommand() *cobra.Command {
+	var create bool
+	c := a.do(&cobra.Command{
+		Use:   "migrate [up | status | down] [--create-schema]",
+		Short: "Make or upgrade the tables and functions",
+		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
+
+They are made in the first schema of the role's search_path that exists, or in --schema. The migrations are those of package
+migrations, run by goose; which have been run is noted in ` + migrations.VersionTable + `. Two that run at once wait for each other.
+Rows of limits are not locked, so traffic can go on.`,
+		Example: `  txlimit migrate
+  txlimit migrate --schema app --create-schema
+  txlimit migrate status
+  txlimit migrate down          # one version back`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("migrate has no %q: there are %s", args[0], names(cmd))
+			}
+			return nil
+		},
+	}, nil, func(ctx context.Context, _ []string) error { return a.migrateUp(ctx, create) })
+	c.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if it does not exist")
+	up := a.do(&cobra.Command{
+		Use:   "up",
+		Short: "The same as migrate",
+		Args:  noArgs,
+	}, nil, func(ctx context.Context, _ []string) error { return a.migrateUp(ctx, create) })
+	up.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if it does not exist")
+	status := a.do(&cobra.Command{
+		Use:   "status",
+		Short: "List the migrations, and which have been run",
+		Long:  "List the migrations of this program, and which of them have been run in the schema. Exit status 3 if one has not.",
+		Args:  noArgs,
+	}, []string{"SELECT " + migrations.VersionTable}, a.migrateStatus)
+	down := a.do(&cobra.Command{
+		Use:   "down",
+		Short: "Go one version back",
+		Long: `Undo the newest migration. Deploy the older program before. Undoing the first migration drops the tables with all limits, overrides
+and usage. The command asks first, unless --yes is given.`,
+		Args: noArgs,
+	}, nil, a.migrateDown)
+	a.yesFlag(down)
+	c.AddCommand(up, status, down)
+	return c
+}
+
+// goose calls fn with goose on the schema.
+func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schema string) error) error {
+	if err := a.connect(ctx); err != nil { // for explanations, too
+		return err
+	}
+	var schema *string
+	if err := a.conn.QueryRow(ctx, "SELECT current_schema()").Scan(&schema); err != nil {
+		return err
+	}
+	if schema == nil && a.schema != "" {
+		var there bool
+		if err := a.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", a.schema).Scan(&there); err != nil {
+			return err
+		}
+		if there {
+			return fmt.Errorf("the role %s may not use the schema %s: GRANT USAGE, CREATE ON SCHEMA %s TO %s",
+				printable(a.conn.Config().User), printable(a.schema), identifier(a.schema), identifier(a.conn.Config().User))
+		}
+		return fmt.Errorf("there is no schema %s: pass --create-schema, or run CREATE SCHEMA %s", printable(a.schema), identifier(a.schema))
+	}
+	if schema == nil {
+		return errors.New("no schema of the role's search_path exists: pass --schema NAME --create-schema")
+	}
+	config, err := a.config()
+	if err != nil {
+		return err
+	}
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // tries each second, for five minutes
+	if err != nil {
+		return err
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable), goose.WithSessionLocker(locker))
+	if err != nil {
+		return err
+	}
+	err = fn(provider, *schema)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "42P07" {
+		return fmt.Errorf("%s: the schema was made by schema.sql, not by goose: docs/operations.md#migrations has the SQL that tells goose so", oneLine(pgErr.Message))
+	}
+	return err
+}
+
+func (a *app) migrateUp(ctx context.Context, create bool) error {
+	if create {
+		if a.schema == "" {
+			return usagef("--create-schema needs --schema")
+		}
+		if err := a.connect(ctx); err != nil {
+			return err
+		}
+		if _, err := a.conn.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{a.schema}.Sanitize()); err != nil {
+			return err
+		}
+	}
+	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
+		results, err := provider.Up(ctx)
+		if err != nil {
+			return err
+		}
+		return a.sayMigrated(ctx, provider, schema, results)
+	})
+}
+
+func (a *app) migrateDown(ctx context.Context, _ []string) error {
+	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
+		version, err := provider.GetDBVersion(ctx)
+		if err != nil {
+			return err
+		}
+		if version == 0 {
+			return a.nothing(migrated{schema, 0, []migration{}}, "Nothing to undo: no migration has been run in the schema %s.", printable(schema))
+		}
+		question := fmt.Sprintf("Undo migration %d in the schema %s?", version, printable(schema))
+		if version == 1 {
+			question = fmt.Sprintf("Drop the tables of the schema %s, with all limits, overrides and usage?", printable(schema))
+		}
+		if err := a.confirm(ctx, "%s", question); err != nil {
+			return err
+		}
+		result, err := provider.Down(ctx)
+		if err != nil {
+			return err
+		}
+		return a.sayMigrated(ctx, provider, schema, []*goose.MigrationResult{result})
+	})
+}
+
+func (a *app) sayMigrated(ctx context.Context, provider *goose.Provider, schema string, results []*goose.MigrationResult) error {
+	version, err := provider.GetDBVersion(ctx)
+	if err != nil {
+		return err
+	}
+	m := migrated{Schema: schema, Version: version, Migrations: []migration{}}
+	for _, r := range results {
+		m.Migrations = append(m.Migrations, migration{Version: r.Source.Version, File: r.Source.Path, Direction: r.Direction, Applied: r.Direction == "up"})
+	}
+	a.newer(provider, version)
+	return a.emit(m, func(w io.Writer) {
+		for _, r := range m.Migrations {
+			fmt.Fprintf(w, "%s %s\n", r.Direction, r.File)
+		}
+		if len(m.Migrations) == 0 {
+			fmt.Fprintf(w, "nothing to do: the schema %s has version %d\n", printable(schema), version)
+			return
+		}
+		fmt.Fprintf(w, "the schema %s has version %d now\n", printable(schema), version)
+	})
+}
+
+// newer says so if the schema is of a newer version than this program.
+func (a *app) newer(provider *goose.Provider, version int64) {
+	if sources := provider.ListSources(); version > sources[len(sources)-1].Version {
+		fmt.Fprintf(a.stderr, "The schema has version %d, which is newer than this program: it works, and a newer txlimit can do more.\n", version)
+	}
+}
+
+func (a *app) migrateStatus(ctx context.Context, _ []string) error {
+	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
+		list := []migration{}
+		pending := false
+		var noted *string // reading the status would make goose's table
+		if err := a.conn.QueryRow(ctx, "SELECT to_regclass($1)::text", migrations.VersionTable).Scan(&noted); err != nil {
+			return err
+		}
+		if noted == nil {
+			for _, source := range provider.ListSources() {
+				list, pending = append(list, migration{Version: source.Version, File: source.Path}), true
+			}
+		} else {
+			states, err := provider.Status(ctx)
+			if err != nil {
+				return err
+			}
+			version, err := provider.GetDBVersion(ctx)
+			if err != nil {
+				return err
+			}
+			a.newer(provider, version)
+			for _, s := range states {
+				m := migration{Version: s.Source.Version, File: s.Source.Path, Applied: s.State == goose.StateApplied}
+				if m.Applied {
+					t := s.AppliedAt.UTC()
+					m.AppliedAt = &t
+				}
+				pending = pending || !m.Applied
+				list = append(list, m)
+			}
+		}
+		err := a.emit(list, func(w io.Writer) {
+			t := newTable(">VERSION", "FILE", "RUN")
+			for _, m := range list {
+				run := "no"
+				if m.Applied {
+					run = instant(*m.AppliedAt)
+				}
+				t.row(fmt.Sprint(m.Version), m.File, run)
+			}
+			t.print(w)
+		})
+		if err == nil && pending {
+			fmt.Fprintf(a.stderr, "Run `txlimit migrate`: the schema %s is behind this program.\n", printable(schema))
+			return errNothing
+		}
+		return err
+	})
+}

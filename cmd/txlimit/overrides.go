@@ -1,0 +1,465 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) overridesCommand() *cobra.Command {
+	var all bool
+	var most int
+	c := a.do(&cobra.Command{
+		Use:   "overrides [LIMIT] [--all]",
+		Short: "List the overrides and blocks in force, or all there were",
+		Long: `List the overrides in force, the newest first: other numbers, blocks, and keys without a limit, with who decided, why, since when
+and until when. --all lists those that were removed or have expired, too: the history.
+
+Of several in force for a key, the newest wins. One for the key goes before one for every key.`,
+		Example: `  txlimit overrides
+  txlimit overrides sendMessage --all`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return onlyLimit(args)
+		},
+		ValidArgsFunction: a.completeLimits,
+	}, lookNeeds, func(ctx context.Context, args []string) error {
+		if most < 0 {
+			return usagef("--limit %d is below 0", most)
+		}
+		return a.reading(ctx, func(tx pgx.Tx) error {
+			var name *string
+			if len(args) > 0 {
+				name = &args[0]
+			}
+			return a.overrides(ctx, tx, name, all, most)
+		})
+	})
+	c.Flags().BoolVar(&all, "all", false, "list those that no longer hold, too")
+	c.Flags().IntVarP(&most, "limit", "n", 100, "list at most so many; 0: all")
+	return c
+}
+
+func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, most int) error {
+	at, err := now(ctx, tx)
+	if err != nil {
+		return err
+	}
+	where := inForce
+	if all {
+		where = "true"
+	}
+	var limit *int
+	if most > 0 {
+		limit = &most
+	}
+	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY id DESC LIMIT $2", name, limit)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		if name != nil {
+			if err := checkKnown(ctx, tx, *name); err != nil {
+				return err
+			}
+		}
+		if all {
+			return a.nothing([]override{}, "There are no overrides, and there were none.")
+		}
+		return a.nothing([]override{}, "No overrides are in force.")
+	}
+	return a.emit(list, func(w io.Writer) {
+		printOverrides(w, list, at)
+		if most > 0 && len(list) == most {
+			fmt.Fprintf(a.stderr, "These are the newest %d. --limit 0 lists all.\n", most)
+		}
+	})
+}
+
+func printOverrides(w io.Writer, list []override, at time.Time) {
+	t := newTable("ID", "LIMIT", "KEY", "EFFECT", "UNTIL", "BY", "SINCE", "REASON")
+	for i := range list {
+		o := &list[i]
+		key, end, reason := "(every key)", until(o.Until, at), "-"
+		if o.Key != nil {
+			key = printable(*o.Key)
+		}
+		if o.Reason != "" {
+			reason = short(o.Reason, 60)
+		}
+		effect := o.text()
+		if o.Added != nil {
+			effect += ", added " + number(*o.Added)
+		}
+		switch o.State {
+		case stateExpired:
+			end = "expired " + instant(*o.Until)
+		case stateRemoved:
+			end = fmt.Sprintf("removed %s by %s", instant(*o.RemovedAt), short(*o.RemovedBy, 30))
+		}
+		t.row(fmt.Sprintf("#%d", o.ID), short(o.Limit, 40), key, effect, end, short(o.MadeBy, 30), instant(o.MadeAt), reason)
+	}
+	t.print(w)
+}
+
+const everyKeyHelp = `
+
+Without KEY, it is for a limit without keys, or for every key that has no override of its own. Then the command asks first, unless
+--yes is given.
+
+Programs with Limiter.Overrides follow within two seconds. Programs without, and SQL with numbers of its own, do not.`
+
+// decision is the flags of those commands that add an override.
+type decision struct {
+	end
+	reason, who string
+}
+
+func (d *decision) flags(a *app, command *cobra.Command) {
+	d.end.flags(command)
+	command.Flags().StringVarP(&d.reason, "reason", "r", "", "why, for those who look later")
+	whoFlag(a, command, &d.who)
+	a.yesFlag(command)
+}
+
+func whoFlag(a *app, command *cobra.Command, who *string) {
+	command.Flags().StringVar(who, "who", a.who, "who decides")
+	command.Flags().Lookup("who").DefValue = ""
+	command.Flags().Lookup("who").Usage += " (default: you, by your name on this machine)"
+}
+
+var steerNeeds = slices.Clip(append(lookNeeds, "INSERT rate_limit_overrides")) // appended to, it is copied
+
+// decided is what the commands that add an override print.
+type decided struct {
+	override
+	AddedNow *float64 `json:"addedNow,omitempty"`
+}
+
+// decide adds an override by a function of the schema. call has the arguments between the key and the end.
+// It says what it did, unless JSON is asked for.
+func (a *app) decide(ctx context.Context, d *decision, name string, key *string, function, call string, args ...any) (*override, error) {
+	length, end, err := d.get()
+	if err != nil {
+		return nil, err
+	}
+	if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, name) }); err != nil {
+		return nil, err
+	}
+	var o *override
+	var before []override // in force for the same keys, which now waits until the new one ends
+	var at time.Time
+	err = a.inTx(ctx, func(tx pgx.Tx) error {
+		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
+		var id int64
+		err := tx.QueryRow(ctx, "SELECT "+function+`($1, $2, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6), reason => $3, who => $4)`, all...).Scan(&id)
+		if err != nil {
+			return err
+		}
+		list, err := overrides(ctx, tx, "id = $1", id)
+		if err != nil {
+			return err
+		}
+		o = &list[0]
+		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id < $3 AND "+inForce+" ORDER BY id DESC LIMIT 1", name, key, id)
+		if err != nil {
+			return err
+		}
+		at, err = now(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	whom := "every key of " + printable(o.Limit)
+	if o.Key != nil {
+		whom = about(o.Limit, o.Key)
+	}
+	a.say("#%d: %s for %s, %s", o.ID, o.text(), whom, ending(o, at))
+	for i := range before {
+		a.say("in place of #%d: %s, %s", before[i].ID, before[i].text(), ending(&before[i], at))
+	}
+	return o, nil
+}
+
+func (a *app) overrideCommand() *cobra.Command {
+	var d decision
+	var rate, capacity, maxReserved, before float64
+	var add bool
+	c := &cobra.Command{
+		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
+		Short: "Give a key, or every key, other numbers",
+		Long: `Give a key of a limit other numbers, for a while or for good. A number without a flag stays as defined. A capacity that equals
+the rate follows the new rate. The newest override wins, and replaces older ones as a whole while it is in force. txlimit restore ends it.
+
+New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
+the difference of the capacities as well, once. It waits two seconds after the override is committed, until all programs know of it.
+A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.` + everyKeyHelp,
+		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
+  txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
+		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
+		ValidArgsFunction: a.completeLimitAndKey,
+	}
+	f := c.Flags()
+	f.Float64Var(&rate, "rate", 0, "tokens per period")
+	f.Float64Var(&capacity, "capacity", 0, "the most tokens that can be saved up (default: as defined or, if that is the rate, the new rate)")
+	f.Float64Var(&maxReserved, "max-reserved", 0, "the most tokens that may be owed by reservations")
+	d.flags(a, c)
+	f.BoolVar(&add, "add", false, "add the difference of the capacities to what the key has")
+	f.Float64Var(&before, "capacity-before", 0, "with --add: the capacity before, of a limit that has several plans or is not published")
+	c.MarkFlagsOneRequired("rate", "capacity", "max-reserved")
+	given := func(flag string, n *float64) *float64 {
+		if f.Changed(flag) {
+			return n
+		}
+		return nil
+	}
+	return a.do(c, append(steerNeeds, "UPDATE rate_limit_overrides", "UPDATE rate_limits"), func(ctx context.Context, args []string) error {
+		name, key := args[0], keyOf(args)
+		if f.Changed("capacity-before") && !add {
+			return usagef("--capacity-before is for --add")
+		}
+		if f.Changed("rate") && rate == 0 {
+			return usagef("--rate 0 grants nothing: use `txlimit block`, which also says until when")
+		}
+		if key == nil {
+			if err := a.confirm(ctx, "Give every key of %s other numbers?", printable(name)); err != nil {
+				return err
+			}
+		}
+		o, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
+			given("rate", &rate), given("capacity", &capacity), given("max-reserved", &maxReserved))
+		if err != nil {
+			return err
+		}
+		result := decided{override: *o}
+		if add {
+			if result.AddedNow, result.Added, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
+				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", o.ID, a.explain(ctx, err), o.ID)
+			}
+			if *result.AddedNow == 0 {
+				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
+			} else {
+				a.say("added %s to what it has", number(*result.AddedNow)+" tokens")
+			}
+		}
+		if a.json {
+			return a.emit(result, nil)
+		}
+		return nil
+	})
+}
+
+// add adds the difference of the capacities, when all programs know of the override. recorded is what its row says, although there
+// may be no key to give it to.
+func (a *app) add(ctx context.Context, id int64, before *float64) (added, recorded *float64, err error) {
+	select {
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	case <-time.After(a.settle):
+	}
+	err = a.inTx(ctx, func(tx pgx.Tx) error {
+		var row bool
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM rate_limits AS r JOIN rate_limit_overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
+			WHERE o.id = $1)`, id).Scan(&row)
+		if err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&recorded)
+		if added = recorded; !row {
+			added = new(float64)
+		}
+		return err
+	})
+	return added, recorded, err
+}
+
+func (a *app) blockCommand() *cobra.Command {
+	return a.decisionCommand("block", "ratelimit_block", "Block", &cobra.Command{
+		Short: "Deny a key, or every key, everything",
+		Long: `Deny a key of a limit everything, for a while or for good. Denials say when the block ends. Refunds, resets and tokens that were
+reserved before change nothing, and charges are still recorded. txlimit unblock ends it.` + everyKeyHelp,
+		Example: `  txlimit block logins user-17 --for 1h --reason 'password guessing'
+  txlimit block signUps --until '2026-01-31 06:00' --reason 'spam wave' --yes`,
+	})
+}
+
+func (a *app) unlimitedCommand() *cobra.Command {
+	return a.decisionCommand("unlimited", "ratelimit_unlimited", "Take the limit from", &cobra.Command{
+		Short: "Grant a key, or every key, everything",
+		Long: `Grant a key of a limit everything, for a while or for good. Nothing is taken meanwhile, and nothing is written. txlimit restore
+ends it.` + everyKeyHelp,
+		Example: `  txlimit unlimited apiCalls load-test --for 30m`,
+	})
+}
+
+func (a *app) decisionCommand(name, function, question string, c *cobra.Command) *cobra.Command {
+	var d decision
+	c.Use = name + " LIMIT [KEY] [--for 2h | --until WHEN] [--reason TEXT]"
+	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args) }
+	c.ValidArgsFunction = a.completeLimitAndKey
+	d.flags(a, c)
+	return a.do(c, steerNeeds, func(ctx context.Context, args []string) error {
+		key := keyOf(args)
+		if key == nil {
+			if err := a.confirm(ctx, "%s every key of %s?", question, printable(args[0])); err != nil {
+				return err
+			}
+		}
+		o, err := a.decide(ctx, &d, args[0], key, function, "")
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.emit(o, nil)
+		}
+		return nil
+	})
+}
+
+// removed is what `restore` and `unblock` print.
+type removed struct {
+	Limit   string  `json:"limit"`
+	Key     *string `json:"key"`
+	Removed int64   `json:"removed"`
+}
+
+func (a *app) restoreCommand() *cobra.Command {
+	var effect string
+	c := a.removalCommand("restore", &effect, &cobra.Command{
+		Use:   "restore LIMIT [KEY]",
+		Short: "End the overrides of a key, or those of every key",
+		Long: `End the overrides in force for a key of a limit: other numbers, blocks, no limit. Without KEY, end those that are for every
+key. Overrides of single keys stay.`,
+		Example: `  txlimit restore signUps acme
+  txlimit restore logins user-17 --effect block`,
+	})
+	c.Flags().StringVar(&effect, "effect", "", "end only those with this `effect`: numbers, block or unlimited")
+	choices(c, "effect", effectNumbers, effectBlock, effectUnlimited)
+	return c
+}
+
+func (a *app) unblockCommand() *cobra.Command {
+	effect := effectBlock
+	return a.removalCommand("unblock", &effect, &cobra.Command{
+		Use:   "unblock LIMIT [KEY]",
+		Short: "End the blocks of a key, or that of every key",
+		Long: `End the blocks in force for a key of a limit. Without KEY, end the block of every key; blocks of single keys stay. Other overrides
+stay.`,
+		Example: `  txlimit unblock logins user-17`,
+	})
+}
+
+func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cobra.Command {
+	var who string
+	whoFlag(a, c, &who)
+	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args) }
+	c.ValidArgsFunction = a.completeLimitAndKey
+	return a.do(c, append(lookNeeds, "UPDATE rate_limit_overrides"), func(ctx context.Context, args []string) error {
+		switch *effect {
+		case "", effectNumbers, effectBlock, effectUnlimited:
+		default:
+			return usagef("--effect %q is not numbers, block or unlimited", *effect)
+		}
+		result := removed{Limit: args[0], Key: keyOf(args)}
+		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {
+			return err
+		}
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
+		})
+		if err != nil {
+			return err
+		}
+		whom := "every key of " + printable(result.Limit)
+		if result.Key != nil {
+			whom = about(result.Limit, result.Key)
+		}
+		if result.Removed == 0 {
+			text := fmt.Sprintf("Nothing to %s: no such override is in force for %s.", name, whom)
+			if result.Key != nil {
+				text += fmt.Sprintf(" Those for every key: txlimit %s %s", name, shellQuote(result.Limit))
+			}
+			return a.nothing(result, "%s", text)
+		}
+		return a.emit(result, func(w io.Writer) { fmt.Fprintf(w, "ended %s for %s\n", plural(result.Removed, "override"), whom) })
+	})
+}
+
+// resetDone is what `reset` prints.
+type resetDone struct {
+	Limit   string  `json:"limit"`
+	Key     *string `json:"key"`
+	Deleted int64   `json:"deleted"` // rows
+	Blocked bool    `json:"blocked"` // a block is in force all the same
+}
+
+func (a *app) resetCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "reset LIMIT [KEY]",
+		Short: "Make a key full again: let it go on",
+		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten. The command asks first, unless --yes is given.
+
+It waits at most 10 seconds for a transaction that holds a row. A block stays: see txlimit unblock. Without KEY it is for a limit
+without keys.`,
+		Example: `  txlimit reset sendMessage user-17
+  txlimit reset signUps --yes    # a limit without keys`,
+		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
+		ValidArgsFunction: a.completeLimitAndKey,
+	}
+	a.yesFlag(c)
+	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+		result := resetDone{Limit: args[0], Key: keyOf(args)}
+		var key string
+		if result.Key != nil {
+			key = *result.Key
+		}
+		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {
+			return err
+		}
+		if err := a.confirm(ctx, "Make %s full again, and forget its debts?", about(result.Limit, result.Key)); err != nil {
+			return err
+		}
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
+			err := tx.QueryRow(ctx, "SELECT deleted FROM ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
+			if err != nil {
+				return err
+			}
+			list, err := overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", result.Limit, result.Key)
+			result.Blocked = len(list) > 0 && list[0].Effect == effectBlock
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if result.Blocked {
+			command := strings.TrimSpace("txlimit unblock " + shellQuote(result.Limit) + " " + quoteAll(args[1:]))
+			fmt.Fprintf(a.stderr, "It is blocked all the same: see `txlimit overrides`, and %s\n", command)
+		}
+		if result.Deleted == 0 {
+			text := fmt.Sprintf("%s has no row: it was full already.", about(result.Limit, result.Key))
+			if result.Key == nil {
+				text += " If the limit has keys, say which."
+			}
+			return a.nothing(result, "%s", text)
+		}
+		return a.emit(result, func(w io.Writer) { fmt.Fprintf(w, "%s is full again\n", about(result.Limit, result.Key)) })
+	})
+}
+
+// quoteAll is words for a shell.
+func quoteAll(words []string) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = shellQuote(word)
+	}
+	return strings.Join(quoted, " ")
+}

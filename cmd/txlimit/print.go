@@ -1,0 +1,167 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// emit prints v as JSON, or what human prints.
+func (a *app) emit(v any, human func(w io.Writer)) error {
+	if !a.json {
+		human(a.stdout)
+		return nil
+	}
+	encoder := json.NewEncoder(a.stdout)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
+}
+
+// say prints a line about what was done, unless JSON is asked for.
+func (a *app) say(format string, args ...any) {
+	if !a.json {
+		fmt.Fprintf(a.stdout, format+"\n", args...)
+	}
+}
+
+// nothing says that there is nothing. With JSON, v is what to print.
+func (a *app) nothing(v any, format string, args ...any) error {
+	if err := a.emit(v, func(io.Writer) { fmt.Fprintf(a.stderr, format+"\n", args...) }); err != nil {
+		return err
+	}
+	return errNothing
+}
+
+// table aligns columns. A column whose title begins with > is aligned to the right.
+type table struct {
+	right []bool
+	rows  [][]string
+}
+
+func newTable(titles ...string) *table {
+	t := &table{}
+	row := make([]string, len(titles))
+	for i, title := range titles {
+		text, right := strings.CutPrefix(title, ">")
+		row[i], t.right = text, append(t.right, right)
+	}
+	t.rows = append(t.rows, row)
+	return t
+}
+
+func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t *table) print(w io.Writer) {
+	widths := make([]int, len(t.right))
+	for _, row := range t.rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range t.rows {
+		var line strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if t.right[i] {
+				line.WriteString(pad + cell + "  ")
+			} else {
+				line.WriteString(cell + pad + "  ")
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// printable is a text for a terminal: in quotes, with escapes, if it is empty or has characters that a terminal does not show.
+func printable(s string) string {
+	if quoted := strconv.Quote(s); s == "" || len(quoted) > len(s)+2 || strings.TrimSpace(s) != s {
+		return quoted
+	}
+	return s
+}
+
+// short is printable, of at most so many characters.
+func short(s string, most int) string {
+	if s = printable(s); utf8.RuneCountInString(s) > most {
+		s = string([]rune(s)[:most-1]) + "…"
+	}
+	return s
+}
+
+// about names a limit, and a key if there is one.
+func about(limit string, key *string) string {
+	if key == nil {
+		return printable(limit)
+	}
+	return printable(limit) + " " + printable(*key)
+}
+
+// tokens is a balance to three decimals, never more than there is.
+func tokens(n float64) string {
+	if math.IsInf(n, 1) {
+		return "unlimited"
+	}
+	if math.Abs(n) < 1e15 {
+		n = math.Floor(n*1000) / 1000
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64)
+}
+
+// number is all of a number.
+func number(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) }
+
+// count is a number of things, with commas.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func plural(n int64, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return count(n) + " " + one + "s"
+}
+
+// instant is a time in UTC.
+func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+
+// until is an instant that lies ahead, and how far ahead.
+func until(t *time.Time, at time.Time) string {
+	switch {
+	case t == nil:
+		return "for good"
+	case t.Year() >= 9999:
+		return "never"
+	}
+	return fmt.Sprintf("%s (in %s)", instant(*t), span(t.Sub(at)))
+}
+
+// span is a duration in its two largest units.
+func span(d time.Duration) string {
+	const day = 24 * time.Hour
+	d = max(d, 0)
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	if d = d.Round(time.Second); d < time.Hour {
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	}
+	if d = d.Round(time.Minute); d < day {
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	d = d.Round(time.Hour)
+	return fmt.Sprintf("%dd%02dh", d/day, d%day/time.Hour)
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
+)
+
+// A program with Overrides and a Recorder does what the tool decides, and the tool shows what the program counted.
+func TestAProgramFollows(t *testing.T) {
+	limit := ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour, ratelimit.Capacity(2))
+	w := newPublished(t, limit)
+	config, err := pgxpool.ParseConfig(w.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["search_path"] = w.schema
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	overrides := &ratelimit.Overrides{DB: pool}
+	recorder := &usage.Recorder{DB: pool, Every: 50 * time.Millisecond}
+	if err := overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	limits := ratelimit.Limiter{Overrides: overrides, Observer: recorder.Decision}
+	go func() { _ = overrides.Run(t.Context()) }() // until the test ends
+	go func() { _ = recorder.Run(t.Context()) }()
+
+	consume := func() error {
+		_, err := limits.Consume(t.Context(), pool, limit.Key("user-17"))
+		return err
+	}
+	// until waits until the program's calls end like this. A call that is granted takes a token.
+	until := func(what string, ok func(err error) bool) error {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+			err := consume()
+			if ok(err) {
+				return err
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
+	denied := func(err error) bool { return errors.Is(err, ratelimit.ErrDenied) }
+	granted := func(err error) bool { return err == nil }
+
+	until("used up", denied)
+	w.run("keys", "sendMessage").wants(t, exitOK, "user-17 +0 ")
+	w.run("show", "sendMessage", "user-17").wants(t, exitOK, "balance +0 of 2", "denied +yes, until .*: less than one token is left")
+
+	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitOK)
+	if err := consume(); err != nil {
+		t.Errorf("after reset: %v", err)
+	}
+
+	w.run("block", "sendMessage", "user-17", "--for", "1h", "--reason", "spam").wants(t, exitOK)
+	err = until("blocked", func(err error) bool {
+		d, ok := errors.AsType[*ratelimit.DeniedError](err)
+		return ok && time.Until(d.RetryAt) < time.Hour && time.Until(d.RetryAt) > 30*time.Minute
+	})
+	k := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))
+	if d, _ := errors.AsType[*ratelimit.DeniedError](err); k.Denied != "block" || !k.RetryAt.Equal(d.RetryAt) {
+		t.Errorf("show says %q until %v, and the program denies until %v", k.Denied, k.RetryAt, d.RetryAt)
+	}
+	w.run("unblock", "sendMessage", "user-17").wants(t, exitOK)
+
+	w.run("unlimited", "sendMessage", "user-17").wants(t, exitOK)
+	until("unlimited", granted)
+	for range 5 {
+		if err := consume(); err != nil {
+			t.Errorf("unlimited: %v", err)
+		}
+	}
+	w.run("restore", "sendMessage", "user-17").wants(t, exitOK)
+	until("restored", denied)
+
+	// The addition survives, although the program cut balances to the old capacity a moment ago.
+	w.change = func(a *app) { a.settle = 2 * time.Second }
+	w.run("override", "sendMessage", "user-17", "--capacity", "12", "--add").wants(t, exitOK, "added 10 tokens")
+	for range 10 {
+		if err := consume(); err != nil {
+			t.Errorf("of the 10 that were added: %v", err)
+		}
+	}
+	if err := consume(); !denied(err) {
+		t.Errorf("an eleventh: %v", err)
+	}
+
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		l := parse[[]struct{ LastHour lastHour }](t, w.run("limits", "--json"))[0].LastHour
+		d := parse[[]deniedKey](t, w.run("keys", "sendMessage", "--denied", "--json"))
+		s := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))
+		if l.Granted >= 18 && len(d) == 1 && d[0].Key == "user-17" && d[0].Denied >= 3 && l.Denied == d[0].Denied && len(s.Denials) > 0 && s.Denials[0].Denied > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("counted: %+v, %+v, %+v", l, d, s.Denials)
+		}
+	}
+}

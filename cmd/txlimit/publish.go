@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// published is what `publish` prints.
+type published struct {
+	Program string             `json:"program"`
+	Limits  []ratelimit.Config `json:"limits"`
+	Checked bool               `json:"checked"` // only: nothing was written
+}
+
+func (a *app) publishCommand() *cobra.Command {
+	var program string
+	var check bool
+	c := &cobra.Command{
+		Use:   "publish FILE --program NAME [--check]",
+		Short: "Write down the limits that a program defines",
+		Long: `Write down all limits that a program defines, in place of those that it published before: for those who look, sweeps and SQL without
+numbers. It decides nothing for the program. A program can do the same at its start (ratelimit.Publish).
+
+FILE is JSON, or - for the standard input: an array of limits as ratelimit.New takes them, or an object with "program" and "limits".
+Plans of one limit are several elements with one name. --check says what is wrong in the file and writes nothing; it needs no
+database.`,
+		Example: `  txlimit publish limits.json --program api
+  echo '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}]' | txlimit publish - --program api`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("publish takes one FILE, or - for the standard input")
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&program, "program", "", "the `name` of the program, if the file does not have it")
+	c.Flags().BoolVar(&check, "check", false, "only say what is wrong in the file")
+	return a.do(c, []string{"SELECT rate_limit_definitions", "INSERT rate_limit_definitions", "UPDATE rate_limit_definitions", "DELETE rate_limit_definitions"},
+		func(ctx context.Context, args []string) error {
+			file, limits, err := a.readLimits(args[0])
+			if err != nil {
+				return err
+			}
+			if program == "" {
+				program = file
+			}
+			if program == "" && !check {
+				return usagef("the name of the program is missing: pass --program, or have it in the file")
+			}
+			result := published{Program: program, Checked: check}
+			for _, limit := range limits {
+				result.Limits = append(result.Limits, limit.Config())
+			}
+			did := "published"
+			if check {
+				did = "checked"
+			} else {
+				err := a.inTx(ctx, func(tx pgx.Tx) error { return ratelimit.Publish(ctx, tx, program, limits...) })
+				if err != nil {
+					return err
+				}
+			}
+			return a.emit(result, func(w io.Writer) {
+				for _, limit := range limits {
+					fmt.Fprintf(w, "%s: %s\n", printable(limit.Name()), describe(limit.Config()))
+				}
+				of := ""
+				if program != "" {
+					of = " of " + printable(program)
+				}
+				fmt.Fprintf(w, "%s %s%s\n", did, plural(int64(len(limits)), "limit"), of)
+			})
+		})
+}
+
+// open opens a file, or the standard input for -.
+func (a *app) open(name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(a.stdin), nil
+	}
+	return os.Open(name)
+}
+
+// readLimits reads a file of limits. All mistakes are in one error.
+func (a *app) readLimits(name string) (program string, limits []ratelimit.Limit, err error) {
+	file, err := a.open(name)
+	if err != nil {
+		return "", nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(file)
+	if err != nil {
+		return "", nil, err
+	}
+	var content struct {
+		Program string            `json:"program"`
+		Limits  []json.RawMessage `json:"limits"`
+	}
+	to := any(&content)
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
+		to = &content.Limits
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(to); err != nil {
+		return "", nil, fmt.Errorf("%s is not an array of limits, nor an object with \"program\" and \"limits\": %w", printable(name), err)
+	}
+	if decoder.More() {
+		return "", nil, fmt.Errorf("%s has something after the limits", printable(name))
+	}
+	if len(content.Limits) == 0 {
+		return "", nil, fmt.Errorf("%s has no limits", printable(name))
+	}
+	var mistakes []error
+	for i, raw := range content.Limits {
+		var c ratelimit.Config
+		err := json.Unmarshal(raw, &c)
+		var limit ratelimit.Limit
+		if err == nil {
+			limit, err = ratelimit.New(c)
+		}
+		if err == nil && slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.String() == limit.String() }) {
+			err = fmt.Errorf("limit %q is there twice, with the same numbers", c.Name)
+		}
+		if err != nil {
+			mistakes = append(mistakes, fmt.Errorf("limit %d of the file: %s", i+1, oneLine(err.Error())))
+			continue
+		}
+		limits = append(limits, limit)
+	}
+	return content.Program, limits, joined(mistakes)
+}
+
+// joined is several errors on one line.
+func joined(errs []error) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	err := errs[0]
+	for _, e := range errs[1:] {
+		err = fmt.Errorf("%w; %w", err, e)
+	}
+	return err
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// keyDetails is what `show` prints.
+type keyDetails struct {
+	Limit      string           `json:"limit"`
+	Key        *string          `json:"key"` // nil: the limit has no keys
+	At         time.Time        `json:"at"`
+	Definition ratelimit.Config `json:"definition"`
+	Programs   []string         `json:"programs"` // that have published it; empty: the numbers were given
+	Override   *override        `json:"override"` // the one in force
+	Numbers    ratelimit.Config `json:"numbers"`  // the definition under the override
+	Remaining  *float64         `json:"remaining"`
+	OwedUntil  *time.Time       `json:"owedUntil"` // the balance is below zero until then
+	FullAt     *time.Time       `json:"fullAt"`
+	Denied     string           `json:"denied"`  // why one token is denied now: "", balance, block or policy
+	RetryAt    *time.Time       `json:"retryAt"` // until when; nil: not denied, or for good
+	LastGrant  *time.Time       `json:"lastGrant"`
+	Rows       int              `json:"rows"` // of the key: 0 if it is full
+	History    []override       `json:"history"`
+	Denials    []deniedHour     `json:"denials"` // of the last hours; nil: there are no usage tables
+}
+
+type deniedHour struct {
+	Hour       time.Time `json:"hour"`
+	Denied     int64     `json:"denied"`
+	Asked      float64   `json:"asked"`
+	LastDenied time.Time `json:"lastDenied"`
+}
+
+func (a *app) showCommand() *cobra.Command {
+	var n numbers
+	var since string
+	c := a.do(&cobra.Command{
+		Use:   "show LIMIT [KEY]",
+		Short: "Show one key: balance, numbers in force, why denied",
+		Long: `Show one key of a limit: its balance, the numbers in force and whose they are, why a call is denied now and until when, its
+overrides, and its denials of the last hours, if programs have a usage.Recorder.
+
+It locks and writes nothing, and reads the rows of this key alone. The answer is for one token: a call for more may be denied for
+longer. If the recorder hashes keys, the denials are under the hash.`,
+		Example: `  txlimit show sendMessage user-17
+  txlimit show perRegion 'eu|user-17'    # a key of two parts
+  txlimit show signUps                   # a limit without keys`,
+		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
+		ValidArgsFunction: a.completeLimitAndKey,
+	}, append(lookNeeds, "SELECT rate_limit_denials"), func(ctx context.Context, args []string) error {
+		back, err := duration("--since", since)
+		if err != nil {
+			return err
+		}
+		return a.reading(ctx, func(tx pgx.Tx) error { return a.show(ctx, tx, &n, args[0], keyOf(args), back) })
+	})
+	c.Flags().StringVar(&since, "since", "24h", "how far to look back for denials; whole hours are read")
+	n.flags(c)
+	return c
+}
+
+func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key *string, since pgtype.Interval) error {
+	at, err := now(ctx, tx)
+	if err != nil {
+		return err
+	}
+	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}}
+	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY id DESC LIMIT 100", name, key); err != nil {
+		return err
+	}
+	for i := range k.History { // the newest wins, and the key's own before that of every key
+		if o := &k.History[i]; o.State == stateInForce && (k.Override == nil || k.Override.Key == nil && o.Key != nil) {
+			k.Override = o
+		}
+	}
+	d, err := n.resolve(ctx, tx, name, k.Override)
+	if err != nil {
+		return err
+	}
+	k.Definition = d.Config
+	k.Programs = append(k.Programs, d.programs...)
+	k.Numbers = under(d.Config, k.Override)
+	if err := k.read(ctx, tx); err != nil {
+		return err
+	}
+	has, err := hasUsage(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if has {
+		k.Denials, err = collect(ctx, tx, pgx.RowToStructByPos[deniedHour], `
+			SELECT hour, denied, asked, last_denied FROM rate_limit_denials
+			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::interval - interval '1 hour' ORDER BY hour DESC`, name, key, since)
+		if err != nil {
+			return err
+		}
+	}
+	for i := range k.Denials {
+		k.Denials[i].Hour, k.Denials[i].LastDenied = k.Denials[i].Hour.UTC(), k.Denials[i].LastDenied.UTC()
+	}
+	return a.emit(k, k.print)
+}
+
+// balanceSQL works out a key's balance as ratelimit and ratelimit_keys do, and when it will have enough for what.
+const balanceSQL = `
+	WITH r AS (
+		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
+		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
+	), w AS (
+		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::date, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
+	), g AS (
+		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
+		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
+		  FROM w
+	)
+	SELECT r.n, (SELECT max(t) FROM unnest(r.ts) AS t),
+	       _ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows),
+	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), 0, 0, false, g.windows),
+	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), least($6, 1), 0, false, g.windows),
+	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), $6, 0, false, g.windows)
+	  FROM r, g`
+
+// read reads the balance.
+func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
+	c := k.Numbers
+	if k.Override != nil && k.Override.Effect == effectUnlimited || c.Kind == ratelimit.KindUnlimited {
+		if k.Override != nil && k.Override.Effect == effectBlock {
+			k.Denied, k.RetryAt = "block", k.Override.Until
+		}
+		return tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).Scan(&k.Rows)
+	}
+	if *c.Rate == 0 {
+		k.Denied, k.Remaining = "policy", new(float64)
+		return nil
+	}
+	var last pgtype.Timestamptz
+	var balance float64
+	var owed, enough, full time.Time
+	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
+		Scan(&k.Rows, &last, &balance, &owed, &enough, &full)
+	if err != nil {
+		return err
+	}
+	k.Remaining = &balance
+	if last.Valid && last.InfinityModifier == pgtype.Finite {
+		t := last.Time.UTC()
+		k.LastGrant = &t
+	}
+	for _, when := range []struct {
+		at *time.Time
+		to **time.Time
+	}{{&owed, &k.OwedUntil}, {&enough, &k.RetryAt}, {&full, &k.FullAt}} {
+		if t := when.at.UTC(); t.After(k.At) {
+			*when.to = &t
+		}
+	}
+	if k.RetryAt != nil {
+		k.Denied = "balance"
+	}
+	if k.Override != nil && k.Override.Effect == effectBlock {
+		k.Denied, k.RetryAt = "block", k.Override.Until
+	}
+	return nil
+}
+
+func (k *keyDetails) print(w io.Writer) {
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-12s%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("limit", "%s", printable(k.Limit))
+	if k.Key == nil {
+		line("key", "none: the limit as a whole")
+	} else {
+		line("key", "%s", printable(*k.Key))
+	}
+	whose := "as given"
+	if len(k.Programs) > 0 {
+		programs := make([]string, len(k.Programs))
+		for i, p := range k.Programs {
+			programs[i] = printable(p)
+		}
+		whose = "of " + strings.Join(programs, ", ")
+	}
+	line("defined", "%s (%s)", describe(k.Definition), whose)
+	if o := k.Override; o != nil {
+		target := "this key"
+		if o.Key == nil {
+			target = "every key"
+		}
+		line("override", "#%d: %s, for %s, by %s, %s", o.ID, o.text(), target, printable(o.MadeBy), ending(o, k.At))
+		if o.Reason != "" {
+			line("", "reason: %s", printable(o.Reason))
+		}
+		if o.Effect == effectNumbers {
+			line("in force", "%s", describe(k.Numbers))
+		}
+	}
+	switch {
+	case k.Remaining == nil:
+		line("balance", "unlimited: nothing is taken")
+	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && k.Denied == "policy":
+		line("balance", "0")
+	default:
+		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
+	}
+	if k.OwedUntil != nil {
+		debt := strings.TrimPrefix(tokens(*k.Remaining), "-") + " tokens"
+		if debt == "1 tokens" {
+			debt = "1 token"
+		}
+		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
+	}
+	switch k.Denied {
+	case "":
+		line("denied", "no: one token would be granted now")
+	case "block":
+		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
+	case "policy":
+		line("denied", "yes, by policy: the rate is 0")
+	default:
+		why := "less than one token is left"
+		switch {
+		case k.LastGrant != nil && k.LastGrant.After(k.At):
+			why = "the row's time is ahead: it was shut out by hand, or a clock leapt ahead"
+		case k.OwedUntil != nil:
+			why = "tokens are owed, by reservations or charges"
+		case *k.Numbers.Capacity < 1:
+			why = "it is not full"
+		}
+		line("denied", "yes, until %s: %s", until(k.RetryAt, k.At), why)
+	}
+	if k.FullAt != nil {
+		line("full", "%s, if nothing is taken", until(k.FullAt, k.At))
+	}
+	switch {
+	case k.Rows == 0:
+		line("last grant", "none is known: the key has no row")
+	case k.LastGrant != nil:
+		line("last grant", "%s", instant(*k.LastGrant))
+	}
+	if len(k.Denials) > 0 {
+		fmt.Fprintln(w)
+		t := newTable("HOUR", ">DENIED", ">TOKENS ASKED", "LAST DENIED")
+		for _, d := range k.Denials {
+			t.row(d.Hour.Format("2006-01-02 15:04Z"), count(d.Denied), number(d.Asked), instant(d.LastDenied))
+		}
+		t.print(w)
+	}
+	if len(k.History) > 0 {
+		fmt.Fprintln(w)
+		printOverrides(w, k.History, k.At)
+	}
+}
+
+// ending is when an override ends.
+func ending(o *override, at time.Time) string {
+	if o.Until == nil {
+		return "for good"
+	}
+	return "until " + until(o.Until, at)
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// swept is a limit as `sweep` prints it.
+type swept struct {
+	Limit   string `json:"limit"`
+	Deleted int64  `json:"deleted"` // rows
+	Batches int    `json:"batches"` // of up to 1000 rows that were looked at
+}
+
+func (a *app) sweepCommand() *cobra.Command {
+	var n numbers
+	c := &cobra.Command{
+		Use:   "sweep [LIMIT...]",
+		Short: "Delete the rows of keys that have been full for an hour",
+		Long: `Delete the rows of keys that have been full for an hour. A missing row means the same, so no decision changes. Without LIMIT it
+sweeps all limits that programs have published.
+
+It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
+If it is stopped, deleted rows stay deleted. The numbers are the largest capacity and the slowest rate of all plans and overrides.
+For a limit that no program has published, give the numbers.`,
+		Example: `  txlimit sweep
+  txlimit sweep sendMessage uploads
+  txlimit sweep oldLimit --rate 10 --period 1m --capacity 20`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if slices.Contains(args, "") {
+				return fmt.Errorf("the name of the limit is empty")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+			names, directive := a.completeLimits(cmd, nil, begin)
+			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
+		},
+	}
+	n.flags(c)
+	_ = c.Flags().MarkHidden("plan") // a sweep takes all plans together
+	_ = c.Flags().MarkHidden("zone")
+	_ = c.Flags().MarkHidden("anchor")
+	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+		return a.sweep(ctx, &n, args)
+	})
+}
+
+func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
+	var given *ratelimit.Config
+	if n.command.Flags().Changed("plan") {
+		return usagef("a sweep takes all plans of a limit together: leave out --plan")
+	}
+	if n.command.Flags().Changed("rate") {
+		if len(names) != 1 {
+			return usagef("--rate and --period are for one LIMIT")
+		}
+	}
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions ORDER BY 1")
+		if err != nil {
+			return err
+		}
+		if len(names) == 0 {
+			names = published
+			return nil
+		}
+		if given, err = n.config(names[0]); err != nil || given != nil {
+			return err
+		}
+		for _, name := range names {
+			if !slices.Contains(published, name) {
+				_, err := n.resolve(ctx, tx, name, nil) // which says why it cannot be
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return a.nothing([]swept{}, "There is nothing to sweep: no program has published its limits. Name a LIMIT, with --rate and --period.")
+	}
+	list := make([]swept, 0, len(names))
+	total := int64(0)
+	for _, name := range names {
+		s, err := a.sweepOne(ctx, name, given)
+		list = append(list, s)
+		total += s.Deleted
+		if err != nil {
+			return fmt.Errorf("%s: %w; %s were deleted before", printable(name), err, plural(total, "row"))
+		}
+	}
+	return a.emit(list, func(w io.Writer) {
+		t := newTable("LIMIT", ">DELETED", ">BATCHES")
+		for _, s := range list {
+			t.row(printable(s.Limit), count(s.Deleted), fmt.Sprint(s.Batches))
+		}
+		t.print(w)
+	})
+}
+
+func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s swept, err error) {
+	s.Limit = name
+	call := "ratelimit_sweep($1, first => $2)"
+	args := []any{name, ""}
+	if c != nil {
+		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7)"
+		args = append(args, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start)
+	}
+	for {
+		began := time.Now()
+		var deleted int64
+		var next *string
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT deleted, next FROM "+call, args...).Scan(&deleted, &next)
+		})
+		if err != nil {
+			return s, err
+		}
+		s.Deleted, s.Batches = s.Deleted+deleted, s.Batches+1
+		if next == nil {
+			return s, nil
+		}
+		args[1] = *next
+		select {
+		case <-ctx.Done():
+			return s, ctx.Err()
+		case <-time.After(3 * time.Since(began)):
+		}
+	}
+}
