@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms test check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,11 @@ test: ## run the tests of every module, with the race detector where there is a 
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
+
+PICTURES ?= $(CURDIR)/integration_test/browser/pictures
+console: ## use the console in Chromium, and leave pictures of its pages, which git ignores (DOCS=1: some in docs/img, too)
+	cd integration_test/browser && TXLIMIT_BROWSER=1 TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 10m .
+	$(if $(DOCS),for name in limits limit key-override limit-day-dark; do cp $(PICTURES)/$$name.png docs/img/console-$$name.png; done)
 
 container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)
 	integration_test/scripts/container.sh

@@ -20,6 +20,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     removed_at   timestamptz,               -- NULL: it was not removed
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(), -- the transaction that changed the row last
     UNIQUE (name, key, id),
+    UNIQUE (name, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
 

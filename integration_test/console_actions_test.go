@@ -1,0 +1,319 @@
+package integration_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/console"
+)
+
+// takes asks a limit without numbers, as programs with overrides do, and returns what is granted of a count.
+func takes(t *testing.T, pool *pgxpool.Pool, name, key string, count float64) bool {
+	t.Helper()
+	var ok bool
+	if err := pool.QueryRow(t.Context(), "SELECT ok FROM ratelimit($1, $2, count => $3)", name, key, count).Scan(&ok); err != nil {
+		t.Fatal(err)
+	}
+	return ok
+}
+
+func TestEveryActionOfTheConsole(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1000 hours"}, {"name": "site", "kind": "token bucket", "rate": 5, "period": "1000 hours"}]`)
+	p := newConsole(t, pool, "ann")
+	const acme = "key?name=signUps&key=acme"
+	if !takes(t, pool, "signUps", "acme", 10) || takes(t, pool, "signUps", "acme", 1) {
+		t.Fatal("the limit is not used up")
+	}
+	p.get(http.StatusOK, acme, "0 of 10 tokens", "Denied now")
+
+	// Other numbers, for two hours, and the difference at once.
+	begin := time.Now()
+	p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "rate": {"25"}, "end": {"2h"}, "reason": {"their conference"}, "add": {"1"}},
+		"the difference of the capacities is added", "15 of 25 tokens", "their conference", "by ann, for this key, 1 h 5", "15 added")
+	if took := time.Since(begin); took < 2*time.Second {
+		t.Errorf("the difference was added after %v, when programs may not know of the override", took)
+	}
+	if !takes(t, pool, "signUps", "acme", 15) || takes(t, pool, "signUps", "acme", 1) {
+		t.Error("the difference is not there, or more than it")
+	}
+	// Without the difference at once; the page offers it.
+	offered := p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "capacity": {"40"}, "end": {"never"}, "reason": {"more"}}, "in force in every program", "Add the difference now", "0 of 40 tokens")
+	_, id, _ := strings.Cut(offered, `name="id" value="`)
+	id, _, _ = strings.Cut(id, `"`)
+	p.post(http.StatusBadRequest, "key?name=site&key=x", url.Values{"action": {"add"}, "id": {id}}, "There is no such override")
+	p.post(http.StatusOK, acme, url.Values{"action": {"add"}, "id": {id}}, "The difference of the capacities is added", "15 of 40 tokens")
+
+	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored", "ended by ann", "as defined")
+	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "nothing in force to end")
+
+	p.post(http.StatusOK, acme, url.Values{"action": {"block"}, "end": {"15m"}, "reason": {"abuse"}}, "Blocked", "14 min")
+	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}}, "It goes on", "Blocked")
+	if takes(t, pool, "signUps", "acme", 1) {
+		t.Error("a blocked key was granted")
+	}
+	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored", "10 of 10 tokens")
+	if !takes(t, pool, "signUps", "acme", 10) {
+		t.Error("the key did not go on")
+	}
+	p.post(http.StatusOK, acme, url.Values{"action": {"unlimited"}, "end": {"2099-01-01 12:00"}, "reason": {"a load test"}}, "Unlimited", "1 Jan 2099, 12:00")
+	if !takes(t, pool, "signUps", "acme", 1000) {
+		t.Error("an unlimited key was denied")
+	}
+
+	// For every key, only if it is meant.
+	every := url.Values{"action": {"block"}, "end": {"1h"}, "reason": {"an incident"}}
+	p.post(http.StatusBadRequest, "limit?name=signUps", every, "you mean every key")
+	every.Set("sure", "1")
+	p.post(http.StatusOK, "limit?name=signUps", every, "blocked for every key")
+	if takes(t, pool, "signUps", "initech", 1) || !takes(t, pool, "signUps", "acme", 1000) {
+		t.Error("the block for every key is not in force, or the key has lost its own override")
+	}
+	p.get(http.StatusOK, "", "blocked", "2 overrides")
+	p.get(http.StatusOK, "key?name=signUps&key=initech", "Blocked", "for every key", "End it for every key")
+	p.post(http.StatusOK, "limit?name=signUps", url.Values{"action": {"restore"}}, "Restored")
+	if !takes(t, pool, "signUps", "initech", 1) {
+		t.Error("the block for every key was not ended")
+	}
+
+	// A limit without keys.
+	limiter := new(ratelimit.Limiter)
+	site := ratelimit.TokenBucket("site", 5, 1000*time.Hour).Global()
+	if _, err := limiter.Consume(t.Context(), pool, site.Count(5)); err != nil {
+		t.Fatal(err)
+	}
+	p.post(http.StatusOK, "key?name=site", url.Values{"action": {"numbers"}, "rate": {"8"}, "end": {"1d"}, "reason": {"r"}, "add": {"1"}}, "3 of 8 tokens", "(no key)")
+	p.post(http.StatusOK, "key?name=site", url.Values{"action": {"reset"}}, "8 of 8 tokens")
+}
+
+// What cannot be done says so on the page, changes nothing, and keeps what was filled in.
+func TestTheConsoleRefusesBadForms(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	p := newConsole(t, pool, "ann")
+	const acme = "key?name=signUps&key=acme"
+	numbers := func(pairs ...string) url.Values {
+		v := url.Values{"action": {"numbers"}, "rate": {"20"}, "end": {"2h"}, "reason": {"why not"}}
+		for i := 0; i < len(pairs); i += 2 {
+			v.Set(pairs[i], pairs[i+1])
+		}
+		return v
+	}
+	for _, test := range []struct {
+		form url.Values
+		want string
+	}{
+		{numbers("reason", " "), "Give a reason"},
+		{numbers("reason", "\xff"), "not valid UTF-8"},
+		{numbers("end", ""), "Say when it ends"},
+		{numbers("end", "soon"), "The end is not understood"},
+		{numbers("end", "0d"), "The end is not understood"},
+		{numbers("end", "-1h"), "The end is not understood"},
+		{numbers("end", "99999999999h"), "The end is not understood"},
+		{numbers("end", "2001-01-01"), "The end has passed"},
+		{numbers("rate", ""), "Give a rate"},
+		{numbers("rate", "many"), "The rate is not a number"},
+		{numbers("rate", "NaN"), "The rate is not a number"},
+		{numbers("rate", "-1"), "rate"},
+		{numbers("rate", "0"), "rate"},
+		{numbers("capacity", "1e300"), "capacity"},
+		{numbers("max_reserved", "inf"), "owed is not a number"},
+		{numbers("action", "drop"), "another version of the page"},
+		{numbers("action", ""), "another version of the page"},
+		{url.Values{"action": {"add"}, "id": {"1; DROP TABLE rate_limits"}}, "The number of the override is missing"},
+		{url.Values{"action": {"add"}, "id": {"12345"}}, "There is no such override"},
+		{url.Values{"action": {"restore"}, "effect": {"everything"}}, "is not numbers, block or unlimited"},
+	} {
+		p.post(http.StatusBadRequest, acme, test.form, "Nothing was changed.", test.want)
+	}
+	if kept := p.post(http.StatusBadRequest, acme, numbers("end", "soon"), "Nothing was changed."); !strings.Contains(kept, `value="why not"`) || !strings.Contains(kept, `value="soon"`) || !strings.Contains(kept, "open") {
+		t.Error("what was filled in is lost")
+	}
+	p.post(http.StatusNotFound, "limit?name=nobodysLimit", url.Values{"action": {"reset"}}, "no such limit")
+	p.post(http.StatusBadRequest, acme, numbers("reason", strings.Repeat("x", 70000)), "too large")
+	for path, status := range map[string]int{
+		"limit": http.StatusNotFound, "key?key=x": http.StatusNotFound, "nowhere": http.StatusNotFound, "assets/nothing.js": http.StatusNotFound, "assets/": http.StatusNotFound,
+		"?page=100": http.StatusNotFound, "?page=-1": http.StatusOK, "?page=x": http.StatusOK, "?span=x": http.StatusOK, "limit?name=signUps&span=%00": http.StatusOK,
+		"limit?name=%ff": http.StatusBadRequest, "key?name=signUps&key=%00": http.StatusBadRequest, "limit?name=%zz": http.StatusBadRequest, "key?name=a;b": http.StatusBadRequest,
+		"limit?name=" + strings.Repeat("n", 256): http.StatusBadRequest, "key?name=signUps&key=" + strings.Repeat("k", 1025): http.StatusBadRequest, "?q=" + strings.Repeat("q", 1025): http.StatusBadRequest,
+		"key?name=signUps&key=" + strings.Repeat("k", 1024): http.StatusOK, "key?name=nobody&key=knows": http.StatusOK, "usage.json?name=nobody": http.StatusOK,
+		"key?name=signUps&key=acme&plan=%27%3B--": http.StatusOK, "limit?name=signUps&q=%25%5F%27%5C": http.StatusOK, "limit?name=signUps&q=%F4%8F%BF%BF": http.StatusOK,
+	} {
+		p.get(status, path)
+	}
+	var overrides int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&overrides); err != nil || overrides != 0 {
+		t.Errorf("%d overrides, %v", overrides, err)
+	}
+}
+
+// A page that only reads writes nothing, whatever is sent to it; and another site's form changes nothing.
+func TestWhoMayWriteOnTheConsole(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	if !takes(t, pool, "signUps", "acme", 10) {
+		t.Fatal("denied")
+	}
+	before := tableOf(t, pool)
+	forms := []url.Values{
+		{"action": {"reset"}}, {"action": {"restore"}}, {"action": {"add"}, "id": {"1"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}},
+		{"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}}, {"action": {"numbers"}, "rate": {"99"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}},
+	}
+	nobody := newConsole(t, pool, "")
+	if text := nobody.get(http.StatusOK, "key?name=signUps&key=acme", "read-only"); strings.Contains(text, `method="post"`) {
+		t.Error("a page that only reads has forms")
+	}
+	if text := nobody.get(http.StatusOK, "limit?name=signUps", "read-only"); strings.Contains(text, `method="post"`) {
+		t.Error("a page that only reads has forms")
+	}
+	ann := newConsole(t, pool, "ann")
+	for _, form := range forms {
+		for _, path := range []string{"key?name=signUps&key=acme", "limit?name=signUps"} {
+			nobody.post(http.StatusForbidden, path, form, "Read-only", "Nothing was changed")
+			for _, headers := range []http.Header{
+				{"Sec-Fetch-Site": {"cross-site"}, "Origin": {"https://evil.example"}},
+				{"Sec-Fetch-Site": {"same-site"}, "Origin": {"https://other.app.example"}},
+				{"Origin": {"https://evil.example"}},
+				{"Origin": {"null"}},
+			} {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, ann.url+path, strings.NewReader(form.Encode()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header = headers.Clone()
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+				ann.send(r, http.StatusForbidden, "Another site sent this", "Nothing was changed")
+			}
+		}
+	}
+	for _, path := range []string{"", "usage.json?name=signUps", "assets/console.js", "nowhere"} {
+		ann.post(http.StatusMethodNotAllowed, path, forms[0])
+	}
+	for _, method := range []string{http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions, "FOO"} {
+		r, err := http.NewRequestWithContext(t.Context(), method, ann.url+"key?name=signUps&key=acme", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ann.send(r, http.StatusMethodNotAllowed)
+	}
+	// A GET changes nothing, though it looks like a form.
+	ann.get(http.StatusOK, "key?name=signUps&key=acme&action=reset")
+	var overrides int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&overrides); err != nil || overrides != 0 {
+		t.Errorf("%d overrides, %v", overrides, err)
+	}
+	if after := tableOf(t, pool); after != before {
+		t.Errorf("there was\n%s\nand now\n%s", before, after)
+	}
+}
+
+// Names, keys, reasons and people are text, wherever they stand.
+func TestMarkupOnTheConsoleIsText(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	evil := `"><script>alert(1)</script><img src=x onerror=alert(2)>'` + "`{{.}}${1}"
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour')))", evil, evil); err != nil {
+		t.Fatal(err)
+	}
+	if !takes(t, pool, evil, evil, 3) {
+		t.Fatal("denied")
+	}
+	recordUsage(t, pool, evil, 1, 2, evil, "javascript:alert(1)", "\u202eevil\n")
+	p := newConsole(t, pool, evil)
+	q := "?" + url.Values{"name": {evil}, "key": {evil}, "q": {evil}}.Encode()
+	p.post(http.StatusOK, "key"+q, url.Values{"action": {"block"}, "end": {"1h"}, "reason": {evil}}, "Blocked")
+	for path, status := range map[string]int{
+		q: http.StatusOK, "limit" + q: http.StatusOK, "key" + q: http.StatusOK, "limit?name=" + url.QueryEscape(evil): http.StatusOK, "usage.json" + q: http.StatusOK,
+		"limit?done=" + url.QueryEscape(evil) + "&name=" + url.QueryEscape(evil): http.StatusOK, "key" + q + "&span=" + url.QueryEscape(evil) + "&plan=" + url.QueryEscape(evil): http.StatusOK,
+		"limit?name=" + url.QueryEscape("<script>"): http.StatusNotFound, url.PathEscape(evil): http.StatusNotFound,
+	} {
+		text := p.get(status, path)
+		for _, markup := range []string{"<script>", "<img", "onerror=alert(2)>'", `href="javascript:`, "\u202e"} {
+			if strings.Contains(text, markup) && !(markup == "onerror=alert(2)>'" && !strings.Contains(text, "<img")) {
+				t.Errorf("%s has %q in it:\n%s", path, markup, text)
+			}
+		}
+	}
+	p.post(http.StatusBadRequest, "key"+q, url.Values{"action": {evil}, "end": {evil}, "reason": {evil}, "rate": {evil}}, "another version")
+}
+
+func TestHeadersOfTheConsole(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	p := newConsole(t, pool, "ann")
+	for _, path := range []string{"", "nowhere", "usage.json?name=x", "assets/console.css"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		policy := answer.Header.Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "frame-ancestors 'none'", "form-action 'self'", "base-uri 'none'"} {
+			if !strings.Contains(policy, want) {
+				t.Errorf("%s: no %s in %q", path, want, policy)
+			}
+		}
+		if strings.Contains(policy, "unsafe") {
+			t.Errorf("%s: %q", path, policy)
+		}
+		for field, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
+			if got := answer.Header.Get(field); got != want {
+				t.Errorf("%s: %s: %s, want %s", path, field, got, want)
+			}
+		}
+	}
+	// Mounted without its slash, it leads to itself.
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://app.example/admin/limits?x=y", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.RequestURI = "/admin/limits?x=y"
+	w := httptest.NewRecorder()
+	http.StripPrefix("/admin/limits", &console.Handler{DB: pool}).ServeHTTP(w, r)
+	if w.Code != http.StatusPermanentRedirect || w.Header().Get("Location") != "limits/" {
+		t.Errorf("%d, %s", w.Code, w.Header().Get("Location"))
+	}
+}
+
+// What the database refuses, or cannot do, is a page that says so, and the page tells nothing that is not the reader's business.
+func TestTheConsoleWithoutItsDatabase(t *testing.T) {
+	t.Parallel()
+	empty := connect(t, newSchema(t), 2)
+	newConsole(t, empty, "ann").get(http.StatusInternalServerError, "", "tables are not there", "Migrate the schema")
+
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	role := createRole(t, pool)
+	mustExec(t, pool, named(docSQL(t, "docs/console.md", "GRANT SELECT"), schemaOf(t, pool), role))
+	reader := newConsole(t, asRole(t, pool, role, 2), "ann")
+	for _, path := range []string{"", "limit?name=signUps&q=a", "key?name=signUps&key=acme", "usage.json?name=signUps"} {
+		reader.get(http.StatusOK, path)
+	}
+	for _, form := range []url.Values{{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}} {
+		reader.post(http.StatusForbidden, "key?name=signUps&key=acme", form, "The database refuses this", "Permission denied")
+	}
+	mustExec(t, pool, named(docSQL(t, "docs/console.md", "GRANT INSERT"), schemaOf(t, pool), role))
+	for _, form := range []url.Values{
+		{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}},
+		{"action": {"numbers"}, "rate": {"20"}, "end": {"1h"}, "reason": {"r"}, "add": {"1"}},
+	} {
+		reader.post(http.StatusOK, "key?name=signUps&key=acme", form)
+	}
+
+	pool.Close()
+	newConsole(t, pool, "ann").get(http.StatusServiceUnavailable, "", "cannot be reached")
+}

@@ -1,0 +1,227 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// done says what has been done. The address has only the word, so that no link can put other words on the page.
+var done = map[string]string{
+	"reset":     "It goes on: its rows are deleted, and a missing row is a full limit.",
+	"numbers":   "The override is in force in every program within two seconds.",
+	"added":     "The override is in force, and the difference of the capacities is added.",
+	"block":     "Blocked. Every program denies within two seconds.",
+	"unlimited": "Unlimited. Every program grants within two seconds.",
+	"restore":   "Restored. Every program follows within two seconds.",
+	"nothing":   "There was nothing in force to end.",
+	"add":       "The difference of the capacities is added.",
+}
+
+// form is what a person has filled in. It comes back with the page if it cannot be done.
+type form struct {
+	Action, Rate, Capacity, MaxReserved, End, Reason, Effect, ID string
+	Add, Sure                                                    bool
+}
+
+// change does what a form says.
+func (c *call) change(a asked, key string) error {
+	v := c.r.PostForm
+	f := form{
+		Action: v.Get("action"), Rate: strings.TrimSpace(v.Get("rate")), Capacity: strings.TrimSpace(v.Get("capacity")), MaxReserved: strings.TrimSpace(v.Get("max_reserved")),
+		End: strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"),
+		Add: v.Get("add") != "", Sure: v.Get("sure") != "",
+	}
+	did, err := c.do(a.name, key, f)
+	if err == nil {
+		target := url.Values{"name": {a.name}, "done": {did}}
+		if c.r.URL.Path == "/key" {
+			target.Set("key", key)
+		}
+		// http.Redirect would make an absolute path of it, without the prefix that was stripped.
+		c.w.Header().Set("Location", strings.TrimPrefix(c.r.URL.Path, "/")+"?"+target.Encode())
+		c.w.WriteHeader(http.StatusSeeOther)
+		return nil
+	}
+	refused := explain(err)
+	if refused.status != http.StatusBadRequest {
+		return err
+	}
+	a.done = ""
+	problem := refused.text
+	if !refused.partly {
+		problem = "Nothing was changed. " + problem
+	}
+	if c.r.URL.Path == "/key" {
+		return c.showKey(http.StatusBadRequest, a, f, problem)
+	}
+	return c.showLimit(http.StatusBadRequest, a, f, problem)
+}
+
+// do changes something for a key, or for every key if it is empty, and returns a word of done.
+func (c *call) do(name, key string, f form) (did string, err error) {
+	var scope *string
+	if key != "" {
+		scope = &key
+	}
+	everyKey := c.r.URL.Path == "/limit"
+	if everyKey && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
+		return "", wrong("Say that you mean every key of this limit.")
+	}
+	switch f.Action {
+	case "reset":
+		if everyKey {
+			return "", wrong("A limit goes on key by key.")
+		}
+		return "reset", c.write("SELECT ratelimit_reset(ARRAY[$1], ARRAY[$2])", name, key)
+	case "restore":
+		var removed int
+		err := c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", name, scope, optional(f.Effect), c.who).Scan(&removed)
+		})
+		if removed == 0 {
+			return "nothing", err
+		}
+		return "restore", err
+	case "add":
+		id, err := strconv.ParseInt(f.ID, 10, 64)
+		if err != nil {
+			return "", wrong("The number of the override is missing.")
+		}
+		return "add", c.add(id, name)
+	case "numbers", "block", "unlimited":
+	default:
+		return "", wrong("This form is of another version of the page. Load the page again.")
+	}
+	var now time.Time // of the database, whose clock decides when it ends
+	if err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
+		now, err = queryNow(ctx, tx)
+		return err
+	}); err != nil {
+		return "", err
+	}
+	until, err := parseEnd(f.End, now)
+	if err != nil {
+		return "", err
+	}
+	if f.Reason == "" {
+		return "", wrong("Give a reason, for those who look at this later.")
+	}
+	if !valid(f.Reason) {
+		return "", wrong("The reason is not valid UTF-8.")
+	}
+	if f.Action != "numbers" {
+		return f.Action, c.write("SELECT ratelimit_"+f.Action+"($1, $2, $3, $4, $5)", name, scope, until, f.Reason, c.who)
+	}
+	var numbers [3]*float64
+	for i, field := range []struct{ what, text string }{{"rate", f.Rate}, {"capacity", f.Capacity}, {"most that may be owed", f.MaxReserved}} {
+		if field.text == "" {
+			continue
+		}
+		n, err := strconv.ParseFloat(strings.ReplaceAll(field.text, ",", ""), 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+			return "", wrong("The " + field.what + " is not a number.")
+		}
+		numbers[i] = &n
+	}
+	if numbers == [3]*float64{} {
+		return "", wrong("Give a rate, a capacity, or the most that may be owed.")
+	}
+	var id int64
+	err = c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT ratelimit_override($1, $2, $3, $4, $5, $6, $7, $8)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+	})
+	if err != nil || !f.Add {
+		return "numbers", err
+	}
+	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
+	// difference is added all the same. Should this process die, the page offers to add it.
+	time.Sleep(settled)
+	err = c.add(id, name)
+	if refused, ok := errors.AsType[*refusal](err); ok {
+		refused.text = "The override is in force. " + refused.text
+	}
+	return "added", err
+}
+
+// add adds the difference of an override, which must be of this limit.
+func (c *call) add(id int64, name string) error {
+	return c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		var added float64
+		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id) FROM rate_limit_overrides AS o WHERE o.id = $1 AND o.name = $2", id, name).Scan(&added)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return wrong("There is no such override.")
+		}
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "22023" {
+			refused := wrong("Nothing was added to the balance. " + sentence(pgErr.Message))
+			refused.partly = true
+			return refused
+		}
+		return err
+	})
+}
+
+func (c *call) write(sql string, args ...any) error {
+	return c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
+func wrong(text string) *refusal {
+	return &refusal{status: http.StatusBadRequest, title: "That is not possible", text: text}
+}
+
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// parseEnd reads the end of an override: "90s", "15m", "2h", "3d", "1w", an instant in UTC such as "2026-07-01 18:00", or "never", which is nil.
+func parseEnd(text string, now time.Time) (*time.Time, error) {
+	problem := wrong("The end is not understood. Write 15m, 2h, 3d or 1w, an instant such as 2026-07-01 18:00 (UTC), or never.")
+	text = strings.ToLower(strings.TrimSpace(text))
+	switch text {
+	case "":
+		return nil, wrong("Say when it ends: 15m, 2h, 3d, an instant in UTC, or never.")
+	case "never":
+		return nil, nil
+	}
+	for _, format := range []string{"2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02T15:04", time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(format, strings.ToUpper(text)); err == nil {
+			if !t.After(now) {
+				return nil, wrong("The end has passed. Instants are in UTC.")
+			}
+			return &t, nil
+		}
+	}
+	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
+		if digits, ok := strings.CutSuffix(text, suffix); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(digits), 10, 16)
+			if err != nil || n == 0 || n > 36500 {
+				return nil, problem
+			}
+			t := now.Add(time.Duration(n) * unit)
+			if unit > 24*time.Hour && n > 5000 {
+				return nil, problem
+			}
+			return &t, nil
+		}
+	}
+	d, err := time.ParseDuration(strings.ReplaceAll(text, " ", ""))
+	if err != nil || d <= 0 {
+		return nil, problem
+	}
+	t := now.Add(d)
+	return &t, nil
+}

@@ -1,0 +1,214 @@
+// Package console is a page for operators: which limits deny whom, since when, and what to do about it. It is an [http.Handler] to
+// mount behind the application's own login:
+//
+//	page := &console.Handler{DB: pool, Who: staffOf}
+//	mux.Handle("/admin/limits/", requireStaff(http.StripPrefix("/admin/limits", page)))
+//
+// The pages show
+//
+//   - all limits, those that deny most first, with the grants and denials of their last hours;
+//   - one limit: its numbers by program and plan, a chart that follows within a second, the most denied keys, and overrides;
+//   - one key of a limit: its balance and how it refills, the numbers in force for it, and the history of its overrides.
+//
+// People whom [Handler.Who] names can let a key go on, give it other numbers, block it, lift its limit, and end all that again.
+// Everybody else only reads.
+//
+// The numbers come from the tables of the limiter: the definitions that programs publish (Limiter.Publish), the overrides, and what a
+// recorder of package usage counts. Without a recorder there are no charts and no denied keys. A recorder writes every ten
+// seconds. For charts that follow faster, let it write more often.
+//
+// A page reads a bounded number of rows by index, however many keys there are. It reads in a READ ONLY transaction.
+// docs/console.md has the grants for a role that only reads.
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// DefaultTimeout is the default of [Handler.Timeout].
+const DefaultTimeout = 10 * time.Second
+
+// settled is the time after which every program knows of an override: only then may its difference be added.
+const settled = 2 * time.Second
+
+// Handler serves the page. DB is required. It is safe for concurrent use, and must not be changed while it is in use.
+//
+// It authenticates nobody: mount it behind a login, and limit it to staff. It can be mounted under any path that ends with a slash, by
+// [http.StripPrefix]. All its links are relative.
+//
+// It refuses cross-origin writes ([http.CrossOriginProtection]), and cannot be framed. Its Content-Security-Policy allows scripts and
+// styles from the same origin only, none of them inline.
+type Handler struct {
+	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. Each page takes one connection.
+	DB interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	}
+
+	// Who names the person who sent a request. The name is written beside the overrides that the person makes. For a request of
+	// nobody, it returns "": then the page only reads, and writes are answered with 403. nil: the page only reads.
+	Who func(r *http.Request) string
+
+	// Timeout bounds the queries of a page, and each statement of a write. 0 is [DefaultTimeout].
+	Timeout time.Duration
+}
+
+// ServeHTTP serves the page.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	header.Set("X-Frame-Options", "DENY") // for browsers that do not know frame-ancestors
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "same-origin") // names and keys stay here
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cache-Control", "no-store")
+
+	c := &call{h: h, w: w, r: r}
+	if h.Who != nil {
+		c.who = h.Who(r)
+	}
+	if err := c.serve(); err != nil {
+		c.fail(err)
+	}
+}
+
+// call is one request.
+type call struct {
+	h   *Handler
+	w   http.ResponseWriter
+	r   *http.Request
+	who string
+}
+
+func (c *call) serve() error {
+	name, isAsset := strings.CutPrefix(c.r.URL.Path, "/assets/")
+	switch c.r.Method {
+	case http.MethodGet, http.MethodHead:
+		if isAsset {
+			return c.asset(name)
+		}
+	case http.MethodPost:
+		if err := crossOrigin.Check(c.r); err != nil {
+			return &refusal{status: http.StatusForbidden, title: "Another site sent this", text: "The browser says that this form was sent by a page of another site. Nothing was changed."}
+		}
+		if c.who == "" {
+			return &refusal{status: http.StatusForbidden, title: "Read-only", text: "You can look at this page, but not change anything. Nothing was changed."}
+		}
+		if c.r.URL.Path != "/limit" && c.r.URL.Path != "/key" {
+			return notAllowed(c.w, "GET, HEAD")
+		}
+		c.r.Body = http.MaxBytesReader(c.w, c.r.Body, 64<<10)
+		if err := c.r.ParseForm(); err != nil {
+			return &refusal{status: http.StatusBadRequest, title: "This form cannot be read", text: "It is incomplete or too large. Nothing was changed."}
+		}
+	default:
+		return notAllowed(c.w, "GET, HEAD, POST")
+	}
+	query, err := url.ParseQuery(c.r.URL.RawQuery)
+	if err != nil {
+		return &refusal{status: http.StatusBadRequest, title: "This address is incomplete", text: "A name or a key in the address is not encoded as it should be."}
+	}
+	a := asked{name: query.Get("name"), key: query.Get("key"), search: query.Get("q"), span: query.Get("span"), plan: query.Get("plan"), page: query.Get("page"), done: query.Get("done")}
+	if err := a.validate(); err != nil {
+		return err
+	}
+	switch c.r.URL.Path {
+	case "":
+		// Mounted without its slash. The prefix is not known here, but its last part is enough for a relative link.
+		target, _, _ := strings.Cut(c.r.RequestURI, "?")
+		c.w.Header().Set("Location", path.Base(target)+"/")
+		c.w.WriteHeader(http.StatusPermanentRedirect)
+		return nil
+	case "/":
+		return c.limits(a)
+	case "/limit":
+		return c.limit(a)
+	case "/key":
+		return c.key(a)
+	case "/usage.json":
+		return c.usage(a)
+	}
+	return notFound()
+}
+
+func notFound() error {
+	return &refusal{status: http.StatusNotFound, title: "There is no such page", text: "The address is wrong, or the link that led here is old."}
+}
+
+// crossOrigin is never changed.
+var crossOrigin = http.NewCrossOriginProtection()
+
+func notAllowed(w http.ResponseWriter, allow string) error {
+	w.Header().Set("Allow", allow)
+	return &refusal{status: http.StatusMethodNotAllowed, title: "That cannot be done here", text: "This address has no such method."}
+}
+
+// read runs queries in one READ ONLY transaction, in which the planner has to take an index where there is one.
+func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
+	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadOnly, IsoLevel: pgx.RepeatableRead}, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'"); err != nil {
+			return err
+		}
+		return queries(ctx, tx)
+	})
+}
+
+func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, tx pgx.Tx) error) error {
+	timeout := c.h.Timeout
+	if timeout == 0 {
+		timeout = DefaultTimeout
+	}
+	ctx, cancel := context.WithTimeout(c.r.Context(), timeout)
+	defer cancel()
+	if options.AccessMode != pgx.ReadOnly { // a write is not given up because its reader has gone
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(c.r.Context()), timeout)
+		defer cancel()
+	}
+	if c.h.DB == nil {
+		return errors.New("console: Handler.DB is nil")
+	}
+	tx, err := c.h.DB.BeginTx(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	if err := statements(ctx, tx); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
+// show writes a page. Nothing is written before the template has run, so that an error is a page of its own.
+func (c *call) show(status int, name string, data any) error {
+	var page bytes.Buffer
+	if err := templates[name].ExecuteTemplate(&page, "layout", data); err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	c.w.WriteHeader(status)
+	if c.r.Method != http.MethodHead {
+		_, _ = page.WriteTo(c.w)
+	}
+	return nil
+}
+
+// fail answers with a page that says what went wrong.
+func (c *call) fail(err error) {
+	refused := explain(err)
+	if refused.status >= 500 && c.r.Context().Err() == nil {
+		slog.ErrorContext(c.r.Context(), "txlimit console", "path", c.r.URL.Path, "error", err)
+	}
+	if err := c.show(refused.status, "error", errorPage{layout: c.layout(refused.title), Status: refused.status, Text: refused.text}); err != nil {
+		http.Error(c.w, refused.title, refused.status)
+	}
+}

@@ -1,0 +1,272 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var functions = template.FuncMap{
+	"asset":   assetURL,
+	"num":     number,
+	"count":   count,
+	"instant": instant,
+	"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"ago":     ago,
+	"in":      func(now, t time.Time) string { return span2(t.Sub(now)) },
+	"percent": percent,
+	"numbers": describe,
+	"shown":   shown,
+	"deref":   func(p any) any { return reflect.Indirect(reflect.ValueOf(p)).Interface() },
+	"dict":    dict,
+}
+
+// number writes tokens: with as many digits as help.
+func number(f float64) string {
+	switch {
+	case math.IsInf(f, 1):
+		return "∞"
+	case math.IsNaN(f) || math.IsInf(f, -1):
+		return "not a number"
+	case f == math.Trunc(f) && math.Abs(f) < 1e15:
+		return count(int64(f))
+	case math.Abs(f) >= 1e15, math.Abs(f) < 1e-3:
+		return strconv.FormatFloat(f, 'g', 3, 64)
+	case math.Abs(f) >= 100:
+		return count(int64(math.Floor(f))) // what is not there yet is not rounded up
+	}
+	digits := 2
+	if math.Abs(f) < 1 {
+		digits = 3
+	}
+	p := math.Pow10(digits)
+	return strings.Replace(strconv.FormatFloat(math.Floor(f*p)/p, 'f', -1, 64), "-", "−", 1)
+}
+
+// count writes a whole number in groups of three.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	sign := ""
+	if s[0] == '-' {
+		sign, s = "−", s[1:]
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}
+
+func percent(part, other int64) string {
+	if part+other == 0 {
+		return "–"
+	}
+	p := 100 * float64(part) / float64(part+other)
+	switch {
+	case part == 0:
+		return "0 %"
+	case p < 0.1:
+		return "< 0.1 %"
+	case p > 99.9 && other > 0:
+		return "> 99.9 %"
+	case p < 10:
+		return strconv.FormatFloat(p, 'f', 1, 64) + " %"
+	}
+	return strconv.FormatFloat(p, 'f', 0, 64) + " %"
+}
+
+// instant writes an instant in UTC, which the pages say once.
+func instant(t time.Time) string {
+	t = t.UTC()
+	if t.Second() == 0 {
+		return t.Format("2 Jan 2006, 15:04")
+	}
+	return t.Format("2 Jan 2006, 15:04:05")
+}
+
+func ago(now, t time.Time) string {
+	d := now.Sub(t)
+	switch {
+	case d < -time.Second:
+		return "in " + span2(-d)
+	case d < time.Second:
+		return "now"
+	}
+	return span2(d) + " ago"
+}
+
+// span2 writes a duration in its two largest units.
+func span2(d time.Duration) string {
+	if d < time.Second {
+		return "under 1 s"
+	}
+	var parts []string
+	for _, unit := range []struct {
+		name string
+		d    time.Duration
+	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"min", time.Minute}, {"s", time.Second}} {
+		n := int64(d / unit.d)
+		d %= unit.d
+		if n > 0 {
+			parts = append(parts, count(n)+" "+unit.name)
+		} else if len(parts) > 0 {
+			break
+		}
+		if len(parts) == 2 {
+			break
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// every writes a period after "per".
+func every(n Numbers) string {
+	if n.Period != nil {
+		switch *n.Period {
+		case "1 mon":
+			return "month"
+		case "3 mons":
+			return "quarter"
+		case "1 year":
+			return "year"
+		}
+	}
+	if n.Seconds == nil {
+		return "?"
+	}
+	for _, unit := range []struct {
+		name    string
+		seconds float64
+	}{{"week", 604800}, {"day", 86400}, {"hour", 3600}, {"minute", 60}, {"second", 1}} {
+		if k := *n.Seconds / unit.seconds; k == 1 {
+			return unit.name
+		} else if k == math.Trunc(k) && k >= 1 {
+			return number(k) + " " + unit.name + "s"
+		}
+	}
+	return number(*n.Seconds*1000) + " ms"
+}
+
+// describe writes the numbers of a limit in a few words.
+func describe(kind string, n Numbers) string {
+	switch {
+	case kind == "unlimited":
+		return "unlimited"
+	case n.Rate == nil:
+		return kind
+	case *n.Rate == 0:
+		return "denies everything"
+	}
+	s := number(*n.Rate) + " per " + every(n)
+	if n.Capacity != nil && *n.Capacity != *n.Rate {
+		s += ", at most " + number(*n.Capacity) + " at once"
+	}
+	return s
+}
+
+// shown makes a key visible that would not be.
+func shown(key string) string {
+	switch {
+	case key == "":
+		return "(no key)"
+	case strings.TrimSpace(key) != key || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) }):
+		return strconv.Quote(key)
+	}
+	return key
+}
+
+func dict(pairs ...any) (map[string]any, error) {
+	m := make(map[string]any)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		name, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("%v is not a name", pairs[i])
+		}
+		m[name] = pairs[i+1]
+	}
+	return m, nil
+}
+
+// span is a stretch of time that a chart shows, up to now.
+type span struct {
+	Name, Label string
+	Length, Bin time.Duration
+}
+
+var (
+	listSpans = []span{
+		{"1h", "1 hour", time.Hour, 2 * time.Minute},
+		{"3h", "3 hours", 3 * time.Hour, 5 * time.Minute},
+		{"6h", "6 hours", 6 * time.Hour, 10 * time.Minute},
+	}
+	limitSpans = []span{
+		{"hour", "Hour", time.Hour, time.Minute},
+		{"day", "Day", 24 * time.Hour, 10 * time.Minute},
+		{"week", "Week", 7 * 24 * time.Hour, time.Hour},
+		{"month", "30 days", 30 * 24 * time.Hour, 6 * time.Hour},
+	}
+)
+
+func pick(spans []span, name string, otherwise int) span {
+	for _, s := range spans {
+		if s.Name == name {
+			return s
+		}
+	}
+	return spans[otherwise]
+}
+
+// since is the begin of the first bin.
+func (s span) since(now time.Time) time.Time {
+	return now.Truncate(s.Bin).Add(s.Bin - s.Length)
+}
+
+// The size of a small chart.
+const sparkWidth, sparkHeight = 180, 32
+
+// spark is a small chart: the paths of an SVG.
+type spark struct {
+	Granted, Denied string
+	Label           string
+}
+
+// draw draws bars: denials on top of grants, the highest as high as the chart. A bar that is not empty is seen.
+func draw(bins []binRow, s span, now time.Time) spark {
+	n := int(s.Length / s.Bin)
+	granted, denied := make([]int64, n), make([]int64, n)
+	var grants, denials, most int64
+	for _, b := range bins {
+		i := int(b.At.Sub(s.since(now)) / s.Bin)
+		if i < 0 || i >= n {
+			continue
+		}
+		granted[i] += b.Granted
+		denied[i] += b.Denied
+		grants, denials, most = grants+b.Granted, denials+b.Denied, max(most, granted[i]+denied[i])
+	}
+	var g, d strings.Builder
+	width := float64(sparkWidth) / float64(n)
+	for i := range n {
+		x := float64(i) * width
+		below := 0.0
+		if granted[i] > 0 {
+			below = max(1, float64(granted[i])/float64(most)*sparkHeight)
+		}
+		above := 0.0
+		if denied[i] > 0 {
+			above = max(1.5, float64(denied[i])/float64(most)*sparkHeight)
+		}
+		below = min(below, sparkHeight-above)
+		bar := func(b *strings.Builder, from, to float64) {
+			if to > from {
+				fmt.Fprintf(b, "M%.2f %.2fh%.2fv%.2fh-%.2fz", x+0.5, sparkHeight-to, width-1, to-from, width-1)
+			}
+		}
+		bar(&g, 0, below)
+		bar(&d, below, below+above)
+	}
+	return spark{g.String(), d.String(), fmt.Sprintf("%s denied and %s granted in the last %s", count(denials), count(grants), s.Label)}
+}

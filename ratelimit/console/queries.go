@@ -1,0 +1,348 @@
+package console
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The most rows that the pages show, and read.
+const (
+	limitsPerPage  = 40
+	maxNames       = 5000 // of limits
+	maxKeys        = 50   // that a search finds
+	maxDeniedKeys  = 20
+	maxDefinitions = 100
+	maxOverrides   = 50
+)
+
+// limitRow is a limit in the list.
+type limitRow struct {
+	Name      string
+	Granted   int64
+	Denied    int64
+	Plans     int64 // that programs define now
+	Kind      *string
+	Rate      *float64
+	Period    *string
+	Seconds   *float64 // of the period
+	Capacity  *float64
+	Programs  *string
+	Overrides int64 // in force: 100 stands for more
+	Blocked   bool  // for every key
+	Total     int64 // of all limits that match the search, as the next two
+	AllGrants int64
+	AllDenied int64
+
+	Spark spark `db:"-"`
+}
+
+// Names are found by index look-ups, one for each: nothing reads the rows of all keys.
+const limitsSQL = `
+WITH RECURSIVE
+stored AS (
+    (SELECT r.name FROM rate_limits AS r ORDER BY r.name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > s.name ORDER BY r.name LIMIT 1) FROM stored AS s WHERE s.name IS NOT NULL
+),
+used AS (
+    SELECT u.name, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval GROUP BY u.name
+),
+named AS (
+    SELECT u.name FROM used AS u
+    UNION SELECT d.name FROM rate_limit_definitions AS d WHERE d.current
+    UNION SELECT n.name FROM (SELECT s.name FROM stored AS s WHERE s.name IS NOT NULL LIMIT $4) AS n
+),
+listed AS (
+    SELECT n.name, coalesce(u.granted, 0) AS granted, coalesce(u.denied, 0) AS denied,
+           count(*) OVER () AS total, sum(coalesce(u.granted, 0)) OVER ()::bigint AS all_grants, sum(coalesce(u.denied, 0)) OVER ()::bigint AS all_denied
+      FROM named AS n LEFT JOIN used AS u ON u.name = n.name
+     WHERE strpos(lower(n.name), lower($2)) > 0 OR $2 = ''
+     ORDER BY denied DESC, granted DESC, n.name
+    OFFSET $3 LIMIT $5
+)
+SELECT l.name, l.granted, l.denied, d.plans, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.programs,
+       (SELECT count(*) FROM (SELECT FROM rate_limit_overrides AS o
+         WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
+       coalesce((SELECT o.effect = 'block' FROM rate_limit_overrides AS o
+         WHERE o.name = l.name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1), false) AS blocked,
+       l.total, l.all_grants, l.all_denied
+  FROM listed AS l
+ CROSS JOIN LATERAL (
+    SELECT count(DISTINCT d.plan) AS plans, min(d.kind) AS kind, min(d.rate) AS rate, min(d.period) AS period, min(d.capacity) AS capacity,
+           string_agg(DISTINCT d.program, ', ') AS programs
+      FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current
+  ) AS d
+ ORDER BY l.denied DESC, l.granted DESC, l.name`
+
+func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset int) ([]limitRow, error) {
+	return collect[limitRow](tx.Query(ctx, limitsSQL, s.Length, search, offset, maxNames, limitsPerPage))
+}
+
+// binRow is what a limit granted and denied in one bin of a chart.
+type binRow struct {
+	Name                     string
+	At                       time.Time
+	Granted, Denied, Failed  int64
+	Tokens, Refunded, Waited float64
+}
+
+const binsSQL = `
+SELECT u.name, date_bin($3::interval, u.minute, timestamptz 'epoch') AS at, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied, sum(u.failed)::bigint AS failed,
+       sum(u.tokens) AS tokens, sum(u.refunded) AS refunded, sum(u.waited) AS waited
+  FROM unnest($1::text[]) AS n (name)
+ CROSS JOIN LATERAL (SELECT u.* FROM rate_limit_usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2) AS u
+ GROUP BY 1, 2 ORDER BY 1, 2`
+
+func queryBins(ctx context.Context, tx pgx.Tx, since time.Time, bin time.Duration, names ...string) ([]binRow, error) {
+	return collect[binRow](tx.Query(ctx, binsSQL, names, since, bin))
+}
+
+// definitionRow is one plan of a limit as a program published it, and as it is in force for a key.
+type definitionRow struct {
+	Program, Plan, Kind string
+	Numbers
+	Current     bool
+	PublishedAt time.Time
+}
+
+// Numbers are the numbers of a limit. Those that are not there are nil.
+type Numbers struct {
+	Rate, Seconds, Capacity, MaxReserved *float64
+	Period                               *string
+	Start                                *time.Time
+	Shards                               *int32
+	Zone                                 *string
+	Anchor                               *time.Time
+}
+
+func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
+	return collect[definitionRow](tx.Query(ctx, `
+		SELECT d.program, d.plan, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
+		       d.start, d.shards, d.zone, d.anchor, d.current, d.published_at
+		  FROM rate_limit_definitions AS d WHERE d.name = $1 ORDER BY d.current DESC, d.program, d.rate, d.plan LIMIT $2`, name, maxDefinitions))
+}
+
+// overrideRow is an override, in force or not.
+type overrideRow struct {
+	ID                          int64
+	Key                         *string
+	Effect                      string
+	Rate, Capacity, MaxReserved *float64
+	Until                       *time.Time
+	Reason, MadeBy              string
+	MadeAt                      time.Time
+	Added                       *float64
+	RemovedBy                   *string
+	RemovedAt                   *time.Time
+	Over                        bool // it has been removed, or its end has come
+
+	Now time.Time `db:"-"`
+}
+
+const overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN o.until END AS until, o.reason, o.made_by, o.made_at, o.added, o.removed_by, o.removed_at,
+	o.removed_at IS NOT NULL OR coalesce(o.until <= now(), false) AS over`
+
+// queryOverridesInForce reads those of a limit, by key: first those for every key.
+func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
+	return collect[overrideRow](tx.Query(ctx, `
+		SELECT * FROM (
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
+			  WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT $2)
+			UNION ALL
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
+			  WHERE o.name = $1 AND o.key IS NOT NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.key, o.id LIMIT $2)
+		) AS o ORDER BY o.key NULLS FIRST, o.id DESC LIMIT $2`, name, maxOverrides))
+}
+
+// queryHistory reads the newest overrides of a limit, whatever their key.
+func queryHistory(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
+	return collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.id DESC LIMIT $2`, name, maxOverrides))
+}
+
+// queryKeyHistory reads the newest overrides that were for a key, or for every key.
+func queryKeyHistory(ctx context.Context, tx pgx.Tx, name, key string) ([]overrideRow, error) {
+	return collect[overrideRow](tx.Query(ctx, `
+		SELECT * FROM (
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.id DESC LIMIT $3)
+			UNION ALL
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.id DESC LIMIT $3)
+		) AS o ORDER BY o.id DESC LIMIT $3`, name, key, maxOverrides))
+}
+
+// keyRow is a key in a list.
+type keyRow struct {
+	Key        string
+	Denied     *int64
+	LastDenied *time.Time
+
+	Remaining *float64 `db:"-"` // nil: not known
+	Capacity  *float64 `db:"-"`
+	Share     float64  `db:"-"` // of the most denied key
+}
+
+func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, search string) ([]keyRow, error) {
+	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, d.last_denied FROM ratelimit_denials($1, $2) AS d
+		WHERE strpos(lower(d.key), lower($3)) > 0 OR $3 = '' LIMIT $4`, name, since, search, maxDeniedKeys))
+}
+
+// queryKeys finds the keys that begin with a prefix. Each key is one look-up in the primary key, however many shards it has.
+func queryKeys(ctx context.Context, tx pgx.Tx, name, prefix string) ([]keyRow, error) {
+	return collect[keyRow](tx.Query(ctx, `
+		WITH RECURSIVE found AS (
+			(SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key >= $2 AND ($3::text IS NULL OR r.key < $3) ORDER BY r.key LIMIT 1)
+			UNION ALL
+			SELECT (SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > f.key AND ($3::text IS NULL OR r.key < $3) ORDER BY r.key LIMIT 1)
+			  FROM found AS f WHERE f.key IS NOT NULL
+		)
+		SELECT f.key, NULL::bigint AS denied, NULL::timestamptz AS last_denied FROM found AS f WHERE f.key IS NOT NULL LIMIT $4`, name, prefix, above(prefix), maxKeys))
+}
+
+// above is the first text that does not begin with a prefix, in the order of the bytes, or nil if there is none.
+func above(prefix string) *string {
+	runes := []rune(prefix)
+	for i, r := range slices.Backward(runes) {
+		next := r + 1
+		if next == 0xD800 { // surrogates are no characters
+			next = 0xE000
+		}
+		if next <= 0x10FFFF {
+			s := string(append(runes[:i:i], next))
+			return &s
+		}
+	}
+	return nil
+}
+
+// balanceRow is what a key has under the numbers of one plan and the override in force.
+type balanceRow struct {
+	Program, Plan, Kind string
+	Numbers
+	Own       bool // its numbers are those of the override
+	Rows      int64
+	LastUse   *time.Time
+	Remaining *float64
+	NextAt    *time.Time // for one token, or for all that the limit holds
+	FullAt    *time.Time
+	At        time.Time
+}
+
+// The sums are the engine's own. $1 is the name, $2 the key.
+const keySQL = `
+WITH plans AS (
+    SELECT d.program, d.plan, d.kind, coalesce(o.rate, d.rate) AS rate, d.period, _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) AS capacity,
+           coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own
+      FROM rate_limit_definitions AS d
+      LEFT JOIN LATERAL (SELECT o.* FROM _ratelimit_override_of($1, $2, now()) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
+     WHERE d.name = $1 AND d.current
+     ORDER BY d.program, d.rate, d.plan
+     LIMIT 100
+),
+stored AS (
+    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, max(r.ts) AS last_use, count(*) AS rows
+      FROM rate_limits AS r WHERE r.name = $1 AND r.key = $2
+),
+windowed AS (
+    SELECT p.*, CASE WHEN p.kind = 'calendar window' AND p.rate > 0 THEN
+                _ratelimit_windows(p.period, p.zone, p.anchor, now(), _ratelimit_back(p.rate, p.capacity, NULL), 100) END AS windows
+      FROM plans AS p
+),
+grids AS (
+    SELECT w.*, CASE w.kind WHEN 'fixed window' THEN _ratelimit_grid($1, $2, w.period, w.kind, w.start) WHEN 'calendar window' THEN w.windows[1] END AS grid,
+           CASE w.kind WHEN 'calendar window' THEN _ratelimit_longest(w.period) ELSE w.period END AS longest
+      FROM windowed AS w
+)`
+
+func queryBalances(ctx context.Context, tx pgx.Tx, name, key string) ([]balanceRow, error) {
+	return collect[balanceRow](tx.Query(ctx, keySQL+`
+		SELECT g.program, g.plan, g.kind, g.rate, extract(epoch FROM g.period)::float8 AS seconds, g.capacity, g.max_reserved, g.period::text AS period,
+		       g.start, g.shards, g.zone, g.anchor, g.own, s.rows, s.last_use, now() AS at,
+		       CASE WHEN g.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, g.windows) END AS remaining,
+		       CASE WHEN g.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, s.rows::integer,
+		           least(g.capacity, 1), 0, false, g.windows), now()) END AS next_at,
+		       CASE WHEN g.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, s.rows::integer,
+		           g.capacity, 0, false, g.windows), now()) END AS full_at
+		  FROM grids AS g CROSS JOIN stored AS s`, name, key))
+}
+
+// pointRow is a point of the curve of a balance.
+type pointRow struct {
+	At        time.Time
+	Remaining float64
+}
+
+// queryCurve computes what a key has between two instants if nothing more is taken.
+func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, b balanceRow, from, to time.Time) ([]pointRow, error) {
+	return collect[pointRow](tx.Query(ctx, keySQL+`
+		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, g.rate, g.longest, g.capacity, g.grid, g.windows) AS remaining
+		  FROM grids AS g CROSS JOIN stored AS s
+		 CROSS JOIN LATERAL (SELECT $5::timestamptz + ($6::timestamptz - $5::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
+		 WHERE g.program = $3 AND g.plan = $4 ORDER BY t.at`, name, key, b.Program, b.Plan, from, to))
+}
+
+// queryOverride reads the override in force for a key.
+func queryOverride(ctx context.Context, tx pgx.Tx, name, key string) (*overrideRow, error) {
+	rows, err := collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM _ratelimit_override_of($1, $2, now()) AS o`, name, key))
+	if len(rows) == 0 {
+		return nil, err
+	}
+	return &rows[0], nil
+}
+
+// hourRow is how often a key was denied in an hour.
+type hourRow struct {
+	Hour       time.Time
+	Denied     int64
+	LastDenied time.Time
+}
+
+func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRow, error) {
+	return collect[hourRow](tx.Query(ctx, `
+		SELECT d.hour, d.denied, d.last_denied
+		  FROM generate_series(date_trunc('hour', now(), 'UTC') - interval '47 hours', now(), interval '1 hour') AS h
+		 CROSS JOIN LATERAL (SELECT d.* FROM rate_limit_denials AS d WHERE d.name = $1 AND d.hour = h AND d.key = $2) AS d
+		 ORDER BY d.hour`, name, key))
+}
+
+// queryRemaining reads the balances of some keys under the override in force for each: 0 if it is blocked. The limit must have one plan. It does
+// not use ratelimit_keys, which reads all overrides of the limit.
+func queryRemaining(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]float64, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT k.key, CASE
+		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
+		       WHEN n.effect = 'unlimited' THEN 'Infinity'
+		       ELSE _ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
+		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows) END
+		  FROM unnest($2::text[]) AS k (key)
+		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now()) AS n
+		 CROSS JOIN LATERAL (SELECT CASE WHEN n.kind = 'calendar window' AND n.rate > 0 THEN
+		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
+		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts
+		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys)
+	if err != nil {
+		return nil, err
+	}
+	remaining := make(map[string]float64)
+	var key string
+	var tokens float64
+	_, err = pgx.ForEachRow(rows, []any{&key, &tokens}, func() error {
+		remaining[key] = tokens
+		return nil
+	})
+	return remaining, err
+}
+
+func queryNow(ctx context.Context, tx pgx.Tx) (now time.Time, err error) {
+	err = tx.QueryRow(ctx, "SELECT now()").Scan(&now)
+	return now.UTC(), err
+}
+
+// collect reads rows into structs, by the names of their columns.
+func collect[T any](rows pgx.Rows, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[T])
+}
