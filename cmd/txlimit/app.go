@@ -192,7 +192,7 @@ func (a *app) root() *cobra.Command {
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.limitsCommand(), a.keysCommand(), a.showCommand(), a.overridesCommand(), a.locksCommand()}},
+		{"look", []*cobra.Command{a.limitsCommand(), a.keysCommand(), a.showCommand(), a.overridesCommand(), a.locksCommand(), a.consoleCommand()}},
 		{"steer", []*cobra.Command{
 			a.resetCommand(), a.overrideCommand(), a.blockCommand(), a.unblockCommand(), a.unlimitedCommand(), a.restoreCommand(),
 		}},
