@@ -19,8 +19,8 @@ FUZZTIME ?= 10s
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: ## play the quickstart, ten seconds of rate limits on a real Postgres
-	go run ./examples/quickstart
+demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CONSOLE=1: then the page for operators, until Ctrl-C)
+	go run ./examples/quickstart $(if $(CONSOLE),-console)
 
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...

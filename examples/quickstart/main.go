@@ -1,6 +1,7 @@
 // Quickstart runs five short stories about rate limits in a Postgres, and checks the result of each.
 //
 //	go run ./examples/quickstart
+//	go run ./examples/quickstart -console    # and then shows the page for operators
 //
 // Each story is a function below, to copy from. The program takes about ten seconds, mostly waiting for tokens. It exits
 // with 0 only if every story ended as expected.
@@ -9,6 +10,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -48,7 +50,14 @@ var (
 )
 
 func main() {
+	page := flag.Bool("console", false, "then serve the page for operators, until Ctrl-C")
+	flag.Parse()
+	if *page {
+		demo.Serve(func(ctx context.Context, pool *pgxpool.Pool) error { return serve(ctx, pool, os.Stdout) })
+		return
+	}
 	demo.Main(func(ctx context.Context, pool *pgxpool.Pool) error { return run(ctx, pool, os.Stdout) })
+	fmt.Println("To see these limits on a page, and change them: go run ./examples/quickstart -console")
 }
 
 func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {

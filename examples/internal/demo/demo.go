@@ -20,17 +20,26 @@ import (
 
 // Main runs an example and ends the process. If the example fails, it prints the error on stderr and exits with 1.
 func Main(story func(ctx context.Context, pool *pgxpool.Pool) error) {
-	if err := run(story); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	end(run(ctx, story))
+}
+
+// Serve is [Main] for an example that goes on until Ctrl-C.
+func Serve(story func(ctx context.Context, pool *pgxpool.Pool) error) {
+	end(run(context.Background(), story))
+}
+
+func end(err error) {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(story func(ctx context.Context, pool *pgxpool.Pool) error) (err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+func run(ctx context.Context, story func(ctx context.Context, pool *pgxpool.Pool) error) (err error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
 	pool, closePool, err := Pool(ctx)
 	if err != nil {
 		return err
