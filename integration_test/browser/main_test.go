@@ -22,6 +22,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if os.Getenv(storyURL) != "" {
+		return program()
+	}
 	if os.Getenv("TXLIMIT_BROWSER") == "" {
 		fmt.Println("the tests in a browser are run by make console")
 		return 0
