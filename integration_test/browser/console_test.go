@@ -60,7 +60,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p.do(chromedp.Click(chromedp.CSS(`details[open] input[name="add"]`)))
 	p.picture("key-override-form")
 	p.press("Override")
-	p.reads("main", "The override is in force, and the difference of the capacities is added", "their conference, ticket 4711")
+	p.reads("main", "Overridden, and the difference of the capacities is added", "their conference, ticket 4711")
 	p.reads("#balance", "of 500 tokens")
 	p.picture("key-override")
 	p.reads("#history tbody tr:first-child", "rate 500", "400 added", "ann", "in force")

@@ -17,8 +17,8 @@ import (
 // done says what has been done. The address has only the word, so that no link can put other words on the page.
 var done = map[string]string{
 	"reset":     "It goes on: its rows are deleted, and a missing row is a full limit.",
-	"numbers":   "The override is in force in every program within two seconds.",
-	"added":     "The override is in force, and the difference of the capacities is added.",
+	"numbers":   "Overridden. Every program follows within two seconds.",
+	"added":     "Overridden, and the difference of the capacities is added.",
 	"block":     "Blocked. Every program denies within two seconds.",
 	"unlimited": "Unlimited. Every program grants within two seconds.",
 	"restore":   "Restored. Every program follows within two seconds.",
