@@ -46,7 +46,7 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 		t.Error("the difference is not there, or more than it")
 	}
 	// Without the difference at once; the page offers it.
-	offered := p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "capacity": {"40"}, "end": {"never"}, "reason": {"more"}}, "in force in every program", "Add the difference now", "0 of 40 tokens")
+	offered := p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "capacity": {"40"}, "end": {"never"}, "reason": {"more"}}, "Every program follows within two seconds", "Add the difference now", "0 of 40 tokens")
 	_, id, _ := strings.Cut(offered, `name="id" value="`)
 	id, _, _ = strings.Cut(id, `"`)
 	p.post(http.StatusBadRequest, "key?name=site&key=x", url.Values{"action": {"add"}, "id": {id}}, "There is no such override")

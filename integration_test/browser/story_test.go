@@ -8,16 +8,15 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -70,8 +69,12 @@ func program() int {
 }
 
 func signUp() error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test closes it, or is no more
+		stop()
+	}()
 	var process int
 	if _, err := fmt.Sscan(os.Getenv(storyProcess), &process); err != nil {
 		return err
@@ -264,18 +267,21 @@ func (n *night) eventually(what string, d time.Duration, so func() bool) {
 func (n *night) startService() (stop func()) {
 	n.Helper()
 	var all []*exec.Cmd
+	var inputs []io.Closer
 	for i := range 4 {
-		cmd := exec.CommandContext(n.Context(), os.Args[0])
+		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), storyURL+"="+n.pool.Config().ConnString(), storyLog+"="+n.log, storyProcess+"="+fmt.Sprint(i))
 		cmd.Stderr = os.Stderr
+		input, err := cmd.StdinPipe()
+		n.must(err)
 		n.must(cmd.Start())
-		all = append(all, cmd)
+		all, inputs = append(all, cmd), append(inputs, input)
 	}
 	var once sync.Once
 	stop = func() {
 		once.Do(func() {
-			for _, cmd := range all {
-				_ = cmd.Process.Signal(syscall.SIGTERM) // Wait says whether it has ended before
+			for _, input := range inputs {
+				_ = input.Close() // Wait says whether the process has ended before
 			}
 			for i, cmd := range all {
 				if err := cmd.Wait(); err != nil {
