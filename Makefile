@@ -25,9 +25,9 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...
 
-# One package at a time, since some tests want the machine for themselves.
+# One package at a time, since some tests want the machine for themselves. Tests of one package wait more than they compute.
 test: ## run the tests of every module, with the race detector where there is a C compiler
-	go test $(RACE) -p 1 -count=1 -timeout 30m work
+	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m work
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .

@@ -623,7 +623,7 @@ func TestToBeToldMayLoad(t *testing.T) {
 	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
 	told := 0
 	o := &ratelimit.Overrides{DB: pool}
-	o.OnError = func(ctx context.Context, err error) {
+	o.OnError = func(ctx context.Context, _ error) {
 		if told++; told < 3 {
 			if err := o.Load(ctx); err != nil {
 				t.Error(err)

@@ -142,7 +142,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 				}
 				mu.Unlock()
 				if i%10 == 0 {
-					if result, err = limiter.Charge(t.Context(), pool, perSite.Key("fees").Count(0.5)); err != nil {
+					if _, err = limiter.Charge(t.Context(), pool, perSite.Key("fees").Count(0.5)); err != nil {
 						t.Error(err)
 					}
 					reserved, err := limiter.Consume(t.Context(), pool, queue.Key(fmt.Sprint(g)).Reserve())
@@ -635,9 +635,9 @@ func TestTheMostDeniedKeysStay(t *testing.T) {
 func TestTheLastDenialIsTheLast(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	for _, seconds := range []time.Duration{20, 30, 10} {
+	for _, later := range []time.Duration{20 * time.Second, 30 * time.Second, 10 * time.Second} {
 		recorder := &usage.Recorder{DB: pool, Keep: 1e6 * time.Hour}
-		limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return noon.Add(seconds * time.Second) }}
+		limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return noon.Add(later) }}
 		deny(t, limiter, "limit", "ann", 1)
 		flush(t, recorder)
 	}

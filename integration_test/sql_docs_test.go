@@ -584,6 +584,9 @@ func TestNoRowLiftsALimit(t *testing.T) {
 func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
+	if err := ratelimit.Publish(t.Context(), pool, "web", nightMessages); err != nil {
+		t.Fatal(err)
+	}
 	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
 			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit_keys('"+name+"'")); err != nil {

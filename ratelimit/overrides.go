@@ -376,7 +376,7 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 // errNotLoaded is why calls fail before the first load. It hides the error of the load, which says nothing about the call.
 func (o *Overrides) errNotLoaded() error {
 	if failed := o.failed.Load(); failed != nil {
-		return fmt.Errorf("ratelimit: the overrides are not loaded: %v", *failed)
+		return errors.New("ratelimit: the overrides are not loaded: " + (*failed).Error())
 	}
 	return errors.New("ratelimit: the overrides are not loaded: call Overrides.Load before the first call, or Run")
 }

@@ -196,7 +196,7 @@ func printLimits(w io.Writer, list []limitSummary) {
 			t.row(cells...)
 		}
 		// Programs with the same numbers share a line.
-		for i := 0; i < len(l.Definitions); i++ {
+		for i := range l.Definitions {
 			d := l.Definitions[i]
 			text := describe(d.Config)
 			if !d.Current {

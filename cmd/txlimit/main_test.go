@@ -38,7 +38,7 @@ func runBelow() (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	build := exec.Command("go", "build", "-o", dir, "./cmd/withpostgres")
 	build.Dir = "../../internal/postgres"
 	if out, err := build.CombinedOutput(); err != nil {

@@ -179,12 +179,11 @@ func under(c ratelimit.Config, o *override) ratelimit.Config {
 
 // numbers are the flags that say which numbers a limit has: a plan of those that are published, or others.
 type numbers struct {
-	plan                     string
-	kind, period, start      string
-	zone, anchor             string
-	rate, capacity           float64
-	rateGiven, capacityGiven bool
-	command                  *cobra.Command
+	plan                string
+	kind, period, start string
+	zone, anchor        string
+	rate, capacity      float64
+	command             *cobra.Command
 }
 
 func (n *numbers) flags(command *cobra.Command) {

@@ -54,7 +54,7 @@ func TestAProgramFollows(t *testing.T) {
 	denied := func(err error) bool { return errors.Is(err, ratelimit.ErrDenied) }
 	granted := func(err error) bool { return err == nil }
 
-	until("used up", denied)
+	_ = until("used up", denied)
 	w.run("keys", "sendMessage").wants(t, exitOK, "user-17 +0 ")
 	w.run("show", "sendMessage", "user-17").wants(t, exitOK, "balance +0 of 2", "denied +yes, until .*: less than one token is left")
 
@@ -75,14 +75,14 @@ func TestAProgramFollows(t *testing.T) {
 	w.run("unblock", "sendMessage", "user-17").wants(t, exitOK)
 
 	w.run("unlimited", "sendMessage", "user-17").wants(t, exitOK)
-	until("unlimited", granted)
+	_ = until("unlimited", granted)
 	for range 5 {
 		if err := consume(); err != nil {
 			t.Errorf("unlimited: %v", err)
 		}
 	}
 	w.run("restore", "sendMessage", "user-17").wants(t, exitOK)
-	until("restored", denied)
+	_ = until("restored", denied)
 
 	// The addition survives, although the program cut balances to the old capacity a moment ago.
 	w.change = func(a *app) { a.settle = 2 * time.Second }

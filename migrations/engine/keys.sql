@@ -19,8 +19,15 @@ BEGIN
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
-                SELECT DISTINCT ON (x.key) x.* FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                 WHERE x.name = name AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at) AND (keys IS NULL OR x.key IS NULL OR x.key = ANY (keys))
+                SELECT DISTINCT ON (x.key) x.*
+                  FROM ( -- each part by its index: there may be a million
+                    SELECT a.* FROM /* TEMPLATE: schema */rate_limit_overrides AS a WHERE a.name = name AND keys IS NULL
+                    UNION ALL
+                    SELECT s.* FROM /* TEMPLATE: schema */rate_limit_overrides AS s WHERE s.name = name AND s.key = ANY (keys)
+                    UNION ALL
+                    SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
+                  ) AS x
+                 WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
                  ORDER BY x.key, x.id DESC
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL

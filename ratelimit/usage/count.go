@@ -3,6 +3,7 @@ package usage
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -166,9 +167,7 @@ func (r *Recorder) learn(name string) *limit {
 		if len(*known) > maxLimits {
 			return (*known)[others]
 		}
-		for name, l := range *known {
-			grown[name] = l
-		}
+		maps.Copy(grown, *known)
 	}
 	l := &limit{name: name}
 	if name == others {

@@ -37,7 +37,7 @@ func (s *sketch) add(d denials) {
 	switch {
 	case known:
 		s.heap[i].rank += d.n
-		s.heap[i].denials.add(d)
+		s.heap[i].add(d)
 		s.down(i)
 		return
 	case len(s.heap) < maxKeys:
