@@ -386,6 +386,7 @@ func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	both := enqueueSeveral(ctx, t, coalescer, []ratelimit.Request{a, b})
 	behind := enqueue(t, coalescer, nil, b, b)
+	time.Sleep(200 * time.Millisecond) // nothing else is about to look at the queue when it leaves
 	cancel()
 	both.wg.Wait()
 	if err := both.err(0); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {

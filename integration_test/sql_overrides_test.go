@@ -209,7 +209,7 @@ func TestPublish(t *testing.T) {
 	}
 	publish("web", ratelimit.FixedWindow("api", 5, time.Minute)) // a program may change its own
 	// Meanwhile old and new processes refill by different clocks, however long the old ones have been running.
-	mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '9 days' WHERE current")
+	mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '9 days'")
 	publish("web", ratelimit.TokenBucket("api", 5, 24*time.Hour))
 	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '90 days')")
 	if n := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep('api')"); n != 0 {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -141,14 +142,34 @@ func TestOverridesComeAndGo(t *testing.T) {
 func TestOneLimitForACall(t *testing.T) {
 	o, table := new(Overrides), new(overrideTable)
 	o.seen.Store(int64(time.Since(epoch)))
-	until := time.Now().Add(50 * time.Millisecond)
-	table.apply([]change{{groupID{"api", "ann"}, row(1, block, func(o *override) { o.until = algebra.At(until) })}}, true)
 	o.table.Store(table)
+	stop := make(chan struct{})
+	var polling sync.WaitGroup
+	polling.Go(func() { // a block comes and goes
+		for on := false; ; on = !on {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			table.apply([]change{{groupID{"api", "ann"}, row(1, block, func(o *override) {
+				if !on {
+					o.until = 0
+				}
+			})}}, false)
+		}
+	})
+	defer polling.Wait()
+	defer close(stop)
 	requests := slices.Repeat([]Request{TokenBucket("api", 10, time.Minute).Key("ann")}, 100)
-	for calls := 0; time.Now().Before(until.Add(50 * time.Millisecond)); calls++ {
+	blocked := 0
+	for calls, begin := 0, time.Now(); time.Since(begin) < 100*time.Millisecond || blocked == 0 && time.Since(begin) < 10*time.Second; calls++ {
 		applied, err := o.applied(VerbConsume, requests, pgtype.Timestamptz{})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if applied[0].limit.blocked {
+			blocked++
 		}
 		for _, r := range applied {
 			if r.limit != applied[0].limit {

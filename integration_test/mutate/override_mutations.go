@@ -149,7 +149,7 @@ var overrideMutations = []mutation{
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "override-sweep-ended", file: "ratelimit/overrides.go", what: "a sweep does not mind an override that has just ended",
-		old: "in.until > since && in.effect == newNumbers", new: "in.until > o.now(pgtype.Timestamptz{}) && in.effect == newNumbers",
+		old: "o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l", new: "o.now(pgtype.Timestamptz{}), l",
 		tests: "TestWhatASweepMinds|TestASweepMindsOverrides",
 	}, {
 		name: "override-sweep-none", file: "ratelimit/overrides.go", what: "a sweep takes a plan with a rate of 0 for the slowest",
