@@ -28,7 +28,7 @@ func TestThePageShowsTheLimits(t *testing.T) {
 	served := make(chan error, 1)
 	go func() {
 		served <- serve(ctx, pool, write)
-		write.Close()
+		_ = write.Close()
 	}()
 	lines := bufio.NewScanner(read)
 	address := ""
