@@ -52,8 +52,25 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // errNothing says that there was nothing to show or to do. What there was to say about it is said already.
 var errNothing = errors.New("nothing found")
 
+// output keeps the first error of a writer, since nobody looks at what fmt.Fprintf returns. It has no buffer, so that lines come
+// in the order in which they are printed, between those on stderr.
+type output struct {
+	to  io.Writer
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
 // run runs a command line and returns the exit status.
 func (a *app) run(ctx context.Context, args []string) int {
+	out := &output{to: a.stdout}
+	a.stdout = out
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)
@@ -68,6 +85,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 		}()
 	}
 	switch {
+	case out.err != nil && (err == nil || errors.Is(err, errNothing) || errors.Is(err, out.err)):
+		fmt.Fprintf(a.stderr, "txlimit: the command has run, but its output could not be written: %s\n", oneLine(out.err.Error()))
+		return exitError
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errNothing):

@@ -7,11 +7,15 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -330,6 +334,105 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w.sql("DROP FUNCTION ratelimit_keys")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
+}
+
+// The override in force is found although a hundred newer ones have ended, and one without an end in the calendar is no error.
+func TestShowFindsTheOverrideInForce(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	w.sql("SELECT ratelimit_block('l', 'k', until => 'infinity', reason => 'abuse')")
+	w.sql("SELECT ratelimit_override('l', 'k', rate => 1 + n) FROM generate_series(1, 120) AS n")
+	w.sql("SELECT ratelimit_restore('l', 'k', 'numbers')")
+	k := parse[keyDetails](t, w.run("show", "l", "k", "--json"))
+	if k.Override == nil || k.Override.Effect != effectBlock || k.Override.Until != nil || k.Denied != "block" || k.RetryAt != nil || len(k.History) != 100 {
+		t.Errorf("%+v, denied %q until %v, %d overrides", k.Override, k.Denied, k.RetryAt, len(k.History))
+	}
+	w.run("show", "l", "k").wants(t, exitOK, `denied +yes, blocked by override #[0-9]+, for good`)
+	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "It is blocked all the same")
+	w.run("overrides").wants(t, exitOK, `block +for good`)
+	w.run("keys", "l", "--all").wants(t, exitOK, `k .* block`)
+	// One for every key goes after the key's own, though it is newer.
+	w.sql("SELECT ratelimit_unlimited('l', NULL)")
+	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); k.Override.Effect != effectBlock {
+		t.Errorf("%+v", k.Override)
+	}
+	if k := parse[keyDetails](t, w.run("show", "l", "other", "--json")); k.Override.Effect != effectUnlimited {
+		t.Errorf("%+v", k.Override)
+	}
+	w.sql("UPDATE rate_limit_overrides SET until = '-infinity'")
+	w.run("overrides", "--all", "--limit", "0").wants(t, exitOK, "expired")
+}
+
+// A limit that denies everything stays so under an override that leaves its rate, and is shown as what it is.
+func TestALimitOfNothingUnderAnOverride(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("never", 0, time.Hour))
+	w.sql("SELECT ratelimit_override('never', 'k', capacity => 5, max_reserved => 2)")
+	r := w.run("show", "never", "k")
+	r.wants(t, exitOK, "denied +yes, by policy", "balance +0\n", "override +#[0-9]+: capacity 5, at most 2 reserved")
+	if strings.Contains(r.out, "cannot read") {
+		t.Error(r)
+	}
+	if _, err := new(ratelimit.Limiter).Consume(t.Context(), w.conn, ratelimit.TokenBucket("never", 0, time.Hour).Key("k")); err == nil {
+		t.Error("granted")
+	}
+	w.sql("SELECT ratelimit_override('never', 'k', rate => 3)")
+	w.run("show", "never", "k").wants(t, exitOK, "denied +no", "balance +3 of 3")
+}
+
+// A definition of another version, or of another hand, is text too.
+func TestADefinitionThatCannotBeRead(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	w.sql("ALTER TABLE rate_limit_definitions DROP CONSTRAINT IF EXISTS rate_limit_definitions_kind_check")
+	w.sql("UPDATE rate_limit_definitions SET kind = $1", "k\x1b[31m\u202eind")
+	r := w.run("limits")
+	r.wants(t, exitOK, "which this program cannot read")
+	if strings.ContainsAny(r.out+r.errOut, "\x1b\u202e") {
+		t.Errorf("%q", r.out+r.errOut)
+	}
+}
+
+func TestPublishTakesNothingAfterTheLimits(t *testing.T) {
+	w := newMigrated(t)
+	const limits = `[{"name": "l", "kind": "token bucket", "rate": 1, "period": "1h"}]`
+	for _, more := range []string{"]", "}", " [ ]", "x", ",", "{}", "\x00"} {
+		r := w.runWith(t.Context(), limits+more, "publish", "-", "--program", "api")
+		r.wants(t, exitError, "has something after the limits")
+	}
+	w.run("limits").wants(t, exitNothing)
+	w.runWith(t.Context(), limits+" \n", "publish", "-", "--program", "api").wants(t, exitOK)
+}
+
+// A word comes out of a shell as it was, and nothing in it reaches the terminal.
+func TestShellQuote(t *testing.T) {
+	t.Parallel()
+	for _, word := range []string{
+		"user-17", "", "a b", "it's", "$(id)", "`id`", "a\\", "a\"", "\"", "\x1b[2J", "\x1b\"", "\x1b'\"\\", "\u202egnp", "\u009b31m", "a\u00a0b", "\xff'", "line\nline", "ä", "\U0001f980\x7f",
+	} {
+		quoted := shellQuote(word)
+		if strings.ContainsFunc(quoted, func(r rune) bool { return !strconv.IsPrint(r) }) || !utf8.ValidString(quoted) {
+			t.Errorf("%q: %q", word, quoted)
+		}
+		bash := exec.Command("bash", "-c", "printf %s "+quoted)
+		bash.Env = append(os.Environ(), "LC_ALL=C.UTF-8")
+		if out, err := bash.Output(); err != nil || string(out) != word {
+			t.Errorf("%q: %s is %q for bash, %v", word, quoted, out, err)
+		}
+	}
+}
+
+// full is a disk without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	w.change = func(a *app) { a.stdout = full{} }
+	for _, args := range [][]string{{"limits"}, {"limits", "--json"}, {"overrides", "--json"}, {"block", "l", "k"}, {"show", "l", "k"}, {"--help"}} {
+		w.run(args...).wants(t, exitError, "the command has run, but its output could not be written: no space left on device")
+	}
+	w.run("keys").wants(t, exitUsage, "the name of the limit is missing") // the first mistake counts
+	w.change = nil
+	w.run("show", "l", "k").wants(t, exitOK, "blocked by override")
 }
 
 func TestMigrateMakesTheSchema(t *testing.T) {

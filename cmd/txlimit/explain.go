@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -218,8 +220,9 @@ func shellQuote(word string) string {
 	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
 		return word
 	}
-	if printable(word) != word && strings.IndexFunc(word, func(r rune) bool { return r < ' ' || r == 0x7f }) >= 0 {
-		return "$" + "'" + strings.Trim(strings.ReplaceAll(printable(word), "'", `\'`), `"`) + "'" // bash and zsh
+	if !utf8.ValidString(word) || strings.ContainsFunc(word, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		quoted := strconv.Quote(word)
+		return "$'" + strings.ReplaceAll(quoted[1:len(quoted)-1], "'", `\'`) + "'" // bash and zsh
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -83,7 +83,7 @@ func intervalOf(period string) pgtype.Interval {
 func describe(c ratelimit.Config) string {
 	limit, err := ratelimit.New(c)
 	if err != nil {
-		return fmt.Sprintf("%s, which this program cannot read: %v", c.Kind, err)
+		return fmt.Sprintf("%s, which this program cannot read: %s", printable(string(c.Kind)), oneLine(err.Error()))
 	}
 	return strings.TrimPrefix(limit.String(), c.Name+": ")
 }
@@ -121,7 +121,7 @@ const (
 	stateRemoved = "removed"
 )
 
-const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, until, reason, made_by, made_at, added, removed_by, removed_at,
+const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN until END, reason, made_by, made_at, added, removed_by, removed_at,
 	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
 
 // What holds of an override in force.
@@ -141,6 +141,15 @@ func overrides(ctx context.Context, db querier, where string, args ...any) ([]ov
 	return list, err
 }
 
+// inForceFor reads the override in force for a key, or nil: the newest, and the key's own before that of every key.
+func inForceFor(ctx context.Context, db querier, name string, key *string) (*override, error) {
+	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", name, key)
+	if len(list) == 0 {
+		return nil, err
+	}
+	return &list[0], nil
+}
+
 // text is what the override does.
 func (o *override) text() string {
 	if o.Effect != effectNumbers {
@@ -158,9 +167,9 @@ func (o *override) text() string {
 	return strings.Join(parts, ", ")
 }
 
-// under is a definition under an override: a capacity that is the rate follows the rate.
+// under is a definition under an override: a capacity that is the rate follows the rate. A rate of 0 has no capacity.
 func under(c ratelimit.Config, o *override) ratelimit.Config {
-	if o == nil || o.Effect != effectNumbers || c.Kind == ratelimit.KindUnlimited {
+	if o == nil || o.Effect != effectNumbers || c.Kind == ratelimit.KindUnlimited || o.Rate == nil && c.Rate != nil && *c.Rate == 0 {
 		return c
 	}
 	if o.Capacity != nil {

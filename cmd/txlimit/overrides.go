@@ -101,7 +101,10 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 		}
 		switch o.State {
 		case stateExpired:
-			end = "expired " + instant(*o.Until)
+			end = "expired"
+			if o.Until != nil { // nil: -infinity
+				end += " " + instant(*o.Until)
+			}
 		case stateRemoved:
 			end = fmt.Sprintf("removed %s by %s", instant(*o.RemovedAt), short(*o.RemovedBy, 30))
 		}
@@ -459,8 +462,8 @@ without keys.`,
 			if err != nil {
 				return err
 			}
-			list, err := overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", result.Limit, result.Key)
-			result.Blocked = len(list) > 0 && list[0].Effect == effectBlock
+			applied, err := inForceFor(ctx, tx, result.Limit, result.Key)
+			result.Blocked = applied != nil && applied.Effect == effectBlock
 			return err
 		})
 		if err != nil {

@@ -116,7 +116,7 @@ func (a *app) readLimits(name string) (program string, limits []ratelimit.Limit,
 	if err := decoder.Decode(to); err != nil {
 		return "", nil, fmt.Errorf("%s is not an array of limits, nor an object with \"program\" and \"limits\": %w", printable(name), err)
 	}
-	if decoder.More() {
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return "", nil, fmt.Errorf("%s has something after the limits", printable(name))
 	}
 	if len(content.Limits) == 0 {

@@ -80,11 +80,11 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY id DESC LIMIT 100", name, key); err != nil {
 		return err
 	}
-	for i := range k.History { // the newest wins, and the key's own before that of every key
-		if o := &k.History[i]; o.State == stateInForce && (k.Override == nil || k.Override.Key == nil && o.Key != nil) {
-			k.Override = o
-		}
+	applied, err := inForceFor(ctx, tx, name, key) // not from the history, which may be longer than what was read
+	if err != nil {
+		return err
 	}
+	k.Override = applied
 	d, err := n.resolve(ctx, tx, name, k.Override)
 	if err != nil {
 		return err

@@ -207,7 +207,11 @@ func (r *Recorder) write(ctx context.Context, parts []part) error {
 		// A key is the most likely reason: HashKey may return any bytes. It would stop all flushes to come.
 		args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied = nil, nil, nil, nil, nil, nil
 		if again := r.record(ctx, args); again != nil {
-			r.drop(parts)
+			if notSaved(again) {
+				r.putBack(parts)
+			} else {
+				r.drop(parts)
+			}
 			return errors.Join(err, again)
 		}
 		return fmt.Errorf("the denied keys were left out: %w", err)
@@ -260,15 +264,15 @@ func notSaved(err error) bool {
 	case state == "57014": // canceled: a statement_timeout
 		return true
 	default:
-		// A read-only transaction, serialization, a table or a right that is missing, a lock.
-		return slices.Contains([]string{"25", "40", "42", "55"}, state[:2])
+		// A read-only transaction, serialization, a table or a right that is missing, a full disk, a lock.
+		return slices.Contains([]string{"25", "40", "42", "53", "55"}, state[:2])
 	}
 }
 
 // unstorable reports whether the database refuses the rows for what they hold, and would again.
 func unstorable(err error) bool {
 	state := sqlState(err)
-	return len(state) == 5 && (state[:2] == "22" || state[:2] == "23")
+	return len(state) == 5 && slices.Contains([]string{"22", "23", "54"}, state[:2]) // 54: too long for an index
 }
 
 // sqlState is the SQLSTATE in an error's chain, or empty.
