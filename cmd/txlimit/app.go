@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // The exit statuses.
@@ -200,6 +201,12 @@ func (a *app) root() *cobra.Command {
 		}
 		return fmt.Errorf("there is no command %q. There are: %s", args[0], names(cmd))
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok && invalid.GetFlag().Value.Type() == "float64" {
+			return fmt.Errorf("--%s %q is not a number, such as 50000 or 0.5", invalid.GetFlag().Name, invalid.GetValue())
+		}
+		return err
+	})
 	flags := root.PersistentFlags()
 	flags.StringVarP(&a.database, "database", "d", "", "where the database is, a `URL` or words (default $DATABASE_URL, then PGHOST and so on)")
 	flags.StringVar(&a.schema, "schema", "", "the `schema` of the limits (default: by the search_path)")

@@ -103,7 +103,7 @@ func TestKeysAreThoseOfTheSQLFunction(t *testing.T) {
 			"SELECT ratelimit_block('l', $1), ratelimit_unblock('l', $1)", "SELECT $1::text",
 		}[n%6], key)
 	}
-	for range 2 {
+	for round := range 4 { // under other overrides of every key
 		rows, err := w.conn.Query(t.Context(), "SELECT key, remaining, retry_at IS NOT NULL FROM ratelimit_keys('l')")
 		if err != nil {
 			t.Fatal(err)
@@ -136,7 +136,7 @@ func TestKeysAreThoseOfTheSQLFunction(t *testing.T) {
 		}) {
 			t.Error("not worst first")
 		}
-		w.sql("SELECT ratelimit_override('l', NULL, capacity => 8)")
+		w.sql([]string{"SELECT ratelimit_override('l', NULL, capacity => 8)", "SELECT ratelimit_block('l', NULL)", "SELECT ratelimit_unlimited('l', NULL)", "SELECT 1"}[round])
 	}
 }
 
@@ -266,6 +266,44 @@ func TestMissingGrants(t *testing.T) {
 	}
 }
 
+// A role that may not read what was counted is told so: it is not as if nothing was counted.
+func TestUsageThatMayNotBeRead(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	w.sql("INSERT INTO rate_limit_usage VALUES ('l', date_trunc('minute', now()), 3, 2, 0, 3, 0, 0)")
+	w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 2, 2, now())")
+	role := w.schema + "_role"
+	w.sql("CREATE ROLE " + role + "; GRANT USAGE ON SCHEMA " + w.schema + " TO " + role + "; GRANT SELECT ON rate_limits, rate_limit_definitions, rate_limit_overrides TO " + role)
+	t.Cleanup(func() {
+		if _, err := w.conn.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	w.as(role, "limits").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON rate_limit_usage TO "+role)
+	w.as(role, "show", "l", "k").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON rate_limit_denials TO "+role)
+	type summary struct {
+		UsageUnreadable bool
+		LastHour        *lastHour
+	}
+	if l := parse[[]summary](t, w.as(role, "limits", "--json"))[0]; !l.UsageUnreadable || l.LastHour != nil {
+		t.Errorf("%+v", l)
+	}
+	if k := parse[keyDetails](t, w.as(role, "show", "l", "k", "--json")); !k.Unreadable || k.Denials != nil {
+		t.Errorf("%+v", k)
+	}
+	w.sql("GRANT SELECT ON rate_limit_usage, rate_limit_denials TO " + role)
+	if r := w.as(role, "limits", "--json"); r.errOut != "" || parse[[]summary](t, r)[0].LastHour.Denied != 2 {
+		t.Error(r)
+	}
+	if r := w.as(role, "show", "l", "k", "--json"); r.errOut != "" || parse[keyDetails](t, r).Denials[0].Denied != 2 {
+		t.Error(r)
+	}
+	// Tables that are not there are none of the role's business.
+	w.sql("DROP TABLE rate_limit_denials CASCADE")
+	if r := w.as(role, "show", "l", "k", "--json"); r.code != exitOK || r.errOut != "" || parse[keyDetails](t, r).Unreadable {
+		t.Error(r)
+	}
+}
+
 // as runs a command as another role.
 func (w *world) as(role string, args ...string) result {
 	w.t.Helper()
@@ -287,7 +325,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
-		w.run(args...).wants(t, exitError, "no table rate_limits in no_such_schema: run `txlimit migrate`. Other schemas have it: --schema ")
+		w.run(args...).wants(t, exitError, `no table rate_limits in no_such_schema \(database \S+ on \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have it: --schema `)
 	}
 	for _, args := range [][]string{{"migrate"}, {"migrate", "status"}, {"migrate", "down", "--yes"}} {
 		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
@@ -438,6 +476,16 @@ func TestNoConnection(t *testing.T) {
 			t.Errorf("the password is printed: %s", r.errOut)
 		}
 	}
+	// A server without TLS is no reason, if the connection without TLS says more.
+	if plain := strings.Replace(good, "sslmode=disable", "sslmode=prefer", 1); plain == good {
+		t.Errorf("no sslmode in %s", good)
+	} else {
+		w.url = strings.Replace(plain, "/postgres?", "/no_such_db?", 1)
+		if r := w.run("limits"); strings.Contains(r.errOut, "tls error") || !strings.Contains(r.errOut, `"no_such_db" does not exist`) {
+			t.Error(r)
+		}
+	}
+	w.url = good
 	// The flag goes before the environment.
 	w.run("--database", good, "migrate").wants(t, exitOK)
 	// Without both, libpq's variables count, which pgx reads.

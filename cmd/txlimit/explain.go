@@ -23,7 +23,7 @@ func (a *app) explain(ctx context.Context, err error) string {
 		return "interrupted: " + oneLine(err.Error())
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		text := "cannot connect: " + oneLine(err.Error())
+		text := "cannot connect: " + oneLine(withoutTLS(err.Error()))
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "08P01" && a.schema != "" {
 			return text + ". A pooler is in between: connect to the server itself, or give the role the search_path and leave out --schema"
 		}
@@ -100,7 +100,19 @@ func (a *app) notThere(ctx context.Context, text string) string {
 	if wanted == "" {
 		return "no schema of the role's search_path exists: pass --schema" + other(places)
 	}
-	return fmt.Sprintf("there is no table rate_limits in %s: run `txlimit migrate`%s", printable(wanted), other(places))
+	config := a.conn.Config()
+	return fmt.Sprintf("there is no table rate_limits in %s (database %s on %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
+		printable(wanted), printable(config.Database), printable(config.Host), printable(role), other(places))
+}
+
+// withoutTLS is a message without its lines that the server has no TLS, if others say what failed without it.
+func withoutTLS(message string) string {
+	lines := strings.Split(message, "\n")
+	kept := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.HasSuffix(line, ": tls error: server refused TLS connection") })
+	if len(kept) < 2 { // the first names the user and the database
+		kept = lines
+	}
+	return strings.Join(kept, "\n")
 }
 
 // notGranted explains which privileges are missing.

@@ -42,7 +42,8 @@ func (a *app) keysCommand() *cobra.Command {
 	c := a.do(&cobra.Command{
 		Use:   "keys LIMIT [--all] [--limit N] [--denied [--since 3h]]",
 		Short: "List who is limited, worst first",
-		Long: `List the keys of a limit that would be denied one token now, those with the fewest tokens first.
+		Long: `List the keys of a limit that would be denied one token now, those with the fewest tokens first. Under a block of every key, those
+are all keys that have rows.
 
 It reads all rows of the limit, without locking any. With a million keys that may take half a minute; a replica serves as well.
 --denied reads no such rows: it lists the keys with the most denials, as programs with a usage.Recorder have counted them.
@@ -117,6 +118,9 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n",
 			everyKey.ID, everyKey.Effect, printable(name), ending(everyKey, at))
 	}
+	if everyKey != nil && everyKey.Effect == effectBlock && len(found) == 0 {
+		return a.nothing([]keyState{}, "Every key of %s is blocked. None has a row.", printable(name))
+	}
 	if c := under(d.Config, everyKey); len(found) == 0 && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
 		return a.nothing([]keyState{}, "%s has no rows: %s.", printable(name), describe(c))
 	}
@@ -189,7 +193,23 @@ func statesOf(
 		}
 		found = append(found, state)
 	}
-	if everyKey == nil || everyKey.Effect == effectNumbers {
+	switch {
+	case everyKey != nil && everyKey.Effect != effectNumbers:
+		if everyKey.Effect == effectUnlimited && !all {
+			break
+		}
+		rows, err := keysWithRows(ctx, db, c.Name, keys, most)
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range rows {
+			state := keyState{Key: key, Effect: everyKey.Effect, Override: &everyKey.ID}
+			if everyKey.Effect == effectBlock {
+				state.Remaining, state.Denied, state.RetryAt = new(float64), true, everyKey.Until
+			}
+			found = append(found, state)
+		}
+	default:
 		if err := add(under(c, everyKey), everyKey, nil, keys); err != nil {
 			return nil, err
 		}
@@ -206,6 +226,16 @@ func statesOf(
 		found = found[:min(len(found), most)]
 	}
 	return found, nil
+}
+
+// keysWithRows are the keys of a limit that have rows, without some.
+func keysWithRows(ctx context.Context, db querier, name string, without []string, most int) ([]string, error) {
+	var limit *int
+	if most > 0 {
+		limit = &most
+	}
+	return collect(ctx, db, pgx.RowTo[string],
+		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT $3", name, without, limit)
 }
 
 func orUnlimited(n *float64) float64 {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -18,8 +20,9 @@ type limitSummary struct {
 	Definitions []definition `json:"definitions"`
 	Overrides   int64        `json:"overrides"` // in force
 	Keys        int64        `json:"keys"`
-	KeysExact   bool         `json:"keysExact"` // false: keys is an estimate
-	LastHour    *lastHour    `json:"lastHour"`  // nil: no recorder has counted
+	KeysExact   bool         `json:"keysExact"`                 // false: keys is an estimate
+	LastHour    *lastHour    `json:"lastHour"`                  // nil: no recorder has counted
+	Unreadable  bool         `json:"usageUnreadable,omitempty"` // the role may not read what was counted
 }
 
 // lastHour is what the usage tables say.
@@ -34,11 +37,13 @@ func (a *app) limitsCommand() *cobra.Command {
 	c := a.do(&cobra.Command{
 		Use:   "limits [--count]",
 		Short: "List all limits: numbers, overrides, keys, last hour",
-		Long: `List all limits that a program has published, or that have rows or an override in force.
+		Long: `List all limits that a program has published, or that have rows or an override in force: those that denied most in the last hour
+first, then by name.
 
 PROGRAM and NUMBERS are what programs have published, one line for each plan. OLD before the numbers: the program has published
 others since, and these count for sweeps for another day. KEYS are the keys with rows. From 1000 on it is the planner's
-estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder.`,
+estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder. FAILED
+1H is there if any failed: the database failed, or they were invalid or above the capacity.`,
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,
@@ -86,10 +91,19 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 	if err := countKeys(ctx, tx, names, list, exact); err != nil {
 		return err
 	}
-	if err := addUsage(ctx, tx, names, list); err != nil {
+	if err := a.addUsage(ctx, tx, names, list); err != nil {
 		return err
 	}
+	slices.SortStableFunc(list, func(x, y limitSummary) int { return cmp.Compare(y.denied(), x.denied()) }) // then by name
 	return a.emit(list, func(w io.Writer) { printLimits(w, list) })
+}
+
+// denied is what a limit denied in the last hour, or -1 if that is not known.
+func (l *limitSummary) denied() int64 {
+	if l.LastHour == nil {
+		return -1
+	}
+	return l.LastHour.Denied
 }
 
 // bound is how many keys are counted.
@@ -152,16 +166,42 @@ func estimate(ctx context.Context, tx pgx.Tx, name string) (rows float64, err er
 	return plans[0].Plan.Rows, nil
 }
 
-// hasUsage reports whether the usage tables are there and may be read.
-func hasUsage(ctx context.Context, db querier) (has bool, err error) {
-	err = db.QueryRow(ctx, `SELECT coalesce(bool_and(has_table_privilege(t, 'SELECT')), false) AND count(t) = 2
-		FROM (VALUES (to_regclass('rate_limit_usage')), (to_regclass('rate_limit_denials'))) AS v (t)`).Scan(&has)
+// keysOf counts the keys of a limit that have rows, up to the bound.
+func keysOf(ctx context.Context, db querier, name string) (n int64, err error) {
+	err = db.QueryRow(ctx, "SELECT count(*) FROM (SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> '' ORDER BY key LIMIT $2) AS k", name, bound).Scan(&n)
+	return n, err
+}
+
+// keysWith says that a limit has keys, and where to look.
+func keysWith(name string, n int64) string {
+	number := plural(n, "key")
+	if n >= bound {
+		number = count(n) + " or more keys"
+	}
+	return fmt.Sprintf("%s has %s with rows: see `txlimit keys %s`", printable(name), number, shellQuote(name))
+}
+
+// hasUsage reports whether a usage table is there and may be read. If it may not be read, it says so and sets unreadable.
+func (a *app) hasUsage(ctx context.Context, db querier, table string, unreadable *bool) (has bool, err error) {
+	var grant *string // nil: it may be read, or is not there
+	err = db.QueryRow(ctx, `
+		SELECT coalesce(has_table_privilege(t, 'SELECT'), false),
+		       CASE WHEN NOT has_table_privilege(t, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', t, current_user) END
+		  FROM to_regclass($1) AS t`, table).Scan(&has, &grant)
+	if grant != nil {
+		*unreadable = true
+		fmt.Fprintf(a.stderr, "The role may not read what was counted. Have the owner of the tables run: %s\n", *grant)
+	}
 	return has, err
 }
 
 // addUsage adds what was counted in the last hour.
-func addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummary) error {
-	has, err := hasUsage(ctx, tx)
+func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummary) error {
+	var unreadable bool
+	has, err := a.hasUsage(ctx, tx, "rate_limit_usage", &unreadable)
+	for i := range list {
+		list[i].Unreadable = unreadable
+	}
 	if err != nil || !has {
 		return err
 	}
@@ -182,16 +222,24 @@ func addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummar
 }
 
 func printLimits(w io.Writer, list []limitSummary) {
-	t := newTable("LIMIT", "PROGRAM", "NUMBERS", ">KEYS", ">OVERRIDES", ">GRANTED 1H", ">DENIED 1H")
+	titles := []string{"LIMIT", "PROGRAM", "NUMBERS", ">KEYS", ">OVERRIDES", ">GRANTED 1H", ">DENIED 1H"}
+	anyFailed := slices.ContainsFunc(list, func(l limitSummary) bool { return l.LastHour != nil && l.LastHour.Failed > 0 })
+	if anyFailed {
+		titles = append(titles, ">FAILED 1H")
+	}
+	t := newTable(titles...)
 	for _, l := range list {
-		keys, granted, denied := count(l.Keys), "-", "-"
+		keys, granted, denied, failed := count(l.Keys), "-", "-", "-"
 		if !l.KeysExact {
 			keys = "~" + keys
 		}
 		if l.LastHour != nil {
-			granted, denied = count(l.LastHour.Granted), count(l.LastHour.Denied)
+			granted, denied, failed = count(l.LastHour.Granted), count(l.LastHour.Denied), count(l.LastHour.Failed)
 		}
 		cells := []string{short(l.Limit, 40), "-", "not published", keys, count(l.Overrides), granted, denied}
+		if anyFailed {
+			cells = append(cells, failed)
+		}
 		if len(l.Definitions) == 0 {
 			t.row(cells...)
 		}
@@ -215,7 +263,7 @@ func printLimits(w io.Writer, list []limitSummary) {
 			}
 			cells[1], cells[2] = strings.Join(programs, ", "), text
 			t.row(cells...)
-			cells = []string{"", "", "", "", "", "", ""}
+			cells = make([]string, len(titles))
 		}
 	}
 	t.print(w)

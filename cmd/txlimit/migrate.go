@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,8 +68,9 @@ Rows of limits are not locked, so traffic can go on.`,
 	status := a.do(&cobra.Command{
 		Use:   "status",
 		Short: "List the migrations, and which have been run",
-		Long:  "List the migrations of this program, and which of them have been run in the schema. Exit status 3 if one has not.",
-		Args:  noArgs,
+		Long: `List the migrations of this program, and which of them have been run in the schema. Exit status 3 if one has not. Of a schema that
+schema.sql made, it says whether all functions of this program are there.`,
+		Args: noArgs,
 	}, []string{"SELECT " + migrations.VersionTable}, a.migrateStatus)
 	down := a.do(&cobra.Command{
 		Use:   "down",
@@ -202,8 +207,19 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 		list := []migration{}
 		pending := false
 		var noted *string // reading the status would make goose's table
-		if err := a.conn.QueryRow(ctx, "SELECT to_regclass($1)::text", migrations.VersionTable).Scan(&noted); err != nil {
+		var made bool
+		if err := a.conn.QueryRow(ctx, "SELECT to_regclass($1)::text, to_regclass(format('%I.rate_limits', current_schema())) IS NOT NULL", migrations.VersionTable).Scan(&noted, &made); err != nil {
 			return err
+		}
+		if made && noted != nil { // a migration that failed leaves the table without a version
+			version, err := provider.GetDBVersion(ctx)
+			if err != nil {
+				return err
+			}
+			made = version == 0
+		}
+		if made {
+			return a.madeBySchemaSQL(ctx, provider, schema, noted != nil)
 		}
 		if noted == nil {
 			for _, source := range provider.ListSources() {
@@ -246,4 +262,76 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 		}
 		return err
 	})
+}
+
+// madeBySchemaSQL is the status of a schema of which goose has noted no version.
+func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, schema string, table bool) error {
+	wanted, err := functions()
+	if err != nil {
+		return err
+	}
+	missing, err := collect(ctx, a.conn, pgx.RowTo[string], `
+		SELECT f FROM unnest($1::text[]) AS f
+		 WHERE NOT EXISTS (SELECT FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = $2 AND p.proname = f) ORDER BY f`, wanted, schema)
+	if err != nil {
+		return err
+	}
+	list := []migration{}
+	for _, source := range provider.ListSources() {
+		list = append(list, migration{Version: source.Version, File: source.Path, Applied: len(missing) == 0})
+	}
+	err = a.emit(list, func(w io.Writer) {
+		t := newTable(">VERSION", "FILE", "RUN")
+		for _, m := range list {
+			run := "not noted"
+			if m.Applied {
+				run = "by schema.sql"
+			}
+			t.row(fmt.Sprint(m.Version), m.File, run)
+		}
+		t.print(w)
+	})
+	if err != nil {
+		return err
+	}
+	how := "docs/operations.md#migrations has the SQL that tells goose what is there."
+	if table {
+		last := fmt.Sprint(list[len(list)-1].Version)
+		if len(missing) > 0 {
+			last = "the newest that is there"
+		}
+		how = fmt.Sprintf("INSERT INTO %s (version_id, is_applied) SELECT n, true FROM generate_series(1, %s) AS n.", migrations.VersionTable, last)
+	}
+	if len(missing) > 0 {
+		fmt.Fprintf(a.stderr, "The schema %s was made by schema.sql, not noted by goose, and is behind this program: it has no function %s. First tell goose: %s Then run `txlimit migrate`.\n",
+			printable(schema), missing[0], how)
+		return errNothing
+	}
+	fmt.Fprintf(a.stderr, "The schema %s was made by schema.sql, not noted by goose: nothing to do. To go on with goose: %s\n", printable(schema), how)
+	return nil
+}
+
+var functionInSQL = regexp.MustCompile(`(?m)^(CREATE|CREATE OR REPLACE|DROP) FUNCTION (?:IF EXISTS )?/\* TEMPLATE: schema \*/(\w+)`)
+
+// functions are the names of the functions that the migrations make.
+func functions() ([]string, error) {
+	files, err := fs.Glob(migrations.FS, "*.sql") // sorted
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, file := range files {
+		text, err := fs.ReadFile(migrations.FS, file)
+		if err != nil {
+			return nil, err
+		}
+		up, _, _ := strings.Cut(string(text), "-- +goose Down")
+		for _, found := range functionInSQL.FindAllStringSubmatch(up, -1) {
+			names = slices.DeleteFunc(names, func(name string) bool { return name == found[2] })
+			if found[1] != "DROP" {
+				names = append(names, found[2])
+			}
+		}
+	}
+	return names, nil
 }

@@ -159,6 +159,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	}
 	var o *override
 	var before []override // in force for the same keys, which now waits until the new one ends
+	hasRow := true
 	var at time.Time
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
@@ -176,6 +177,11 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 		if err != nil {
 			return err
 		}
+		if key != nil {
+			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM rate_limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
+				return err
+			}
+		}
 		at, err = now(ctx, tx)
 		return err
 	})
@@ -189,6 +195,9 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	a.say("#%d: %s for %s, %s", o.ID, o.text(), whom, ending(o, at))
 	for i := range before {
 		a.say("in place of #%d: %s, %s", before[i].ID, before[i].text(), ending(&before[i], at))
+	}
+	if !hasRow {
+		fmt.Fprintf(a.stderr, "%s has no row: is it spelled right? A key that was not used lately has none.\n", whom)
 	}
 	return o, nil
 }
@@ -218,7 +227,6 @@ A key without a row is full, and gets nothing. Without KEY, only a limit without
 	d.flags(a, c)
 	f.BoolVar(&add, "add", false, "add the difference of the capacities to what the key has")
 	f.Float64Var(&before, "capacity-before", 0, "with --add: the capacity before, of a limit that has several plans or is not published")
-	c.MarkFlagsOneRequired("rate", "capacity", "max-reserved")
 	given := func(flag string, n *float64) *float64 {
 		if f.Changed(flag) {
 			return n
@@ -227,6 +235,9 @@ A key without a row is full, and gets nothing. Without KEY, only a limit without
 	}
 	return a.do(c, append(steerNeeds, "UPDATE rate_limit_overrides", "UPDATE rate_limits"), func(ctx context.Context, args []string) error {
 		name, key := args[0], keyOf(args)
+		if !f.Changed("rate") && !f.Changed("capacity") && !f.Changed("max-reserved") {
+			return usagef("say what changes: --rate, --capacity or --max-reserved")
+		}
 		if f.Changed("capacity-before") && !add {
 			return usagef("--capacity-before is for --add")
 		}
@@ -248,7 +259,16 @@ A key without a row is full, and gets nothing. Without KEY, only a limit without
 			if result.AddedNow, result.Added, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
 				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", o.ID, a.explain(ctx, err), o.ID)
 			}
-			if *result.AddedNow == 0 {
+			keys := int64(0)
+			if key == nil && *result.AddedNow == 0 {
+				err := a.reading(ctx, func(tx pgx.Tx) (err error) { keys, err = keysOf(ctx, tx, name); return err })
+				if err != nil {
+					return fmt.Errorf("#%d is in force, and nothing was added: %w", o.ID, err)
+				}
+			}
+			if keys > 0 {
+				fmt.Fprintf(a.stderr, "Nothing was added: --add without a KEY helps only a limit without keys. Name the key. %s\n", keysWith(name, keys))
+			} else if *result.AddedNow == 0 {
 				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
 			} else {
 				a.say("added %s to what it has", number(*result.AddedNow)+" tokens")
@@ -341,12 +361,13 @@ func (a *app) restoreCommand() *cobra.Command {
 		Use:   "restore LIMIT [KEY]",
 		Short: "End the overrides of a key, or those of every key",
 		Long: `End the overrides in force for a key of a limit: other numbers, blocks, no limit. Without KEY, end those that are for every
-key. Overrides of single keys stay.`,
+key. Overrides of single keys stay. Then the command asks first, unless --yes is given.`,
 		Example: `  txlimit restore signUps acme
   txlimit restore logins user-17 --effect block`,
 	})
 	c.Flags().StringVar(&effect, "effect", "", "end only those with this `effect`: numbers, block or unlimited")
 	choices(c, "effect", effectNumbers, effectBlock, effectUnlimited)
+	a.yesFlag(c)
 	return c
 }
 
@@ -375,6 +396,11 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 		result := removed{Limit: args[0], Key: keyOf(args)}
 		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {
 			return err
+		}
+		if name == "restore" && result.Key == nil {
+			if err := a.confirm(ctx, "End the overrides for every key of %s?", printable(args[0])); err != nil {
+				return err
+			}
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)

@@ -29,9 +29,11 @@ type keyDetails struct {
 	Denied     string           `json:"denied"`  // why one token is denied now: "", balance, block or policy
 	RetryAt    *time.Time       `json:"retryAt"` // until when; nil: not denied, or for good
 	LastGrant  *time.Time       `json:"lastGrant"`
-	Rows       int              `json:"rows"` // of the key: 0 if it is full
+	Rows       int              `json:"rows"`           // of the key: 0 if it is full
+	Keys       int64            `json:"keys,omitempty"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
 	History    []override       `json:"history"`
-	Denials    []deniedHour     `json:"denials"` // of the last hours; nil: there are no usage tables
+	Denials    []deniedHour     `json:"denials"`                   // of the last hours; nil: there are no usage tables
+	Unreadable bool             `json:"usageUnreadable,omitempty"` // the role may not read the denials
 }
 
 type deniedHour struct {
@@ -48,7 +50,7 @@ func (a *app) showCommand() *cobra.Command {
 		Use:   "show LIMIT [KEY]",
 		Short: "Show one key: balance, numbers in force, why denied",
 		Long: `Show one key of a limit: its balance, the numbers in force and whose they are, why a call is denied now and until when, its
-overrides, and its denials of the last hours, if programs have a usage.Recorder.
+overrides, and its denials of the last hours, if programs have a usage.Recorder. Without KEY, it is for a limit without keys.
 
 It locks and writes nothing, and reads the rows of this key alone. The answer is for one token: a call for more may be denied for
 longer. If the recorder hashes keys, the denials are under the hash.`,
@@ -93,7 +95,12 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if err := k.read(ctx, tx); err != nil {
 		return err
 	}
-	has, err := hasUsage(ctx, tx)
+	if key == nil {
+		if k.Keys, err = keysOf(ctx, tx, name); err != nil {
+			return err
+		}
+	}
+	has, err := a.hasUsage(ctx, tx, "rate_limit_denials", &k.Unreadable)
 	if err != nil {
 		return err
 	}
@@ -178,9 +185,16 @@ func (k *keyDetails) print(w io.Writer) {
 		fmt.Fprintf(w, "%-12s%s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("limit", "%s", printable(k.Limit))
-	if k.Key == nil {
+	// The balance of no key says nothing about a limit with keys.
+	keyless := k.Keys > 0 && k.Rows == 0
+	switch {
+	case keyless:
+		line("key", "none was given: %s", keysWith(k.Limit, k.Keys))
+	case k.Keys > 0:
+		line("key", "none: the row without a key. But %s", keysWith(k.Limit, k.Keys))
+	case k.Key == nil:
 		line("key", "none: the limit as a whole")
-	} else {
+	default:
 		line("key", "%s", printable(*k.Key))
 	}
 	whose := "as given"
@@ -206,6 +220,7 @@ func (k *keyDetails) print(w io.Writer) {
 		}
 	}
 	switch {
+	case keyless:
 	case k.Remaining == nil:
 		line("balance", "unlimited: nothing is taken")
 	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && k.Denied == "policy":
@@ -220,13 +235,14 @@ func (k *keyDetails) print(w io.Writer) {
 		}
 		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
 	}
-	switch k.Denied {
-	case "":
-		line("denied", "no: one token would be granted now")
-	case "block":
+	switch denied := k.Denied; {
+	case denied == "block":
 		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
-	case "policy":
+	case denied == "policy":
 		line("denied", "yes, by policy: the rate is 0")
+	case keyless:
+	case denied == "":
+		line("denied", "no: one token would be granted now")
 	default:
 		why := "less than one token is left"
 		switch {
@@ -243,6 +259,7 @@ func (k *keyDetails) print(w io.Writer) {
 		line("full", "%s, if nothing is taken", until(k.FullAt, k.At))
 	}
 	switch {
+	case keyless:
 	case k.Rows == 0:
 		line("last grant", "none is known: the key has no row")
 	case k.LastGrant != nil:

@@ -119,6 +119,7 @@ var accidents = []struct {
 }{
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z`), "<time>"},
 	{regexp.MustCompile(`\. Other schemas have it: [a-z0-9_, -]+`), ""}, // those of other tests
+	{regexp.MustCompile(`\(database \S+ on \S+, role \S+\)`), "(database <database> on <host>, role <role>)"},
 	{regexp.MustCompile(`\(in [0-9hmsd.µ]+\)`), "(in <span>)"},
 }
 
