@@ -150,8 +150,8 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"override":                `SELECT app.ratelimit_override('bucket', $1, rate => 30) IS NOT NULL`,
 		"block":                   `SELECT app.ratelimit_block('bucket', $1, until => 'tomorrow') IS NOT NULL`,
 		"restore":                 `SELECT app.ratelimit_restore('bucket', $1) IS NOT NULL`,
-		"add to a capacity":       `SELECT app.ratelimit_add(app.ratelimit_override('bucket', $1, capacity => 40), 3) IS NOT NULL`,
-		"add":                     `SELECT app.ratelimit_add(app.ratelimit_override('bucket', $1, rate => 40)) IS NOT NULL`,
+		"add to a capacity":       `SELECT app.ratelimit_add(-1, 3) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
+		"add":                     `SELECT app.ratelimit_add(-2) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
 		"poll all":                `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides(NULL, 0)`,
 		"poll":                    `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides('1:1:', 0)`,
 		"by hand without numbers": `SELECT ok FROM app.ratelimit('bucket', $1)`,
@@ -226,8 +226,12 @@ func TestAHostileSearchPath(t *testing.T) {
 	invoker := newPool(t, 2)
 	seed(t, owner)
 	mustExec(t, owner, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, owner, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	seed(t, invoker)
 	mustExec(t, invoker, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, invoker, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	evil := "evil_" + schemaOf(t, admin)
 	attack := func(sql string) {
 		t.Helper()
@@ -315,6 +319,8 @@ func TestAHostileSearchPath(t *testing.T) {
 	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+string(text)+"; RESET search_path")
 	seed(t, other)
 	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, other, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	for name, err := range outcomes(other, "app")["app"] {
 		if err != nil {
 			t.Errorf("migrated with a hostile search_path, %s: %v", name, err)

@@ -89,13 +89,39 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 		t.Error("the block for every key was not ended")
 	}
 
+	// Nor by an address whose key was emptied.
+	for _, form := range []url.Values{
+		{"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"numbers"}, "rate": {"8"}, "end": {"1h"}, "reason": {"r"}},
+	} {
+		for _, path := range []string{"key?name=signUps", "key?name=signUps&key="} {
+			p.post(http.StatusBadRequest, path, form, "Nothing was changed", "you mean every key")
+		}
+	}
+	if !takes(t, pool, "signUps", "initech", 1) {
+		t.Error("every key was blocked without a question")
+	}
+	every.Set("sure", "1")
+	emptied := p.post(http.StatusOK, "key?name=signUps", every, "Blocked. Every program denies")
+	if n := strings.Count(emptied, `name="sure"`); n != 3 || takes(t, pool, "signUps", "initech", 1) {
+		t.Errorf("%d questions, or the block is not in force", n)
+	}
+	p.post(http.StatusOK, "key?name=signUps", url.Values{"action": {"restore"}}, "Restored")
+
+	// A limit with keys has no balance without one, and nothing to add to.
+	if text := p.get(http.StatusOK, "key?name=signUps", "This limit has 2 keys with rows", "Find one"); strings.Contains(text, `name="add"`) || strings.Contains(text, "of 10 <") || strings.Contains(text, `value="reset"`) {
+		t.Error("the page has a balance of no key, or changes it")
+	}
+
 	// A limit without keys.
 	limiter := new(ratelimit.Limiter)
 	site := ratelimit.TokenBucket("site", 5, 1000*time.Hour).Global()
 	if _, err := limiter.Consume(t.Context(), pool, site.Count(5)); err != nil {
 		t.Fatal(err)
 	}
-	p.post(http.StatusOK, "key?name=site", url.Values{"action": {"numbers"}, "rate": {"8"}, "end": {"1d"}, "reason": {"r"}, "add": {"1"}}, "3 of 8 tokens", "(no key)")
+	whole := url.Values{"action": {"numbers"}, "rate": {"8"}, "end": {"1d"}, "reason": {"r"}, "add": {"1"}}
+	p.post(http.StatusBadRequest, "key?name=site", whole, "you mean every key")
+	whole.Set("sure", "1")
+	p.post(http.StatusOK, "key?name=site", whole, "3 of 8 tokens", "(no key)")
 	p.post(http.StatusOK, "key?name=site", url.Values{"action": {"reset"}}, "8 of 8 tokens")
 }
 

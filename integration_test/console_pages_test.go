@@ -134,6 +134,16 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	if strings.Index(list, "signUps") > strings.Index(list, "sendMessage") {
 		t.Error("the limit that denies most is not the first")
 	}
+	if n := strings.Count(list, ">not counted<"); n != 5 || strings.Contains(list, "Failed") {
+		t.Errorf("%d limits are not counted, want 5, or some have failed", n)
+	}
+	if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limit_usage VALUES ('free', now() - interval '7 days', 1, 0, 0, 1, 0, 0), ('never', date_trunc('minute', now()), 0, 9, 4321, 0, 0, 0)"); err != nil {
+		t.Fatal(err)
+	}
+	failed := p.get(http.StatusOK, "", "99 denied", "Failed", "4,321")
+	if n := strings.Count(failed, ">not counted<"); n != 3 {
+		t.Errorf("%d limits are not counted, want 3: one was counted a week ago", n)
+	}
 	found := p.get(http.StatusOK, "?q=SIGN", "signUps")
 	if strings.Contains(found, "sendMessage") {
 		t.Error("a search finds what it should not")
@@ -143,6 +153,8 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "limit?name=plans", "1 per hour", "9 per hour")
 	p.get(http.StatusOK, "limit?name=unpublished", "No program publishes this limit")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-17", "5", "of 20 tokens", "Full in", "2 times")
+	p.get(http.StatusOK, "key?name=sendMessage&key=user-16", "Once, last")
+	p.get(http.StatusOK, "key?name=sendMessage", "This limit has 1 key with rows")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-18", "20 of 20 tokens", "nothing is stored")
 	p.get(http.StatusOK, "key?name=signUps&key=acme", "60 of 100 tokens")
 	p.get(http.StatusOK, "key?name=reports&key=acme", "5 of 5 tokens", "5 per month")

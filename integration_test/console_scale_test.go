@@ -100,6 +100,7 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 		{"a limit, nothing found", "limit?name=limit+1&q=zzz", 200},
 		{"a limit, the chart", "usage.json?name=limit+1", 0},
 		{"a key", "key?name=limit+1&key=user-1000", 10},
+		{"no key", "key?name=limit+1", 200},
 		{"a key without a row", "key?name=limit+1&key=nobody", 10},
 	} {
 		for range 6 { // from the sixth on, the server may take a generic plan

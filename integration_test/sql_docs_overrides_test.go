@@ -87,6 +87,9 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	if list := operator(docSQL(t, "docs/overrides.md", "SELECT id, name, key, effect")); strings.Count(list, "\n") != 2 || !strings.Contains(list, "their conference") {
 		t.Errorf("in force:\n%s", list)
 	}
+	if history := operator(docSQL(t, "docs/overrides.md", "removed_by, removed_at")); strings.Count(history, "\n") != 1 || !strings.Contains(history, "their conference") {
+		t.Errorf("history:\n%s", history)
+	}
 	operator(docSQL(t, "docs/overrides.md", "SELECT ratelimit_restore"))
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 100 per 1h, capacity 100")
 	is(nightMessages.Key("user-17"), "sendMessage: token bucket, 10 per 1m, capacity 20")

@@ -194,14 +194,14 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error("the query shows a waiting session, but none waits any more")
 			}
 		},
-		"name = 'signUps' AND key = ''": func(n *night, sql string) {
+		"DELETE FROM rate_limits WHERE name = 'signUps'": func(n *night, sql string) {
 			n.consume(n.pool, nightSignUps.Key("another").Count(100))
 			for n.consume(n.pool, nightSignUps.Global().Count(100)) { // twice, if a new hour begins
 			}
-			if rows := n.exec(sql); rows != 1 {
+			if rows := n.exec(sql); rows != 2 {
 				n.Errorf("%d rows deleted", rows)
 			}
-			if !n.consume(n.pool, nightSignUps.Global().Count(100)) {
+			if !n.consume(n.pool, nightSignUps.Global().Count(100)) || !n.consume(n.pool, nightSignUps.Key("another").Count(100)) {
 				n.Error("it is not full")
 			}
 		},

@@ -405,7 +405,7 @@ func TestHTTPPlans(t *testing.T) {
 		got.Header.Get("RateLimit") != `"exports";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
 		t.Errorf("not in the plan: %+v", got)
 	}
-	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
+	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0, or the client is blocked." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
 		t.Errorf("not in the plan: %v", p)
 	}
 	if n := s.called.Load(); n != 0 {

@@ -1899,6 +1899,10 @@ BEGIN
     IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
     END IF;
+    IF o.changed_in = pg_current_xact_id() THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
+    END IF;
+    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
     IF capacity IS NULL THEN
         SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
         IF was.effect <> 'numbers' THEN
@@ -1928,10 +1932,11 @@ $body$;
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
 Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
 
-    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Then, two seconds later:
+    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
     SELECT ratelimit_add(17);
 
-A program that does not yet know of the override cuts what it finds to the old capacity. That is why the two seconds. A key without a row
+A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits until the override is two
+seconds old. A key without a row
 is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
 
 Arguments:
@@ -1939,7 +1944,7 @@ Arguments:
   capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
 
 Errors:
-  22023  there is no such override in force, or the numbers before it are not known
+  22023  there is no such override in force, it is of this transaction, or the numbers before it are not known
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of

@@ -1,10 +1,12 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -45,16 +47,16 @@ type Overrides struct {
 	// DB is a pool, or [SQL] of a *sql.DB. It is required.
 	DB DB
 
-	// Every is the time between two polls. The default, for 0, is a second. A poll is one statement. It reads what has
-	// changed. Once a minute it reads all overrides in force; if that takes longer than 0.6 s, less often.
+	// Every is the time between two polls: at most a second, which is the default, for 0. Otherwise tokens that are added to
+	// an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all overrides in force; if that takes longer than 0.6 s, less often.
 	Every time.Duration
 
-	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool, to be told of changes at once (LISTEN). It does not work
-	// through PgBouncer in transaction mode.
+	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool of two or more, to be told of changes at once
+	// (LISTEN). It does not work through PgBouncer in transaction mode.
 	Listen bool
 
-	// OnError is called with the error of each poll that fails, and for each row that cannot be used: it is passed over. The
-	// default is to ignore them.
+	// OnError is called by two goroutines, with the error of each poll that fails, and for each row that cannot be used: it is passed over. The
+	// default is to log an error with slog, at most once a minute.
 	OnError func(ctx context.Context, err error)
 
 	mu       sync.Mutex // one poll at a time
@@ -67,6 +69,7 @@ type Overrides struct {
 	table  atomic.Pointer[overrideTable] // nil: not loaded
 	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
+	logged atomic.Int64                  // when an error was logged
 	ahead  atomic.Int64                  // the database's clock less the process's, in nanoseconds
 }
 
@@ -166,10 +169,7 @@ func (o *Overrides) Run(ctx context.Context) error {
 		listening.Go(func() { o.listen(ctx, wake) })
 		defer listening.Wait()
 	}
-	every := o.Every
-	if every <= 0 {
-		every = defaultEvery
-	}
+	every := cmp.Or(o.Every, defaultEvery)
 	for {
 		if err := o.poll(ctx, func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
 			o.tell(ctx, err)
@@ -230,8 +230,12 @@ func (o *Overrides) validate() error {
 	switch {
 	case noDatabase(o.DB), isTx(o.DB):
 		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
+	case o.Every < 0 || o.Every > defaultEvery:
+		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
 	case o.Listen && o.pool() == nil:
 		return fmt.Errorf("%w: Overrides listen on a *pgxpool.Pool, and DB is a %T", ErrInvalid, o.DB)
+	case o.Listen && o.pool().Config().MaxConns < 2:
+		return fmt.Errorf("%w: Overrides that listen need a pool of at least 2 connections", ErrInvalid)
 	}
 	return nil
 }
@@ -244,6 +248,11 @@ func (o *Overrides) pool() *pgxpool.Pool {
 func (o *Overrides) tell(ctx context.Context, err error) {
 	if o.OnError != nil {
 		o.OnError(ctx, err)
+		return
+	}
+	now := int64(time.Since(epoch)) + int64(wholeEvery) // 0: never
+	if last := o.logged.Load(); last <= now-int64(wholeEvery) && o.logged.CompareAndSwap(last, now) {
+		slog.ErrorContext(ctx, "the overrides of rate limits cannot be followed", "error", err)
 	}
 }
 

@@ -82,7 +82,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		scope = &key
 	}
 	everyKey := c.r.URL.Path == "/limit"
-	if everyKey && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
+	if scope == nil && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
 		return "", wrong("Say that you mean every key of this limit.")
 	}
 	switch f.Action {

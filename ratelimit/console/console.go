@@ -13,7 +13,7 @@
 // People whom [Handler.Who] names can let a key go on, give it other numbers, block it, lift its limit, and end all that again.
 // Everybody else only reads.
 //
-// The numbers come from the tables of the limiter: the definitions that programs publish (Limiter.Publish), the overrides, and what a
+// The numbers come from the tables of the limiter: the definitions that programs publish (ratelimit.Publish), the overrides, and what a
 // recorder of package usage counts. Without a recorder there are no charts and no denied keys. A recorder writes every ten
 // seconds. For charts that follow faster, let it write more often.
 //
@@ -139,7 +139,8 @@ func (c *call) serve() error {
 	case "/usage.json":
 		return c.usage(a)
 	}
-	return notFound()
+	return &refusal{status: http.StatusNotFound, title: "There is no such page",
+		text: "The address is wrong, or the link that led here is old. If the first page ends here as well, the handler was mounted without its prefix stripped: mount it with http.StripPrefix."}
 }
 
 func notFound() error {

@@ -209,3 +209,15 @@ func TestWithoutADatabaseItSaysSo(t *testing.T) {
 		t.Errorf("%d: %s", w.Code, w.Body)
 	}
 }
+
+// Mounted with its prefix, every page is a 404 that says why.
+func TestAHandlerWithItsPrefix(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	mux.Handle("/admin/limits/", new(Handler))
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/admin/limits/", nil))
+	if w.Code != http.StatusNotFound || !strings.Contains(w.Body.String(), "mount it with http.StripPrefix") {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}

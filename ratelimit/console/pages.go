@@ -48,6 +48,7 @@ type limitsPage struct {
 	First, Last    int
 	Page           int
 	Previous, Next int
+	AnyFailed      bool
 	Many           bool // there are more names than are read
 }
 
@@ -80,6 +81,7 @@ func (c *call) limits(a asked) error {
 			byName[at[b.Name]] = append(byName[at[b.Name]], b)
 		}
 		for i := range p.Limits {
+			p.AnyFailed = p.AnyFailed || p.Limits[i].Failed > 0
 			p.Limits[i].Spark = draw(byName[i], p.Span, p.Now)
 		}
 		return nil
@@ -300,6 +302,9 @@ type keyPage struct {
 	Denied      int64
 	LastDenied  *time.Time
 	Every       bool
+	Keys        int  // of the limit, if no key was asked for
+	More        bool // there are more than that
+	NoKey       bool // the limit has keys, and no row without one
 }
 
 // key is the page of one key of a limit.
@@ -330,6 +335,16 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 			return err
 		}
 		p.HistoryFull = len(p.History) == maxOverrides
+		if a.key == "" {
+			keys, err := queryKeys(ctx, tx, a.name, "")
+			if err != nil {
+				return err
+			}
+			p.Keys, p.More = len(keys), len(keys) == maxKeys
+			if p.NoKey = p.Keys > 0 && keys[0].Key != ""; !p.NoKey { // '' is the first of all
+				p.Keys = max(p.Keys-1, 0)
+			}
+		}
 		for i := range p.History {
 			p.History[i].Now = p.Now
 		}

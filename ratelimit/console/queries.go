@@ -23,6 +23,8 @@ type limitRow struct {
 	Name      string
 	Granted   int64
 	Denied    int64
+	Failed    int64
+	Counted   bool  // a recorder has counted it, now or before
 	Plans     int64 // that programs define now
 	Kind      *string
 	Rate      *float64
@@ -48,7 +50,7 @@ stored AS (
     SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > s.name ORDER BY r.name LIMIT 1) FROM stored AS s WHERE s.name IS NOT NULL
 ),
 used AS (
-    SELECT u.name, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval GROUP BY u.name
+    SELECT u.name, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied, sum(u.failed)::bigint AS failed FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval GROUP BY u.name
 ),
 named AS (
     SELECT u.name FROM used AS u
@@ -56,14 +58,14 @@ named AS (
     UNION SELECT n.name FROM (SELECT s.name FROM stored AS s WHERE s.name IS NOT NULL LIMIT $4) AS n
 ),
 listed AS (
-    SELECT n.name, coalesce(u.granted, 0) AS granted, coalesce(u.denied, 0) AS denied,
+    SELECT n.name, coalesce(u.granted, 0) AS granted, coalesce(u.denied, 0) AS denied, coalesce(u.failed, 0) AS failed,
            count(*) OVER () AS total, sum(coalesce(u.granted, 0)) OVER ()::bigint AS all_grants, sum(coalesce(u.denied, 0)) OVER ()::bigint AS all_denied
       FROM named AS n LEFT JOIN used AS u ON u.name = n.name
      WHERE strpos(lower(n.name), lower($2)) > 0 OR $2 = ''
      ORDER BY denied DESC, granted DESC, n.name
     OFFSET $3 LIMIT $5
 )
-SELECT l.name, l.granted, l.denied, d.plans, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.programs,
+SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.plans, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.programs,
        (SELECT count(*) FROM (SELECT FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
        coalesce((SELECT o.effect = 'block' FROM rate_limit_overrides AS o
