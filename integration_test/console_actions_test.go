@@ -1,10 +1,15 @@
 package integration_test
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,6 +154,10 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 		{numbers("rate", ""), "Give a rate"},
 		{numbers("rate", "many"), "The rate is not a number"},
 		{numbers("rate", "NaN"), "The rate is not a number"},
+		{numbers("rate", "2,5"), "The rate is not a number. Write 2.5, 1000 or 1,000."},
+		{numbers("capacity", "1,0000"), "The capacity is not a number"},
+		{numbers("capacity", ",100"), "The capacity is not a number"},
+		{numbers("capacity", "1.000,5"), "The capacity is not a number"},
 		{numbers("rate", "-1"), "rate"},
 		{numbers("rate", "0"), "rate"},
 		{numbers("capacity", "1e300"), "capacity"},
@@ -342,4 +351,139 @@ func TestTheConsoleWithoutItsDatabase(t *testing.T) {
 
 	pool.Close()
 	newConsole(t, pool, "ann").get(http.StatusServiceUnavailable, "", "cannot be reached")
+}
+
+// consoleFor mounts a console of the test's own making.
+func consoleFor(t *testing.T, h *console.Handler) consolePage {
+	t.Helper()
+	h.Who = func(*http.Request) string { return "ann" }
+	server := httptest.NewServer(http.StripPrefix("/admin/limits", h))
+	t.Cleanup(server.Close)
+	return consolePage{t, server.URL + "/admin/limits/"}
+}
+
+// An override whose difference cannot be added is in force all the same, and the page says so, though the database is away by then.
+func TestTheConsoleSaysThatHalfIsDone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1000 hours"}]`)
+	if !takes(t, pool, "signUps", "acme", 10) {
+		t.Fatal("denied")
+	}
+	const acme = "key?name=signUps&key=acme"
+	form := url.Values{"action": {"numbers"}, "rate": {"25"}, "end": {"2h"}, "reason": {"their conference"}, "add": {"1"}}
+
+	// Somebody has locked the key's row for longer than the page waits.
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	p := consoleFor(t, &console.Handler{DB: pool, Timeout: 5 * time.Second})
+	text := p.post(http.StatusServiceUnavailable, acme, form, "The override is in force. It is number 1. The difference of the capacities may be missing: the database took too long.", "Add the difference now", "rate 25")
+	if strings.Contains(text, "Nothing was changed") || strings.Contains(text, "Try again") || strings.Contains(text, `value="their conference"`) {
+		t.Errorf("it asks to override again:\n%s", text)
+	}
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		p.post(http.StatusOK, acme, url.Values{"action": {"add"}, "id": {"1"}}, "15 of 25 tokens")
+	}
+
+	// The connection is lost for good.
+	lost := connect(t, pool.Config().ConnString(), 2)
+	p = consoleFor(t, &console.Handler{DB: lost})
+	var closing sync.WaitGroup
+	closing.Go(func() {
+		for n := 0; n < 2 && t.Context().Err() == nil; time.Sleep(10 * time.Millisecond) {
+			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&n); err != nil {
+				t.Error(err)
+				break
+			}
+		}
+		lost.Close()
+	})
+	p.post(http.StatusServiceUnavailable, acme, form, "The override is in force. It is number 2.", "the database cannot be reached")
+	closing.Wait()
+}
+
+// A page writes in READ COMMITTED, where nothing has to be run again, and reads periods, whatever the role's defaults are.
+func TestTheConsoleUnderOtherDefaults(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, 2)
+	publish(t, owner, `[{"name": "signUps", "kind": "calendar window", "rate": 10, "period": "1 month"}, {"name": "logins", "kind": "fixed window", "rate": 10, "period": "1000 hours"}]`)
+	mustExec(t, owner, `CREATE FUNCTION level() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF current_setting('transaction_isolation') <> 'read committed' THEN RAISE 'written in %', current_setting('transaction_isolation'); END IF;
+		RETURN NULL; END $$`)
+	for _, table := range []string{"rate_limits", "rate_limit_overrides"} {
+		mustExec(t, owner, "CREATE TRIGGER level AFTER INSERT OR UPDATE OR DELETE ON "+table+" EXECUTE FUNCTION level()")
+	}
+	config := owner.Config()
+	for name, value := range map[string]string{"default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo"} {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	p := newConsole(t, pool, "ann")
+	p.get(http.StatusOK, "", "10 per month")
+	p.get(http.StatusOK, "limit?name=signUps", "10 per month")
+	if !takes(t, owner, "logins", "acme", 10) {
+		t.Fatal("denied")
+	}
+	for _, form := range []url.Values{
+		{"action": {"numbers"}, "rate": {"1,025.5"}, "end": {"2h"}, "reason": {"r"}, "add": {"1"}}, {"action": {"restore"}},
+		{"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"reset"}},
+	} {
+		p.post(http.StatusOK, "key?name=logins&key=acme", form)
+	}
+	var rate float64
+	if err := owner.QueryRow(t.Context(), "SELECT rate FROM rate_limit_overrides WHERE effect = 'numbers'").Scan(&rate); err != nil || rate != 1025.5 {
+		t.Errorf("rate %v, %v", rate, err)
+	}
+}
+
+// Whatever people and programs have written, no character is unseen, nor turns the text around it.
+func TestNothingOnTheConsoleIsUnseen(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	unseen := func(s string) string { return s + "\u202e\u200b\x1b[31m" }
+	name := unseen("name")
+	if _, err := pool.Exec(t.Context(), `SELECT ratelimit_publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour'),
+		jsonb_build_object('name', 'never', 'kind', 'token bucket', 'rate', 0, 'period', '1 hour')))`, unseen("program"), name); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "SELECT ratelimit_publish('other', '[{\"name\": \"free\", \"kind\": \"unlimited\"}]')")
+	if !takes(t, pool, name, unseen("key"), 3) {
+		t.Fatal("denied")
+	}
+	recordUsage(t, pool, name, 1, 2, unseen("key"))
+	p := newConsole(t, pool, unseen("ann"))
+	q := "?" + url.Values{"name": {name}, "key": {unseen("key")}}.Encode()
+	form := url.Values{"action": {"numbers"}, "rate": {"20"}, "end": {"1h"}, "reason": {unseen("reason")}, "sure": {"1"}}
+	p.post(http.StatusOK, "key"+q, form, `"ann\u202e\u200b\x1b[31m"`)
+	p.post(http.StatusOK, "key"+q, url.Values{"action": {"restore"}})
+	p.post(http.StatusOK, "key"+q, form)
+	p.post(http.StatusOK, "limit"+q, form)
+	for path, contains := range map[string][]string{
+		"": {"name", "program"}, "limit" + q: {"name", "key", "program", "reason", "ann"}, "key" + q: {"name", "key", "program", "reason", "ann"},
+		"limit" + q + "&q=" + url.QueryEscape(unseen("found")): {"found"}, "?q=" + url.QueryEscape(unseen("found")): {"found"}, "key?name=never&key=x": {"program"},
+	} {
+		for i := range contains {
+			contains[i] = fmt.Sprintf("%q", unseen(contains[i]))
+		}
+		text := p.get(http.StatusOK, path, contains...)
+		for _, attribute := range regexp.MustCompile(`value="[^"]*"`).FindAllString(text, -1) { // a field has what was typed
+			text = strings.Replace(text, attribute, "", 1)
+		}
+		if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
+			t.Errorf("%s has %q in it", path, text[max(0, i-100):i+20])
+		}
+	}
 }

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -889,6 +890,40 @@ func TestAKeyThatCannotBeStoredStopsNoFlush(t *testing.T) {
 	deny(t, limiter, "limit", "ann", 2)
 	flush(t, recorder)
 	if u := usageOf(t, pool)["limit"]; u.Denied != 5 || denialsOf(t, pool)["limit ann"] != 2 {
+		t.Errorf("recorded %+v, %v", u, denialsOf(t, pool))
+	}
+}
+
+// A key that is too long for an index is refused by every flush, and is left out too. A full disk, which leaves nothing behind, loses nothing.
+func TestUsageWaitsForResources(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	key := "ann"
+	recorder := &usage.Recorder{DB: pool, HashKey: func(string) string { return key }}
+	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	flushes := func(state, part string) {
+		t.Helper()
+		deny(t, limiter, "limit", "ann", 1)
+		if err := recorder.Flush(t.Context()); sqlState(err) != state || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v, want %s", err, state)
+		}
+	}
+	var long strings.Builder // that cannot be compressed
+	for long.Len() < 20_000 {
+		long.WriteString(rand.Text())
+	}
+	key = long.String()
+	flushes("54000", "the denied keys were left out")
+
+	mustExec(t, pool, "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$")
+	mustExec(t, pool, "CREATE TRIGGER no_room BEFORE INSERT ON rate_limit_usage EXECUTE FUNCTION no_room()")
+	key = "\xff" // refused at once, and the rest then finds the disk full
+	flushes("22021", "disk_full")
+	key = "ann"
+	flushes("53100", "disk_full")
+	mustExec(t, pool, "DROP TRIGGER no_room ON rate_limit_usage")
+	flush(t, recorder)
+	if u := usageOf(t, pool)["limit"]; u.Denied != 3 || denialsOf(t, pool)["limit ann"] != 2 {
 		t.Errorf("recorded %+v, %v", u, denialsOf(t, pool))
 	}
 }

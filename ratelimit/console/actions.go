@@ -3,9 +3,12 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -52,18 +55,24 @@ func (c *call) change(a asked, key string) error {
 		return nil
 	}
 	refused := explain(err)
-	if refused.status != http.StatusBadRequest {
+	if refused.status != http.StatusBadRequest && !refused.partly {
 		return err
 	}
 	a.done = ""
 	problem := refused.text
-	if !refused.partly {
+	if refused.partly {
+		f = form{} // or the first part would be done again
+	} else {
 		problem = "Nothing was changed. " + problem
 	}
+	show := c.showLimit
 	if c.r.URL.Path == "/key" {
-		return c.showKey(http.StatusBadRequest, a, f, problem)
+		show = c.showKey
 	}
-	return c.showLimit(http.StatusBadRequest, a, f, problem)
+	if err = show(refused.status, a, f, problem); err != nil && refused.partly {
+		return refused // it matters more than why the page cannot be read
+	}
+	return err
 }
 
 // do changes something for a key, or for every key if it is empty, and returns a word of done.
@@ -84,7 +93,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		return "reset", c.write("SELECT ratelimit_reset(ARRAY[$1], ARRAY[$2])", name, key)
 	case "restore":
 		var removed int
-		err := c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
 			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", name, scope, optional(f.Effect), c.who).Scan(&removed)
 		})
 		if removed == 0 {
@@ -126,9 +135,9 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if field.text == "" {
 			continue
 		}
-		n, err := strconv.ParseFloat(strings.ReplaceAll(field.text, ",", ""), 64)
-		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-			return "", wrong("The " + field.what + " is not a number.")
+		n, ok := parseNumber(field.text)
+		if !ok {
+			return "", wrong("The " + field.what + " is not a number. Write 2.5, 1000 or 1,000.")
 		}
 		numbers[i] = &n
 	}
@@ -136,7 +145,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		return "", wrong("Give a rate, a capacity, or the most that may be owed.")
 	}
 	var id int64
-	err = c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		return tx.QueryRow(ctx, "SELECT ratelimit_override($1, $2, $3, $4, $5, $6, $7, $8)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
 	})
 	if err != nil || !f.Add {
@@ -145,16 +154,30 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
 	// difference is added all the same. Should this process die, the page offers to add it.
 	time.Sleep(settled)
-	err = c.add(id, name)
-	if refused, ok := errors.AsType[*refusal](err); ok {
-		refused.text = "The override is in force. " + refused.text
+	if err := c.add(id, name); err != nil {
+		return "", c.notAdded(id, err)
 	}
-	return "added", err
+	return "added", nil
+}
+
+// notAdded says that an override is in force although add failed, so that nobody overrides again.
+func (c *call) notAdded(id int64, err error) error {
+	why := explain(err)
+	if why.status >= 500 {
+		slog.ErrorContext(c.r.Context(), "txlimit console", "path", c.r.URL.Path, "error", err)
+	}
+	text := fmt.Sprintf("The override is in force. It is number %d. ", id)
+	if why.partly {
+		text += why.text
+	} else {
+		text += "The difference of the capacities may be missing: " + strings.ToLower(why.title[:1]) + why.title[1:] + ". “Add the difference now” adds it, and never twice."
+	}
+	return &refusal{status: why.status, title: why.title, text: text, partly: true}
 }
 
 // add adds the difference of an override, which must be of this limit.
 func (c *call) add(id int64, name string) error {
-	return c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		var added float64
 		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id) FROM rate_limit_overrides AS o WHERE o.id = $1 AND o.name = $2", id, name).Scan(&added)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -170,7 +193,7 @@ func (c *call) add(id int64, name string) error {
 }
 
 func (c *call) write(sql string, args ...any) error {
-	return c.inTx(pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, sql, args...)
 		return err
 	})
@@ -185,6 +208,18 @@ func optional(s string) *string {
 		return nil
 	}
 	return &s
+}
+
+// grouped is a number with commas between groups of three digits. It is never changed.
+var grouped = regexp.MustCompile(`^[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?$`)
+
+// parseNumber reads a number such as 2.5, 1000 or 1,000. Any other comma could be a decimal point, and is refused.
+func parseNumber(text string) (n float64, ok bool) {
+	if grouped.MatchString(text) {
+		text = strings.ReplaceAll(text, ",", "")
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
 // parseEnd reads the end of an override: "90s", "15m", "2h", "3d", "1w", an instant in UTC such as "2026-07-01 18:00", or "never", which is nil.

@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // DefaultTimeout is the default of [Handler.Timeout].
@@ -157,11 +158,16 @@ func notAllowed(w http.ResponseWriter, allow string) error {
 // read runs queries in one READ ONLY transaction, in which the planner has to take an index where there is one.
 func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
 	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadOnly, IsoLevel: pgx.RepeatableRead}, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'"); err != nil {
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'"); err != nil {
 			return err
 		}
 		return queries(ctx, tx)
 	})
+}
+
+// writing runs statements in one transaction, whatever the defaults of the role are: only READ COMMITTED needs no retries.
+func (c *call) writing(statements func(ctx context.Context, tx pgx.Tx) error) error {
+	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadWrite, IsoLevel: pgx.ReadCommitted}, statements)
 }
 
 func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, tx pgx.Tx) error) error {
@@ -179,6 +185,9 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 		return errors.New("console: Handler.DB is nil")
 	}
 	tx, err := c.h.DB.BeginTx(ctx, options)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "0A000" { // READ WRITE during recovery
+		return isReplica()
+	}
 	if err != nil {
 		return err
 	}

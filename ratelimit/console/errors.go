@@ -33,7 +33,7 @@ func explain(err error) *refusal {
 		case "42P01", "42883", "42703", "3F000":
 			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it."}
 		case "25006":
-			return &refusal{status: http.StatusServiceUnavailable, title: "This server is a replica", text: "It can be looked at, but nothing can be changed on it."}
+			return isReplica()
 		case "57014", "55P03":
 			return &refusal{status: http.StatusServiceUnavailable, title: "The database took too long", text: "Another transaction may hold the rows. Try again in a moment."}
 		}
@@ -43,6 +43,10 @@ func explain(err error) *refusal {
 		return &refusal{status: http.StatusServiceUnavailable, title: "The database took too long", text: "Try again in a moment."}
 	}
 	return &refusal{status: http.StatusServiceUnavailable, title: "The database cannot be reached", text: "The log of this program has the message. Limits that deny keep denying."}
+}
+
+func isReplica() *refusal {
+	return &refusal{status: http.StatusServiceUnavailable, title: "This server is a replica", text: "It can be looked at, but nothing can be changed on it."}
 }
 
 func sentence(s string) string {

@@ -21,6 +21,7 @@ var functions = template.FuncMap{
 	"percent": percent,
 	"numbers": describe,
 	"shown":   shown,
+	"visible": visible,
 	"deref":   func(p any) any { return reflect.Indirect(reflect.ValueOf(p)).Interface() },
 	"dict":    dict,
 }
@@ -123,7 +124,7 @@ func span2(d time.Duration) string {
 }
 
 // every writes a period after "per".
-func every(n Numbers) string {
+func every(n numbers) string {
 	if n.Period != nil {
 		switch *n.Period {
 		case "1 mon":
@@ -151,12 +152,12 @@ func every(n Numbers) string {
 }
 
 // describe writes the numbers of a limit in a few words.
-func describe(kind string, n Numbers) string {
+func describe(kind string, n numbers) string {
 	switch {
 	case kind == "unlimited":
 		return "unlimited"
 	case n.Rate == nil:
-		return kind
+		return visible(kind)
 	case *n.Rate == 0:
 		return "denies everything"
 	}
@@ -169,13 +170,18 @@ func describe(kind string, n Numbers) string {
 
 // shown makes a key visible that would not be.
 func shown(key string) string {
-	switch {
-	case key == "":
+	if key == "" {
 		return "(no key)"
-	case strings.TrimSpace(key) != key || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) }):
-		return strconv.Quote(key)
 	}
-	return key
+	return visible(key)
+}
+
+// visible is a text in quotes, with escapes, if it has characters that would not be seen, or would turn the rest around.
+func visible(text string) string {
+	if strings.TrimSpace(text) != text || strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(text)
+	}
+	return text
 }
 
 func dict(pairs ...any) (map[string]any, error) {

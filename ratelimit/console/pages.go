@@ -27,7 +27,7 @@ type layout struct {
 
 func (c *call) layout(title string) layout {
 	root := "./" + strings.Repeat("../", max(strings.Count(c.r.URL.Path, "/")-1, 0))
-	return layout{Title: title, Root: root, Who: c.who, Writable: c.who != "", Now: time.Now().UTC()}
+	return layout{Title: title, Root: root, Who: visible(c.who), Writable: c.who != "", Now: time.Now().UTC()}
 }
 
 type errorPage struct {
@@ -107,8 +107,8 @@ func (c *call) limits(a asked) error {
 }
 
 // Numbers of a row of the list, if its plans have the same.
-func (l limitRow) Numbers() Numbers {
-	return Numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
+func (l limitRow) Numbers() numbers {
+	return numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
 }
 
 type limitPage struct {
@@ -144,7 +144,7 @@ func (c *call) limit(a asked) error {
 }
 
 func (c *call) showLimit(status int, a asked, f form, problem string) error {
-	p := limitPage{layout: c.layout(a.name), Name: a.name, Search: a.search, Spans: limitSpans, Span: pick(limitSpans, a.span, 0), Every: true}
+	p := limitPage{layout: c.layout(visible(a.name)), Name: a.name, Search: a.search, Spans: limitSpans, Span: pick(limitSpans, a.span, 0), Every: true}
 	p.Refresh, p.Form, p.Problem, p.Done = 5, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if p.Now, err = queryNow(ctx, tx); err != nil {
@@ -319,7 +319,7 @@ func (c *call) key(a asked) error {
 }
 
 func (c *call) showKey(status int, a asked, f form, problem string) error {
-	p := keyPage{layout: c.layout(shown(a.key) + " – " + a.name), Name: a.name, Key: a.key, Every: a.key == ""}
+	p := keyPage{layout: c.layout(shown(a.key) + " – " + visible(a.name)), Name: a.name, Key: a.key, Every: a.key == ""}
 	p.Refresh, p.Form, p.Problem, p.Done = 2, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if p.Now, err = queryNow(ctx, tx); err != nil {

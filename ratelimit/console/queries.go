@@ -105,13 +105,13 @@ func queryBins(ctx context.Context, tx pgx.Tx, since time.Time, bin time.Duratio
 // definitionRow is one plan of a limit as a program published it, and as it is in force for a key.
 type definitionRow struct {
 	Program, Plan, Kind string
-	Numbers
+	numbers
 	Current     bool
 	PublishedAt time.Time
 }
 
-// Numbers are the numbers of a limit. Those that are not there are nil.
-type Numbers struct {
+// numbers are the numbers of a limit. Those that are not there are nil.
+type numbers struct {
 	Rate, Seconds, Capacity, MaxReserved *float64
 	Period                               *string
 	Start                                *time.Time
@@ -119,6 +119,9 @@ type Numbers struct {
 	Zone                                 *string
 	Anchor                               *time.Time
 }
+
+// Numbers are for templates, which cannot name what is embedded.
+func (n numbers) Numbers() numbers { return n }
 
 func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
 	return collect[definitionRow](tx.Query(ctx, `
@@ -221,7 +224,7 @@ func above(prefix string) *string {
 // balanceRow is what a key has under the numbers of one plan and the override in force.
 type balanceRow struct {
 	Program, Plan, Kind string
-	Numbers
+	numbers
 	Own       bool // its numbers are those of the override
 	Rows      int64
 	LastUse   *time.Time
