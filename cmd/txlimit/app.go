@@ -32,6 +32,7 @@ type app struct {
 	who            string        // the default of --who; empty: the role
 	settle         time.Duration // how long programs may take to learn of an override
 	patience       time.Duration // how long to wait for a lock
+	completing     time.Duration // how long a completion may take
 
 	// Flags.
 	database, schema string

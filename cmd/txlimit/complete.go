@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -11,7 +10,7 @@ import (
 
 // complete returns those words of fn that begin so. It asks the database in silence, and not for long.
 func (a *app) complete(cmd *cobra.Command, begin string, fn func(ctx context.Context, tx pgx.Tx) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.completing)
 	defer cancel()
 	var words []string
 	err := a.reading(ctx, func(tx pgx.Tx) (err error) {

@@ -23,11 +23,12 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	a := &app{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
-		terminal: term.IsTerminal(int(os.Stdin.Fd())),
-		getenv:   os.Getenv,
-		who:      osUser(),
-		settle:   2 * time.Second,
-		patience: 10 * time.Second,
+		terminal:   term.IsTerminal(int(os.Stdin.Fd())),
+		getenv:     os.Getenv,
+		who:        osUser(),
+		settle:     2 * time.Second,
+		patience:   10 * time.Second,
+		completing: 2 * time.Second,
 	}
 	code := a.run(ctx, os.Args[1:])
 	stop()
