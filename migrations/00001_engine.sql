@@ -1633,7 +1633,7 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
-Writes down all limits that a program defines, in place of those that it published before. Limiter.Publish of the Go library calls it.
+Writes down all limits that a program defines, in place of those that it published before. Publish of the Go library calls it.
 
     SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
