@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -423,9 +424,9 @@ func TestTheConsoleUnderOtherDefaults(t *testing.T) {
 		mustExec(t, owner, "CREATE TRIGGER level AFTER INSERT OR UPDATE OR DELETE ON "+table+" EXECUTE FUNCTION level()")
 	}
 	config := owner.Config()
-	for name, value := range map[string]string{"default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo"} {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
+	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
+		"default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo",
+	})
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
