@@ -242,7 +242,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	mustExec(t, pool, "ALTER TABLE rate_limit_overrides DROP CONSTRAINT rate_limit_overrides_effect_check")
 	var told atomic.Int64
 	var last atomic.Pointer[error]
-	o := &ratelimit.Overrides{DB: pool, Every: soon, OnError: func(_ context.Context, err error) { told.Add(1); last.Store(&err) }}
+	o := &ratelimit.Overrides{DB: pool, Every: soon, OnError: func(err error) { told.Add(1); last.Store(&err) }}
 	limits := ratelimit.Limiter{Overrides: following(t, o)}
 	for _, values := range []string{"'nonsense', 1, NULL, NULL", "'numbers', 0, NULL, NULL", "'numbers', 'NaN', NULL, NULL", "'numbers', '-Infinity', NULL, NULL",
 		"'numbers', 1, -7, NULL", "'numbers', 1, 1e300, NULL", "'numbers', 1, 1, 'Infinity'"} {
@@ -256,8 +256,8 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != api.String() {
 		t.Errorf("rows that are wrong made %s", got)
 	}
-	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', 'for ever', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
-	eventually(t, "a block until infinity", func() bool { return limitInForce(t, &limits, pool, api.Key("for ever")) == "api: blocked" })
+	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', 'no end', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
+	eventually(t, "a block until infinity", func() bool { return limitInForce(t, &limits, pool, api.Key("no end")) == "api: blocked" })
 	if got := limitInForce(t, &limits, pool, api.Key("never")); got != api.String() {
 		t.Errorf("a block until -infinity made %s", got)
 	}
@@ -268,7 +268,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if err := *last.Load(); sqlState(err) != "42P01" {
 		t.Errorf("told %v", err)
 	}
-	if got := limitInForce(t, &limits, pool, api.Key("for ever")); got != "api: blocked" {
+	if got := limitInForce(t, &limits, pool, api.Key("no end")); got != "api: blocked" {
 		t.Errorf("without the table, a blocked key has %s", got)
 	}
 	if _, err := limits.Consume(t.Context(), pool, api.Key("ann")); err != nil {
@@ -623,9 +623,9 @@ func TestToBeToldMayLoad(t *testing.T) {
 	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
 	told := 0
 	o := &ratelimit.Overrides{DB: pool}
-	o.OnError = func(ctx context.Context, _ error) {
+	o.OnError = func(error) {
 		if told++; told < 3 {
-			if err := o.Load(ctx); err != nil {
+			if err := o.Load(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}

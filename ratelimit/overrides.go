@@ -43,21 +43,26 @@ import (
 // time in any case, by the database's clock or by [Limiter.Clock].
 //
 // Processes without Overrides, and SQL with numbers of its own, know nothing of them.
+//
+// Overrides are safe for concurrent use. Several limiters may share them. After the first use, they must not be copied, nor
+// their fields changed. A DB that is missing or a transaction, and fields out of their bounds, are [ErrInvalid] from Load and
+// Run.
 type Overrides struct {
-	// DB is a pool, or [SQL] of a *sql.DB. It is required.
+	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on rate_limit_overrides.
 	DB DB
 
 	// Every is the time between two polls: at most a second, which is the default, for 0. Otherwise tokens that are added to
-	// an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all overrides in force; if that takes longer than 0.6 s, less often.
+	// an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all overrides
+	// in force, or less often if that takes longer than 0.6 s.
 	Every time.Duration
 
 	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool of two or more, to be told of changes at once
 	// (LISTEN). It does not work through PgBouncer in transaction mode.
 	Listen bool
 
-	// OnError is called by two goroutines, with the error of each poll that fails, and for each row that cannot be used: it is passed over. The
-	// default is to log an error with slog, at most once a minute.
-	OnError func(ctx context.Context, err error)
+	// OnError is called for each poll that failed, and for each row that cannot be used and is passed over, possibly by two
+	// goroutines at once. nil: the error is logged by slog.Default(), at most once a minute.
+	OnError func(err error)
 
 	mu       sync.Mutex // one poll at a time
 	snapshot string     // of the last poll
@@ -152,8 +157,8 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 	}
 }
 
-// Load reads all overrides. Call it before the first call of a [Limiter] that has them. [Overrides.Run] calls it if that was not
-// done, until it succeeds.
+// Load reads all overrides, in pages of 10,000. Call it before the first call of a [Limiter] that has them. If it fails, what was
+// known before stays in force. [Overrides.Run] reads them, too, until that succeeds.
 func (o *Overrides) Load(ctx context.Context) error {
 	return o.poll(ctx, func() error { return o.read(ctx, true) })
 }
@@ -172,7 +177,7 @@ func (o *Overrides) Run(ctx context.Context) error {
 	every := cmp.Or(o.Every, defaultEvery)
 	for {
 		if err := o.poll(ctx, func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
-			o.tell(ctx, err)
+			o.tell(err)
 		}
 		timer := time.NewTimer(every)
 		select {
@@ -221,7 +226,7 @@ func (o *Overrides) poll(ctx context.Context, read func() error) error {
 	o.wrong = nil
 	o.mu.Unlock()
 	for _, w := range wrong { // which may call Load
-		o.tell(ctx, w)
+		o.tell(w)
 	}
 	return err
 }
@@ -245,14 +250,14 @@ func (o *Overrides) pool() *pgxpool.Pool {
 	return pool
 }
 
-func (o *Overrides) tell(ctx context.Context, err error) {
+func (o *Overrides) tell(err error) {
 	if o.OnError != nil {
-		o.OnError(ctx, err)
+		o.OnError(err)
 		return
 	}
 	now := int64(time.Since(epoch)) + int64(wholeEvery) // 0: never
 	if last := o.logged.Load(); last <= now-int64(wholeEvery) && o.logged.CompareAndSwap(last, now) {
-		slog.ErrorContext(ctx, "the overrides of rate limits cannot be followed", "error", err)
+		slog.Error("the overrides of rate limits cannot be followed", "error", err)
 	}
 }
 
@@ -374,7 +379,7 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		o.tell(ctx, explain("overrides: listen", err))
+		o.tell(explain("overrides: listen", err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(lastPause):

@@ -10,12 +10,16 @@ import (
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
-// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers. No decision of a program depends on it. Call it when the program
-// starts or when it migrates, with all limits and all their plans. program is its name, 1 to 255 bytes.
+// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers. No decision of a program depends on it.
+// Call it when the program starts or when it migrates, with all limits and all their plans. program is its name, 1 to 255
+// bytes. Without limits, everything that the program published is withdrawn.
 //
 // db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for other programs that publish. In a
-// transaction, they wait until it ends. An invalid limit is [ErrInvalid], before anything is sent. If another program has
-// published a limit of the same name with another kind, period or [Start], the error names both: SQLSTATE 22023.
+// transaction, they wait until it ends; outside, a serialization failure is tried again. The role needs SELECT, INSERT,
+// UPDATE and DELETE on the table.
+//
+// An invalid limit or program is [ErrInvalid], before anything is sent. If another program has published a limit of the same
+// name with another kind, period or [Start], the error names both: SQLSTATE 22023. Then nothing is written.
 //
 // What the program has published before counts for sweeps by hand for another day, since older processes may still use it.
 func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
