@@ -160,7 +160,7 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 // Load reads all overrides, in pages of 10,000. Call it before the first call of a [Limiter] that has them. If it fails, what was
 // known before stays in force. [Overrides.Run] reads them, too, until that succeeds.
 func (o *Overrides) Load(ctx context.Context) error {
-	return o.poll(ctx, func() error { return o.read(ctx, true) })
+	return o.poll(func() error { return o.read(ctx, true) })
 }
 
 // Run follows the table until ctx ends, and returns ctx's error. It returns at once if DB is missing or of no use ([ErrInvalid]).
@@ -176,7 +176,7 @@ func (o *Overrides) Run(ctx context.Context) error {
 	}
 	every := cmp.Or(o.Every, defaultEvery)
 	for {
-		if err := o.poll(ctx, func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
+		if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
 			o.tell(err)
 		}
 		timer := time.NewTimer(every)
@@ -212,7 +212,7 @@ func (o *Overrides) next(ctx context.Context) error {
 }
 
 // poll has something read, one at a time, and then tells of the rows that cannot be used.
-func (o *Overrides) poll(ctx context.Context, read func() error) error {
+func (o *Overrides) poll(read func() error) error {
 	err := o.validate()
 	o.mu.Lock()
 	if err == nil {
