@@ -207,7 +207,7 @@ func (c *Coalescer) judge(ds []demand, apart bool, err error) {
 		}
 		if len(guilty) > 0 && len(guilty) < len(ds) && c.failures >= maxSharedFailures {
 			c.giveUp(func(w *waiter) bool {
-				return w.alone && slices.ContainsFunc(w.ds, func(d demand) bool { return slices.Contains(guilty, d.id()) })
+				return w.alone && anyOf(w.ds, func(d *demand) bool { return slices.Contains(guilty, d.id()) })
 			})
 		}
 	case err != nil && apart && sqlState(err) == "": // there is no connection

@@ -34,7 +34,7 @@ func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []
 	if ds, err = addUp(v, requests); err != nil {
 		return nil, nil, err
 	}
-	if takesUpTo(ds) && slices.ContainsFunc(ds, func(d demand) bool { return d.reserve }) {
+	if takesUpTo(ds) && anyOf(ds, func(d *demand) bool { return d.reserve }) {
 		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
 	}
 	for i := range ds {
@@ -66,12 +66,13 @@ func addUp(v Verb, requests []Request) ([]demand, error) {
 	if len(requests) > 1 {
 		index = make(map[[2]string]int, len(requests))
 	}
-	for i, r := range requests {
-		if r.err == nil {
-			r.err = r.limit.Validate() // for the zero Request
-		}
+	for i := range requests {
+		r := &requests[i] // a copy of each would cost time
 		if r.err != nil {
 			return nil, r.err
+		}
+		if r.limit.name == "" { // the zero Request
+			return nil, r.limit.Validate()
 		}
 		if !countable(r.tokens) {
 			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
@@ -86,20 +87,21 @@ func addUp(v Verb, requests []Request) ([]demand, error) {
 			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1), need: math.Inf(-1)})
 		}
 		d := &ds[at]
-		if d.limit != r.limit {
+		if found && d.limit != r.limit {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
+		tokens := r.tokens
 		if v != VerbReset && (r.upTo || d.most > 0) {
 			if err := r.validateUpTo(v, found); err != nil {
 				return nil, err
 			}
-			d.most, r.tokens = r.tokens, 1
+			d.most, tokens = tokens, 1
 		}
 		// Requests for one key are granted one after another. Each must leave its own floor, and each later one leaves less
 		// than the one before.
-		d.count += r.tokens
+		d.count += tokens
 		d.need = max(d.need, d.count+r.floor(v))
-		d.floor = max(d.floor-r.tokens, r.floor(v))
+		d.floor = max(d.floor-tokens, r.floor(v))
 		d.reserve = d.reserve || v == VerbWait || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
@@ -108,7 +110,7 @@ func addUp(v Verb, requests []Request) ([]demand, error) {
 
 // setNumbers sets the demands' numbers. A calendar's windows are listed around now.
 func setNumbers(v Verb, ds []demand, now pgtype.Timestamptz) {
-	waits := v == VerbRefund || slices.ContainsFunc(ds, func(d demand) bool { return d.reserve })
+	waits := v == VerbRefund || anyOf(ds, func(d *demand) bool { return d.reserve })
 	for i := range ds {
 		d := &ds[i]
 		d.numbers = d.limit.forKey(d.key)
@@ -124,7 +126,7 @@ func setNumbers(v Verb, ds []demand, now pgtype.Timestamptz) {
 }
 
 // validateUpTo refuses UpTo where it has no meaning. again: the call has another request for the same limit and key.
-func (r Request) validateUpTo(v Verb, again bool) error {
+func (r *Request) validateUpTo(v Verb, again bool) error {
 	switch {
 	case v != VerbConsume && v != VerbCheck:
 		return fmt.Errorf("%w: limit %q: UpTo is for Consume and Check, not for %s", ErrInvalid, r.limit.name, v)
@@ -160,7 +162,7 @@ func (d *demand) validate(v Verb) error {
 }
 
 // floor is the lowest balance that the request by itself may leave.
-func (r Request) floor(v Verb) float64 {
+func (r *Request) floor(v Verb) float64 {
 	switch {
 	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which reads the balance, even a debt
 		return math.Inf(-1)
@@ -171,25 +173,35 @@ func (r Request) floor(v Verb) float64 {
 	}
 }
 
+// anyOf reports whether is holds for any of the demands. They are large: slices.ContainsFunc would copy each.
+func anyOf(ds []demand, is func(d *demand) bool) bool {
+	for i := range ds {
+		if is(&ds[i]) {
+			return true
+		}
+	}
+	return false
+}
+
 // forfeits reports whether a grant may forfeit tokens while its work waits (see algebra.Reserve). Only two kinds can: a
 // reservation of a window, and a reservation in a call for several limits, which wait for each other.
 func forfeits(ds []demand) bool {
-	return slices.ContainsFunc(ds, func(d demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
+	return anyOf(ds, func(d *demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
 }
 
 // takesUpTo reports whether any of the demands has UpTo.
 func takesUpTo(ds []demand) bool {
-	return slices.ContainsFunc(ds, func(d demand) bool { return d.most > 0 })
+	return anyOf(ds, func(d *demand) bool { return d.most > 0 })
 }
 
 // onCalendar reports whether any of the limits is a calendar window.
 func onCalendar(ds []demand) bool {
-	return slices.ContainsFunc(ds, func(d demand) bool { return d.numbers.Windows != nil })
+	return anyOf(ds, func(d *demand) bool { return d.numbers.Windows != nil })
 }
 
 // sharded reports whether any of the limits has shards.
 func sharded(ds []demand) bool {
-	return slices.ContainsFunc(ds, func(d demand) bool { return d.limit.shards > 1 })
+	return anyOf(ds, func(d *demand) bool { return d.limit.shards > 1 })
 }
 
 // leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.

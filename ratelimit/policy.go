@@ -35,7 +35,7 @@ func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []de
 // deniedByPolicy reports whether the call wants a token of a limit with a rate of 0.
 func (c *call) deniedByPolicy() bool {
 	return (c.consumes() || c.verb == VerbCheck) &&
-		slices.ContainsFunc(c.rowless, func(d demand) bool { return d.limit.grantsNothing() && d.count > 0 })
+		anyOf(c.rowless, func(d *demand) bool { return d.limit.grantsNothing() && d.count > 0 })
 }
 
 // blockedUntil is when the last block ends of those that deny the call: algebra.Forever if one has no end, or a rate is 0.

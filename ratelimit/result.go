@@ -93,23 +93,24 @@ func (r *Result) fill(c *call, a *answer) {
 	w := c.waiting(a)
 	retryAt, remaining, resetAt := w.retryAt, math.Inf(1), algebra.Min
 	for i := range c.demands {
-		s, at, reset := c.status(i, a, w)
+		requests := c.demands[i].requests
+		s := &r.Requests[requests[0]]
+		at, reset := c.status(s, i, a, w)
 		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
 		if refunded != nil {
 			s.Refunded = refunded[i]
 		}
-		for _, request := range c.demands[i].requests {
+		for _, request := range requests {
 			of := &r.Requests[request]
-			s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo
-			s.Taken = 0
+			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.took
+			of.Taken = 0
 			switch {
 			case !a.granted || refunded != nil:
 			case c.demands[i].most > 0:
-				s.Taken = a.taken
+				of.Taken = a.taken
 			default:
-				s.Taken = s.Count
+				of.Taken = of.Count
 			}
-			*of = s
 		}
 	}
 	r.OK = a.granted
@@ -125,7 +126,8 @@ func (r *Result) fill(c *call, a *answer) {
 // upTo is how many tokens each demand with UpTo could take: the same number for all.
 func (c *call) upTo(a *answer) float64 {
 	n := math.Inf(1)
-	for i, d := range c.demands {
+	for i := range c.demands {
+		d := &c.demands[i]
 		if d.most > 0 {
 			n = min(n, d.numbers.Whole(a.rows[i], d.limit.shards, d.most, a.at))
 		}
@@ -145,7 +147,8 @@ func (c *call) waiting(a *answer) (w waiting) {
 	if !c.reserves() || a.granted && c.verb != VerbCheck {
 		return w
 	}
-	for i, d := range c.demands {
+	for i := range c.demands {
+		d := &c.demands[i]
 		w.asked = append(w.asked, algebra.Demand{
 			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
 		})
@@ -158,8 +161,9 @@ func (c *call) waiting(a *answer) (w waiting) {
 }
 
 // status works out the status of a demand's requests from its rows. at is the RetryAt, and reset the ResetAt.
-func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.Micros) {
+func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
+	s.took = took{}
 	if taken && c.consumes() {
 		s.took.rows = len(rows)
 		for _, row := range rows {
@@ -201,5 +205,5 @@ func (c *call) status(i int, a *answer, w waiting) (s Status, at, reset algebra.
 		at = now
 	}
 	s.RetryAt, s.ResetAt = at.Time(), reset.Time()
-	return s, at, reset
+	return at, reset
 }
