@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,11 +24,14 @@ const defaultTable = "txlimit_conformance"
 // suite is a server under test.
 type suite struct {
 	config
-	pool     *pgxpool.Pool
-	sql      *sql.DB
-	prefix   string // of the names of limits
-	trials   int
-	leftover string // what could not be deleted
+	pool    *pgxpool.Pool
+	sql     *sql.DB
+	prefix  string // of the names of limits
+	trials  int
+	largest atomic.Int64 // batch of a trial's Coalescer
+
+	mu       sync.Mutex
+	leftover string // what could not be deleted, first
 
 	business      string // the table for business rows
 	businessError error  // why there is none
@@ -59,6 +63,24 @@ func open(ctx context.Context, c config) (*suite, error) {
 		}
 	}
 	return s, nil
+}
+
+// leave notes what could not be deleted.
+func (s *suite) leave(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leftover == "" {
+		s.leftover = what
+	}
+}
+
+// coalescer makes a Coalescer that notes its largest batch.
+func (s *suite) coalescer(pool *pgxpool.Pool, async bool) *ratelimit.Coalescer {
+	s.largest.Store(0)
+	return &ratelimit.Coalescer{Pool: pool, AsyncCommit: async, OnBatch: func(calls int) {
+		for n := s.largest.Load(); n < int64(calls) && !s.largest.CompareAndSwap(n, int64(calls)); n = s.largest.Load() {
+		}
+	}}
 }
 
 func (s *suite) close() {
@@ -98,7 +120,7 @@ const (
 	severalKeys = "several keys"
 )
 
-// rowTries is how often a trial is run that fails with a conflict, although it is alone.
+// tries is how often a trial is run that fails with a conflict, although it is alone.
 const tries = 10
 
 // try runs a case in each of its ways.
@@ -125,13 +147,8 @@ func (s *suite) insist(ctx context.Context, c testCase, w way, keys string) (o o
 		switch {
 		case i == 0:
 			first = o
-		case !o.conflict && o.Verdict == works:
-			told := fmt.Sprintf("after %d conflicts with nobody: %s", i, first.text())
-			if w.level == pgx.RepeatableRead || w.level == pgx.Serializable { // where callers have to expect them
-				o.Note = join(o.Note, told)
-			} else {
-				o.Verdict, o.Condition = conditional, join(o.Condition, "the call has to be run again (Retry, InTx) "+told)
-			}
+		case !o.conflict && (o.Verdict == works || o.Verdict == conditional):
+			o.again(w, fmt.Sprintf("the call had to be run again (Retry, InTx) after %d conflicts, although nobody else was there: %s", i, first.text()))
 		}
 		if !o.conflict {
 			return o
@@ -193,12 +210,25 @@ func (s *suite) runWay(ctx context.Context, t *trial) outcome {
 		return fromError(ctx, "begin or commit", err, t.c.may...)
 	}
 	t.end(true)
-	return outcome{Verdict: works}
+	o := outcome{Verdict: works}
+	if t.attempt > 1 {
+		o.again(t.way, fmt.Sprintf("InTx ran it %d times, although nobody else was there", t.attempt))
+	}
+	return o
+}
+
+// again notes conflicts: a condition, unless at a level where callers have to expect them.
+func (o *outcome) again(w way, told string) {
+	if w.level == pgx.RepeatableRead || w.level == pgx.Serializable {
+		o.Note = join(o.Note, told)
+		return
+	}
+	o.Verdict, o.Condition = conditional, join(o.Condition, told)
 }
 
 // allCases are the lines of the table.
 func allCases() []testCase {
-	return slices.Concat(verbCases(), severalCases(), transactionCases())
+	return slices.Concat(verbCases(), severalCases(), transactionCases(), batchCases(), sqlCases(), operationsCases(), coalescerCases(), contentionCases())
 }
 
 // counter gives numbers to goroutines.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,7 +41,7 @@ func inTxWays() (ways []way) {
 	return ways
 }
 
-// executor runs a statement on any handle. (Its answer is the id, for handles that only have QueryRow.)
+// business inserts a business row on any handle.
 func (t *trial) business(id string) {
 	t.must("INSERT of a business row", t.db.QueryRow(t.ctx, "INSERT INTO "+t.s.business+" (id) VALUES ($1) RETURNING id", id).Scan(&id))
 }
@@ -48,10 +49,15 @@ func (t *trial) business(id string) {
 // withRow inserts a business row in the trial's transaction, if there is a table.
 func (t *trial) withRow(id string) {
 	if t.s.businessError != nil {
-		t.condition = "tried without a business row: name a table with -table, since CREATE TABLE failed: " + errorText(t.s.businessError)
+		t.condition = noTable(t.s.businessError)
 		return
 	}
 	t.business(id)
+}
+
+// noTable is the condition of a case that was tried without a business row.
+func noTable(err error) string {
+	return "tried without a business row: name a table with -table, since CREATE TABLE failed: " + errorText(err)
 }
 
 // rowThere wants a business row to be there, or not, and deletes it.
@@ -222,18 +228,14 @@ func runAgain(t *trial) {
 
 // holds wants a balance.
 func (t *trial) holds(request ratelimit.Request, want float64) {
-	for _, u := range t.used {
-		if u.request != request {
-			continue
-		}
-		t.step = "the balance afterwards"
-		got, err := t.balance(t.ctx, u)
-		if err != nil {
-			t.unread(err)
-			return
-		}
-		t.want(near(got, want), "a balance of %v, came %v", want, got)
+	i := slices.IndexFunc(t.used, func(u use) bool { return u.request == request })
+	t.step = "the balance afterwards"
+	got, err := t.balance(t.ctx, t.used[i])
+	if err != nil {
+		t.unread(err)
+		return
 	}
+	t.want(near(got, want), "a balance of %v, came %v", want, got)
 }
 
 // unread notes that a balance cannot be read here, or ends the trial.

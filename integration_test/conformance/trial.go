@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +30,15 @@ type trial struct {
 	limiter   *ratelimit.Limiter
 	coalescer *ratelimit.Coalescer // of the way, or one on the pool, for callers that contend
 
-	memory     *ratelimittest.DB
+	memory *ratelimittest.DB
+	batch  *pgx.Batch // not sent yet
+
 	model      ratelimit.DB // memory, or a transaction on it
 	modelTx    pgx.Tx
 	unmodelled bool // the script has counted for itself: what is stored is not compared with the model
+
+	tally    tally    // of callers that contend
+	cleanups []string // SQL that deletes what the trial has left in other tables than rate_limits
 
 	attempt    int // of InTx
 	step       string
@@ -320,9 +326,21 @@ func (t *trial) stored(ctx context.Context, v verdict) {
 func (t *trial) clean(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, t.s.timeout)
 	defer cancel()
-	for _, u := range t.used {
-		if err := t.limiter.Reset(ctx, t.s.pool, u.request); err != nil && t.s.leftover == "" {
-			t.s.leftover = fmt.Sprintf("rows of limits named %s..., since Reset failed: %s", t.s.prefix, errorText(err))
+	var next counter
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := next.next(); i < int64(len(t.used)); i = next.next() {
+				if err := t.limiter.Reset(ctx, t.s.pool, t.used[i].request); err != nil {
+					t.s.leave(fmt.Sprintf("rows of limits named %s..., since Reset failed: %s", t.s.prefix, errorText(err)))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, sql := range t.cleanups {
+		if _, err := t.s.pool.Exec(ctx, sql); err != nil {
+			t.s.leave(fmt.Sprintf("%q failed: %s", sql, errorText(err)))
 		}
 	}
 }

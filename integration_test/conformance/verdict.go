@@ -58,7 +58,7 @@ func fromError(ctx context.Context, step string, err error, may ...string) outco
 	case isClear(err, may...):
 		o.Verdict = refused
 	case isConflict(err):
-		o.conflict = true
+		o.conflict = !errors.Is(err, ratelimit.ErrAttemptsExhausted) // which was tried often enough
 	default:
 		o.Detail = "not a clear error: " + o.Detail
 	}

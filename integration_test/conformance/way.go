@@ -23,8 +23,6 @@ type way struct {
 	on func(ctx context.Context, s *suite, do func(ctx context.Context, db ratelimit.DB) error) error
 	// call is one Consume that commits, for callers that contend.
 	call caller
-	// hot is an option of InTx.
-	hot bool
 }
 
 func (w way) inTx() bool { return w.level != "" }
@@ -112,7 +110,7 @@ func calledWays() []way {
 	}}}
 	for _, level := range levels {
 		for _, hot := range []bool{false, true} {
-			w := way{name: "InTx " + string(level), on: onPool, level: level, hot: hot}
+			w := way{name: "InTx " + string(level), on: onPool, level: level}
 			if hot {
 				w.name += " with Hot"
 			}
@@ -143,10 +141,7 @@ func calledWays() []way {
 			}
 			return t.limiter.SendTx(ctx, t.s.pool, &batch)
 		}},
-		way{name: "Coalescer", on: onPool, coalesced: true, call: func(ctx context.Context, t *trial, requests ...ratelimit.Request) error {
-			_, err := t.limiter.Consume(ctx, t.coalescer, requests...)
-			return err
-		}},
+		coalescerWays()[0],
 	)
 }
 
@@ -163,7 +158,7 @@ func coalescerWays() []way {
 			name += " with AsyncCommit"
 		}
 		ways = append(ways, way{name: name, coalesced: true, call: call, on: func(ctx context.Context, s *suite, do func(ctx context.Context, db ratelimit.DB) error) error {
-			c := &ratelimit.Coalescer{Pool: s.pool, AsyncCommit: async}
+			c := s.coalescer(s.pool, async)
 			defer c.Close()
 			return do(ctx, c)
 		}})
@@ -177,7 +172,7 @@ func coalescerWays() []way {
 					return err
 				}
 				defer pool.Close()
-				c := &ratelimit.Coalescer{Pool: pool}
+				c := s.coalescer(pool, false)
 				defer c.Close()
 				return do(ctx, c)
 			},
