@@ -19,6 +19,8 @@ func coalescerCases() []testCase {
 		c("Coalescer: calls for several limits, all or nothing", coalesceSeveral),
 		c("Coalescer: calls for several limits, all granted", coalesceSeveralGrants),
 		c("Coalescer: fixed windows", coalesceWindows),
+		{name: "Coalescer: rows that look alike", ways: coalescerWays(), script: coalesceAlike},
+		{name: "Coalescer: rows of several limits that look alike", ways: coalescerWays(), script: coalesceAlikeLimits},
 		{name: "Coalescer: calls of different counts for one key", ways: coalescerWays(), script: coalesceCounts},
 		{name: "Coalescer: a sharded limit", ways: coalescerWays(), script: coalesceSharded},
 	}
@@ -109,5 +111,32 @@ func coalesceCounts(t *trial) {
 func coalesceSharded(t *trial) {
 	places := []*place{t.place(t.still("shards", 60, ratelimit.Shards(4)), t.key(0))}
 	t.race("uses", 100, places, func(int) []int { return []int{0} })
+	t.settle(exactly)
+}
+
+// coalesceAlike gives many keys the same tokens at the same instant, and then consumes those of some. Rows that lie at the
+// same place of different partitions differ in nothing else than their keys.
+func coalesceAlike(t *trial) {
+	limit := t.still("bucket", 1000)
+	var places []*place
+	for i := range 96 {
+		places = append(places, t.place(limit, t.key(i)))
+	}
+	alike(t, places)
+}
+
+func coalesceAlikeLimits(t *trial) {
+	var places []*place
+	for i := range 96 {
+		places = append(places, t.place(t.still(fmt.Sprint("limit", i%3), 1000), t.key(i)))
+	}
+	alike(t, places)
+}
+
+func alike(t *trial, places []*place) {
+	t.race("first uses", len(places), places, func(i int) []int { return []int{i} })
+	for n := range 4 {
+		t.race("uses of every other key", len(places)/2, places, func(i int) []int { return []int{2*i + n%2} })
+	}
 	t.settle(exactly)
 }

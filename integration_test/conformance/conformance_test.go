@@ -134,6 +134,17 @@ func conforms(t *testing.T, url string) {
 
 func TestAPlainServerConforms(t *testing.T) { conforms(t, migrated(t)) }
 
+// partitioned splits the table by the hash of the key.
+var partitioned = []string{
+	`ALTER TABLE rate_limits RENAME TO rate_limits_before`,
+	`CREATE TABLE rate_limits (LIKE rate_limits_before INCLUDING ALL) PARTITION BY HASH (key)`,
+	`CREATE TABLE rate_limits_0 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 0) WITH (fillfactor = 90)`,
+	`CREATE TABLE rate_limits_1 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 1) WITH (fillfactor = 90)`,
+	`CREATE TABLE rate_limits_2 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 2) WITH (fillfactor = 90)`,
+}
+
+func TestAPartitionedTableConforms(t *testing.T) { conforms(t, migrated(t, partitioned...)) }
+
 // TestItSaysWhatIsWrong breaks the engine, and wants the command to notice.
 func TestItSaysWhatIsWrong(t *testing.T) {
 	const first = "Consume: token bucket"

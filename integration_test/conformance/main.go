@@ -7,6 +7,7 @@
 //
 // It uses the schema of the URL's search_path as it is, and needs no more rights than an application. Its limits have a
 // random prefix, and their rows are deleted afterwards. A business table is used if it can be made, or if -table names one.
+// Use a schema without limits of value: if the engine is wrong on this server, it may take or delete other rows too.
 //
 // Each case is tried in several ways: on pools, in transactions of each level, with one key and with several. If it works
 // in some ways and is refused in others, it works with a condition. The exit status is 1 if something is wrong.

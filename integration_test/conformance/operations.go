@@ -26,11 +26,14 @@ func operationsCases() []testCase {
 
 func sweepIdle(t *trial) {
 	limit := t.bucket("bucket")
-	for i := range 20 {
-		t.grant(fmt.Sprintf("a use of key %d", i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)))
-	}
-	for i := range 3 {
-		t.charge(fmt.Sprintf("a debt of key %d", i+21), t.of(limit, fmt.Sprintf("%s-debt%d", t.key(0), i)).Count(1e6))
+	// Idle rows and others take turns, so that they lie at the same places of different partitions.
+	for i := range 40 {
+		key := t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i))
+		if i%2 == 0 {
+			t.grant(fmt.Sprintf("a use of key %d", i+1), key)
+		} else {
+			t.charge(fmt.Sprintf("a debt of key %d", i+1), key.Count(1e6))
+		}
 	}
 	t.memory.Advance(2 * time.Hour)
 	t.sweeps(20, limit)

@@ -166,7 +166,7 @@ func (s *suite) runTrial(ctx context.Context, c testCase, w way, keys string) (o
 	t := newTrial(s, c, w, keys)
 	defer t.clean(context.WithoutCancel(ctx))
 	o = s.runWay(ctx, t)
-	if o.Verdict == refused || o.Verdict == works {
+	if o.Verdict != wrong {
 		if stored := t.guard(func() { t.stored(ctx, o.Verdict) }); stored != nil {
 			if o.Verdict == refused {
 				stored.Detail = fmt.Sprintf("%s. That was after the error at %s", stored.Detail, o.text())

@@ -291,7 +291,7 @@ func (t *trial) balance(ctx context.Context, u use) (float64, error) {
 // stored compares what is stored with the model: after a refusal, too, nothing may have been taken.
 func (t *trial) stored(ctx context.Context, v verdict) {
 	t.ctx = ctx
-	if v == works && t.afterwards != nil {
+	if v != refused && t.afterwards != nil {
 		t.afterwards(ctx)
 	}
 	if t.unmodelled {
