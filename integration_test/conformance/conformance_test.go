@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -132,7 +133,43 @@ func conforms(t *testing.T, url string) {
 	}
 }
 
-func TestAPlainServerConforms(t *testing.T) { conforms(t, migrated(t)) }
+func TestAPlainServerConforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, migrated(t))
+}
+
+// TestAnApplicationsRoleSuffices: a role without any right but an application's. It can make no table for business rows.
+func TestAnApplicationsRoleSuffices(t *testing.T) {
+	t.Parallel()
+	role := "conformance_" + strings.ToLower(rand.Text())
+	url := migrated(t, "CREATE ROLE "+role,
+		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
+		"DO $$ BEGIN EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
+		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON ALL SEQUENCES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$")
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), url)
+		if err == nil {
+			_, err = conn.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+			_ = conn.Close(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	r, _ := conformance(t, config{url: strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1), only: "Consume: token|together|everything back|Hot$|Overrides|Publish|Usage|Sweep"})
+	for _, c := range r.Cases {
+		want := works
+		if strings.Contains(c.Name, "business row") || strings.Contains(c.Name, "everything back") {
+			want = conditional
+		}
+		if c.Verdict != want || want == conditional && !strings.Contains(c.Condition, "-table") {
+			t.Errorf("%s: %s: %s; want %s", c.Name, c.Verdict, c.Condition, want)
+		}
+	}
+	if i := slices.IndexFunc(r.Server, func(f fact) bool { return f.Name == "rights" }); i < 0 || r.Server[i].Value != "no superuser" {
+		t.Errorf("the role is not that of an application: %v", r.Server)
+	}
+}
 
 // partitioned splits the table by the hash of the key.
 var partitioned = []string{
@@ -143,7 +180,10 @@ var partitioned = []string{
 	`CREATE TABLE rate_limits_2 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 2) WITH (fillfactor = 90)`,
 }
 
-func TestAPartitionedTableConforms(t *testing.T) { conforms(t, migrated(t, partitioned...)) }
+func TestAPartitionedTableConforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, migrated(t, partitioned...))
+}
 
 // TestItSaysWhatIsWrong breaks the engine, and wants the command to notice.
 func TestItSaysWhatIsWrong(t *testing.T) {

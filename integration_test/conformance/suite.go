@@ -92,7 +92,7 @@ func (s *suite) close() {
 func (s *suite) connect(ctx context.Context, conns int, mode pgx.QueryExecMode) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(s.url)
 	if err != nil {
-		return nil, errors.New("the URL cannot be read") // the error may show its password
+		return nil, err // pgx hides the password
 	}
 	config.MaxConns = int32(conns)
 	if mode != 0 {
