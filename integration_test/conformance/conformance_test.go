@@ -309,7 +309,7 @@ func TestAConditionNamesAChoice(t *testing.T) {
 	for want, works := range map[string]func(w way) bool{
 		"only outside transactions":                 func(w way) bool { return !w.inTx() },
 		"not in SERIALIZABLE":                       func(w way) bool { return w.level != pgx.Serializable },
-		"in transactions at READ COMMITTED only":    func(w way) bool { return w.level == "" || w.level == pgx.ReadCommitted },
+		"not above READ COMMITTED":                  func(w way) bool { return w.level == "" || w.level == pgx.ReadCommitted },
 		"only outside transactions, and only on pg": func(w way) bool { return !w.inTx() && !w.sql },
 		"only in sql.DB; sql.Tx serializable":       func(w way) bool { return w.name == "sql.DB" || w.name == "sql.Tx serializable" },
 	} {

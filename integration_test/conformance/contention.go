@@ -265,7 +265,7 @@ func keepRate(t *trial, keys int) {
 	for range t.s.goroutines {
 		wg.Go(func() {
 			for y.failed() == nil {
-				if elapsed := time.Since(began); elapsed > patience || elapsed > t.s.time && enough() {
+				if elapsed := time.Since(began); elapsed > patience || elapsed > t.s.time && (enough() || y.refused.Load() > 0) {
 					return
 				}
 				p := places[int(next.next())%keys]

@@ -313,11 +313,14 @@ func (t *trial) stored(ctx context.Context, v verdict) {
 			t.failed(err)
 		}
 		if !near(got, want.Remaining) {
-			what := "rolled back or committed as it should be"
-			if v == refused {
-				what = "refused"
+			after := "COMMIT"
+			switch {
+			case v == refused:
+				after = "the refusal"
+			case t.rollback:
+				after = "ROLLBACK"
 			}
-			t.wrong("want a balance of %v, since the call was %s; came %v (limit %s)", want.Remaining, what, got, u.name[len(t.s.prefix)+1:])
+			t.wrong("want a balance of %v after %s, came %v (limit %s)", want.Remaining, after, got, u.name[len(t.s.prefix)+1:])
 		}
 	}
 }
