@@ -1,0 +1,340 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pressly/goose/v3"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/migrations"
+)
+
+var server *postgres.Server
+
+func TestMain(m *testing.M) {
+	var err error
+	if server, err = postgres.Start(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
+		os.Exit(1)
+	}
+	fmt.Println("tests run on", server)
+	code := m.Run()
+	if err := server.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// migrated makes a migrated schema, changes it, and returns its URL.
+func migrated(t *testing.T, changes ...string) string {
+	t.Helper()
+	url, drop, err := server.NewSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	if err == nil {
+		_, err = provider.Up(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range changes {
+		if _, err := db.ExecContext(t.Context(), change); err != nil {
+			t.Fatalf("%s: %v", change, err)
+		}
+	}
+	return url
+}
+
+// broken changes a function of the engine: it runs a statement first.
+func broken(function, statement string) string {
+	return fmt.Sprintf(`DO $do$ BEGIN
+		EXECUTE regexp_replace(pg_get_functiondef('%s'::regproc), E'\nBEGIN\n', E'\nBEGIN\n%s\n');
+	END $do$`, function, strings.ReplaceAll(statement, "'", "''"))
+}
+
+// conformance runs the command on a server, and returns its report and its error.
+func conformance(t *testing.T, c config) (report, error) {
+	t.Helper()
+	c.json = true
+	c.goroutines, c.time, c.calls = 16, 300*time.Millisecond, 160
+	if c.timeout == 0 {
+		c.timeout = time.Minute
+	}
+	var out bytes.Buffer
+	err := run(t.Context(), c, &out, io.Discard)
+	if err != nil && !errors.Is(err, errWrong) {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v in %s", err, &out)
+	}
+	if (err != nil) != (r.Summary[wrong] > 0) {
+		t.Errorf("the command's error is %v, and its summary %s", err, r.summary())
+	}
+	if r.Leftover != "" {
+		t.Errorf("left behind: %s", r.Leftover)
+	}
+	return r, err
+}
+
+// conforms wants all cases to work.
+func conforms(t *testing.T, url string) {
+	t.Helper()
+	c := config{url: url}
+	if testing.Short() {
+		c.only = "Consume|later uses|one key"
+	}
+	r, _ := conformance(t, c)
+	for _, c := range r.Cases {
+		if c.Verdict != works {
+			t.Errorf("%s: %s: %s", c.Name, c.Verdict, c.Condition)
+		}
+	}
+	if !testing.Short() && len(r.Cases) != len(allCases()) {
+		t.Errorf("%d cases, want %d", len(r.Cases), len(allCases()))
+	}
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials", defaultTable} {
+		var rows int
+		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&rows); err != nil || rows > 0 {
+			t.Errorf("%d rows are left in %s: %v", rows, table, err)
+		}
+	}
+}
+
+func TestAPlainServerConforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, migrated(t))
+}
+
+// TestAnApplicationsRoleSuffices: a role without any right but an application's. It can make no table for business rows.
+func TestAnApplicationsRoleSuffices(t *testing.T) {
+	t.Parallel()
+	role := "conformance_" + strings.ToLower(rand.Text())
+	url := migrated(t, "CREATE ROLE "+role,
+		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
+		"DO $$ BEGIN EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
+		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON ALL SEQUENCES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$")
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), url)
+		if err == nil {
+			_, err = conn.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+			_ = conn.Close(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	r, _ := conformance(t, config{url: strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1), only: "Consume: token|together|everything back|Hot$|Overrides|Publish|Usage|Sweep"})
+	for _, c := range r.Cases {
+		want := works
+		if strings.Contains(c.Name, "business row") || strings.Contains(c.Name, "everything back") {
+			want = conditional
+		}
+		if c.Verdict != want || want == conditional && !strings.Contains(c.Condition, "-table") {
+			t.Errorf("%s: %s: %s; want %s", c.Name, c.Verdict, c.Condition, want)
+		}
+	}
+	if i := slices.IndexFunc(r.Server, func(f fact) bool { return f.Name == "rights" }); i < 0 || r.Server[i].Value != "no superuser" {
+		t.Errorf("the role is not that of an application: %v", r.Server)
+	}
+}
+
+// partitioned splits the table by the hash of the key.
+var partitioned = []string{
+	`ALTER TABLE rate_limits RENAME TO rate_limits_before`,
+	`CREATE TABLE rate_limits (LIKE rate_limits_before INCLUDING ALL) PARTITION BY HASH (key)`,
+	`CREATE TABLE rate_limits_0 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 0) WITH (fillfactor = 90)`,
+	`CREATE TABLE rate_limits_1 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 1) WITH (fillfactor = 90)`,
+	`CREATE TABLE rate_limits_2 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 2) WITH (fillfactor = 90)`,
+}
+
+func TestAPartitionedTableConforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, migrated(t, partitioned...))
+}
+
+// TestItSaysWhatIsWrong breaks the engine, and wants the command to notice.
+func TestItSaysWhatIsWrong(t *testing.T) {
+	const first = "Consume: token bucket"
+	several := func(name string) string {
+		return broken(name, `IF (SELECT count(DISTINCT k) FROM unnest(keys) AS k) > 1 THEN RAISE feature_not_supported USING MESSAGE = 'many keys'; END IF;`)
+	}
+	for name, test := range map[string]struct {
+		changes []string
+		only    string
+		verdict verdict
+		says    []string
+		timeout time.Duration
+	}{
+		"grants too much": {
+			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_available(value double precision, ts timestamptz, upto timestamptz,
+				rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL)
+				RETURNS double precision LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN capacity`},
+			first + "|one key gives|one key keeps|one limit, partly", wrong, []string{"want"}, 0,
+		},
+		"refills too fast": {
+			[]string{broken("_ratelimit_consume", "rate := 3 * rate;")},
+			"Consume: token bucket|one key keeps", wrong, []string{"want"}, 0,
+		},
+		"loses a token": {
+			[]string{broken("_ratelimit_consume", "count := count + 1e-4;")},
+			first + "|one key gives", wrong, []string{"want"}, 0,
+		},
+		"refuses": {
+			[]string{broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here', HINT = 'go there';")},
+			first, refused, []string{"0A000", "not here", "go there"}, 0,
+		},
+		"refuses with a code of the library": {
+			[]string{broken("_ratelimit_consume", "RAISE SQLSTATE 'RL009' USING MESSAGE = 'not here';")},
+			first, refused, []string{"RL009"}, 0,
+		},
+		"fails unclearly": {
+			[]string{broken("_ratelimit_consume", "RAISE internal_error USING MESSAGE = 'cache lookup failed';")},
+			first, wrong, []string{"XX000", "cache lookup failed"}, 0,
+		},
+		"hangs": {
+			[]string{broken("_ratelimit_consume", "PERFORM pg_sleep(3600);")},
+			"ratelimit_or_raise", wrong, []string{"no answer in time"}, time.Second,
+		},
+		"not in SERIALIZABLE": {
+			[]string{broken("_ratelimit_consume", `IF current_setting('transaction_isolation') = 'serializable' THEN RAISE feature_not_supported USING MESSAGE = 'level'; END IF;`)},
+			first, conditional, []string{"not in SERIALIZABLE", "0A000", "level"}, 0,
+		},
+		"one key a call": {
+			[]string{several("_ratelimit_consume_several"), several("_ratelimit_apply")},
+			"Several limits: later uses", conditional, []string{"only if all requests of a call have the same key", "many keys"}, 0,
+		},
+		"conflicts with nobody": {
+			[]string{"CREATE SEQUENCE attempts", broken("_ratelimit_consume", `IF nextval('attempts') % 31 = 0 THEN RAISE serialization_failure; END IF;`)},
+			first, conditional, []string{"run again", "40001"}, 0,
+		},
+		"refuses now and then": {
+			[]string{"CREATE SEQUENCE attempts", broken("_ratelimit_consume", `IF nextval('attempts') % 50 = 0 THEN RAISE feature_not_supported USING MESSAGE = 'sometimes'; END IF;`)},
+			"one key gives", conditional, []string{"worked when made again", "sometimes"}, 0,
+		},
+		"sweeps what is not idle": {
+			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz,
+				rate double precision, period interval, capacity double precision, start timestamptz)
+				RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`},
+			"Sweep: idle|nothing is idle", wrong, []string{"rows deleted"}, 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, _ := conformance(t, config{url: migrated(t, test.changes...), only: test.only, timeout: test.timeout})
+			if len(r.Cases) == 0 {
+				t.Fatalf("no case is called %q", test.only)
+			}
+			for _, c := range r.Cases {
+				if c.Verdict != test.verdict {
+					t.Errorf("%s: %s: %s; want %s", c.Name, c.Verdict, c.Condition, test.verdict)
+				}
+				for _, text := range test.says {
+					if !strings.Contains(c.Condition, text) {
+						t.Errorf("%s: %q does not say %q", c.Name, c.Condition, text)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestARefusalThatTakesTokensIsWrong: a clear error is no refusal if something was taken.
+func TestARefusalThatTakesTokensIsWrong(t *testing.T) {
+	url := migrated(t)
+	s, err := open(t.Context(), config{url: url, goroutines: 2, timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	c := testCase{name: "takes, then refuses", ways: poolWays()[:1], script: func(tr *trial) {
+		ann := tr.of(tr.bucket("bucket"), "ann")
+		if _, err := tr.limiter.Consume(tr.ctx, tr.db, ann); err != nil { // which the model does not know
+			t.Error(err)
+		}
+		var nothing int
+		tr.must("a call", tr.db.QueryRow(tr.ctx, "SELECT 1 FROM pg_sleep(0) WHERE _ratelimit_refuse()").Scan(&nothing))
+	}}
+	if _, err := s.pool.Exec(t.Context(), `CREATE FUNCTION _ratelimit_refuse() RETURNS boolean LANGUAGE plpgsql AS
+		$$BEGIN RAISE feature_not_supported USING MESSAGE = 'not here'; END$$`); err != nil {
+		t.Fatal(err)
+	}
+	r := s.try(t.Context(), c)
+	if r.Verdict != wrong || !strings.Contains(r.Condition, "want a balance of 10") || !strings.Contains(r.Condition, "not here") {
+		t.Errorf("%s: %s", r.Verdict, r.Condition)
+	}
+}
+
+// TestAConditionNamesAChoice: what separates the trials that worked from those that were refused.
+func TestAConditionNamesAChoice(t *testing.T) {
+	all := everyWay()
+	trials := func(keep func(w way) bool) (kept []tried) {
+		for _, w := range only(all, keep) {
+			kept = append(kept, tried{Way: w.name, way: w})
+		}
+		return kept
+	}
+	for want, works := range map[string]func(w way) bool{
+		"only outside transactions":                 func(w way) bool { return !w.inTx() },
+		"not in SERIALIZABLE":                       func(w way) bool { return w.level != pgx.Serializable },
+		"not above READ COMMITTED":                  func(w way) bool { return w.level == "" || w.level == pgx.ReadCommitted },
+		"only outside transactions, and only on pg": func(w way) bool { return !w.inTx() && !w.sql },
+		"only in sql.DB; sql.Tx serializable":       func(w way) bool { return w.name == "sql.DB" || w.name == "sql.Tx serializable" },
+	} {
+		if got := separate(trials(works), trials(func(w way) bool { return !works(w) })); !strings.HasPrefix(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// TestTheReportIsComplete: the table for people has every case and every error text.
+func TestTheReportIsComplete(t *testing.T) {
+	url := migrated(t, broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
+	var out, progress bytes.Buffer
+	if err := run(t.Context(), config{url: url, only: "^Consume: token bucket$|^Check$", goroutines: 2, timeout: time.Minute}, &out, &progress); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{
+		"- version: PostgreSQL", "- rate_limits is: a plain table", "- migration: 1", "- txlimit: ", `not here \| there`, strings.Repeat("x", 2*lineRunes), "sql.Tx serializable",
+		"2 cases: works 0, with a condition 0, refused 2, wrong 0",
+	} {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("the report lacks %q:\n%s", text, &out)
+		}
+	}
+	if n := len(slices.Collect(strings.Lines(progress.String()))); n != 2 {
+		t.Errorf("progress:\n%s", &progress)
+	}
+}

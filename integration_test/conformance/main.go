@@ -1,0 +1,109 @@
+// Command conformance says what of the limiter works on a server: each verb, handle and isolation level, what several
+// callers do to each other, and whether the numbers are exact. The server must speak Postgres and have been migrated.
+//
+//	go run ./integration_test/conformance -url URL        # a table in Markdown
+//	go run ./integration_test/conformance -url URL -json  # the same as JSON, with every trial
+//	go run ./integration_test/conformance -url URL -only 'sweep|Coalescer'
+//
+// It uses the schema of the URL's search_path as it is, and needs no more rights than an application. Its limits have a
+// random prefix, and their rows are deleted afterwards. A business table is used if it can be made, or if -table names one.
+// Use a schema without limits of value: if the engine is wrong on this server, it may take or delete other rows too.
+//
+// Each case is tried in several ways: on pools, in transactions of each level, with one key and with several. If it works
+// in some ways and is refused in others, it works with a condition. The exit status is 1 if something is wrong.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"time"
+)
+
+// config is what the flags say.
+type config struct {
+	url        string
+	json       bool
+	only       string
+	table      string
+	goroutines int
+	time       time.Duration
+	timeout    time.Duration
+	calls      int
+}
+
+var errWrong = errors.New("something is wrong on this server: see the table")
+
+func main() {
+	var c config
+	flag.StringVar(&c.url, "url", os.Getenv("DATABASE_URL"), "the server, and by its search_path the schema")
+	flag.BoolVar(&c.json, "json", false, "print JSON")
+	flag.StringVar(&c.only, "only", "", "run the cases whose names match this regular expression")
+	flag.StringVar(&c.table, "table", "", "a table with a text column id, for business rows; without it, "+defaultTable+" is made")
+	flag.IntVar(&c.goroutines, "goroutines", 32, "callers that contend; as many connections are used")
+	flag.DurationVar(&c.time, "time", 3*time.Second, "how long callers contend for a limit that refills")
+	flag.DurationVar(&c.timeout, "timeout", time.Minute, "after this, a trial hangs")
+	flag.IntVar(&c.calls, "calls", 4000, "calls that race for the first uses of keys")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, c, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		if errors.Is(err, errWrong) {
+			os.Exit(1)
+		}
+		os.Exit(2)
+	}
+}
+
+// run tries all cases and prints the report.
+func run(ctx context.Context, c config, out, progress io.Writer) error {
+	if c.url == "" || flag.NArg() > 0 {
+		return errors.New("say which server: -url postgres://...")
+	}
+	only, err := regexp.Compile(c.only)
+	if err != nil {
+		return err
+	}
+	s, err := open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r := report{Server: s.describe(ctx), Commit: commit(ctx), Arguments: c.arguments()}
+	began := time.Now()
+	for _, tried := range allCases() {
+		if !only.MatchString(tried.name) {
+			continue
+		}
+		result := s.try(ctx, tried)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		r.add(result)
+		fmt.Fprintf(progress, "%6.1fs  %s: %s\n", time.Since(began).Seconds(), result.Name, result.Verdict)
+	}
+	r.Leftover = s.leftover
+	if c.json {
+		err = r.printJSON(out)
+	} else {
+		err = r.printMarkdown(out)
+	}
+	if err == nil && r.Summary[wrong] > 0 {
+		err = errWrong
+	}
+	return err
+}
+
+func (c config) arguments() string {
+	text := fmt.Sprintf("-goroutines %d -time %v -timeout %v -calls %d", c.goroutines, c.time, c.timeout, c.calls)
+	if c.only != "" {
+		text += fmt.Sprintf(" -only %q", c.only)
+	}
+	return text
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
+)
+
+// operationsCases are what operators and background jobs do.
+func operationsCases() []testCase {
+	handles := []way{{name: "pool", on: onPool}, {name: "sql.DB", sql: true, on: onSQL}}
+	pool := handles[:1]
+	return []testCase{
+		{name: "Sweep: idle rows of many keys", ways: append(handles, coalescerWays()[0]), script: sweepIdle},
+		{name: "Sweep: nothing is idle", ways: handles, script: sweepNothing},
+		{name: "Sweep: shards, windows and calendars", ways: handles, script: sweepKinds},
+		{name: "Publish, and SQL by hand without numbers", ways: handles, may: absent, script: publish},
+		{name: "Overrides: other numbers, a block, no limit", ways: handles, may: absent, script: overrides},
+		{name: "Overrides: ratelimit_add", ways: pool, may: absent, script: add},
+		{name: "Usage: a Recorder, and what it has recorded", ways: handles, may: absent, script: recordUsage},
+	}
+}
+
+func sweepIdle(t *trial) {
+	limit := t.bucket("bucket")
+	// Idle rows and others take turns, so that they lie at the same places of different partitions.
+	for i := range 40 {
+		key := t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i))
+		if i%2 == 0 {
+			t.grant(fmt.Sprintf("a use of key %d", i+1), key)
+		} else {
+			t.charge(fmt.Sprintf("a debt of key %d", i+1), key.Count(1e6))
+		}
+	}
+	t.memory.Advance(2 * time.Hour)
+	t.sweeps(20, limit)
+	t.sweeps(0, limit)
+	t.grant("a use of a swept key", t.of(limit, fmt.Sprintf("%s-%d", t.key(0), 4)).Count(10))
+}
+
+// sweeps sweeps and wants a number of deleted rows.
+func (t *trial) sweeps(want int64, limits ...ratelimit.Limit) {
+	deleted, err := t.limiter.Sweep(t.ctx, t.db, limits...)
+	t.must("Sweep", err)
+	t.want(deleted == want, "%d rows deleted, came %d", want, deleted)
+}
+
+func sweepNothing(t *trial) {
+	limit := t.bucket("bucket")
+	for i := range 8 {
+		t.charge(fmt.Sprintf("a use of key %d", i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)).Count(1e6))
+	}
+	t.memory.Advance(2 * time.Hour)
+	t.sweeps(0, limit)
+}
+
+func sweepKinds(t *trial) {
+	limits := []ratelimit.Limit{
+		t.bucket("shards", ratelimit.Shards(3)),
+		ratelimit.FixedWindow(t.name("window"), 5, time.Hour),
+		ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Day),
+	}
+	for _, limit := range limits {
+		for i := range 4 {
+			t.grant(fmt.Sprintf("a use of %s, key %d", limit.Config().Kind, i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)).Count(4))
+		}
+	}
+	t.memory.Advance(10 * 24 * time.Hour)
+	t.sweeps(20, limits...) // 4 keys with 3 rows, 8 with one
+}
+
+// published publishes limits until the trial is over.
+func (t *trial) published(limits ...ratelimit.Limit) {
+	t.unmodelled = true // by the server's clock
+	program := t.name("program")
+	t.cleanups = append(t.cleanups,
+		"SELECT ratelimit_publish('"+program+"', '[]')",
+		"DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")
+	t.must("Publish", ratelimit.Publish(t.ctx, t.db, program, limits...))
+}
+
+// value is a query's only value, as text.
+func (t *trial) value(step, query string) (text string) {
+	t.must(step, t.db.QueryRow(t.ctx, query).Scan(&text))
+	return text
+}
+
+func publish(t *trial) {
+	bucket, calendar := t.bucket("bucket", ratelimit.Capacity(20)), ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Year)
+	t.published(bucket, calendar, ratelimit.Unlimited(t.name("open")))
+	key := t.key(0)
+	for _, limit := range []ratelimit.Limit{bucket, calendar} {
+		t.of(limit, key)
+		_, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, limit.Key(key).Count(4))
+		t.must("a use by the library", err)
+	}
+	for _, q := range []struct{ query, want string }{
+		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + bucket.Name() + "', '" + key + "', count => 10)", "t 6"},
+		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + bucket.Name() + "', '" + key + "', count => 19)", "f 6"},
+		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + calendar.Name() + "', '" + key + "')", "t 0"},
+		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + t.name("open") + "', '" + key + "', count => 1e6)", "t Infinity"},
+		{"SELECT concat(count(*), ' ', sum(floor(remaining))) FROM ratelimit_keys('" + bucket.Name() + "')", "1 6"},
+		{"SELECT concat(deleted, next) FROM ratelimit_sweep('" + bucket.Name() + "')", "0"},
+	} {
+		got := t.value(q.query, q.query)
+		t.want(got == q.want, "%q, came %q", q.want, got)
+	}
+}
+
+func overrides(t *trial) {
+	limit := t.still("bucket", 10)
+	t.published(limit)
+	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	o := &ratelimit.Overrides{DB: t.db, OnError: func(error) {}} // about rows of others
+	for _, key := range []string{"raised", "blocked", "free", "other"} {
+		t.of(limit, key)
+	}
+	t.value("ratelimit_override", "SELECT ratelimit_override('"+limit.Name()+"', 'raised', capacity => 50)")
+	t.value("ratelimit_block", "SELECT ratelimit_block('"+limit.Name()+"', 'blocked')")
+	t.value("ratelimit_unlimited", "SELECT ratelimit_unlimited('"+limit.Name()+"', 'free')")
+	t.must("Overrides.Load", o.Load(t.ctx))
+	l := &ratelimit.Limiter{Overrides: o}
+	consume := func(step, key string, count float64, want error) {
+		_, err := l.Consume(t.ctx, t.db, limit.Key(key).Count(count))
+		t.step = step
+		if want == nil && err != nil || want != nil && err != nil && !errors.Is(err, want) {
+			t.failed(err)
+		}
+		t.want((err == nil) == (want == nil), "%v, came a grant", want)
+	}
+	consume("a raised key", "raised", 50, nil)
+	consume("a blocked key", "blocked", 1, ratelimit.ErrDenied)
+	consume("an unlimited key", "free", 1e6, nil)
+	consume("a key without an override", "other", 11, ratelimit.ErrExceedsCapacity)
+	if got := t.value("ratelimit of a blocked key", "SELECT ok::text FROM ratelimit('"+limit.Name()+"', 'blocked')"); got != "false" {
+		t.wrong("want a denial, came ok %s", got)
+	}
+	t.value("ratelimit_unblock", "SELECT ratelimit_unblock('"+limit.Name()+"', 'blocked')")
+	t.must("Overrides.Load again", o.Load(t.ctx))
+	consume("a key that is no longer blocked", "blocked", 10, nil)
+}
+
+func add(t *trial) {
+	limit := t.still("bucket", 10)
+	t.published(limit)
+	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	ann := t.of(limit, t.key(0))
+	_, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, ann.Count(10))
+	t.must("a use of everything", err)
+	id := t.value("ratelimit_override", "SELECT ratelimit_override('"+limit.Name()+"', '"+t.key(0)+"', capacity => 15)")
+	added := t.value("ratelimit_add", "SELECT ratelimit_add("+id+")::text")
+	t.want(added == "5", "5 tokens added, came %s", added)
+	raised := t.still("bucket", 15).Key(t.key(0))
+	r, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, raised.Count(5))
+	t.step = "a use of the 5 tokens"
+	if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+		t.failed(err)
+	}
+	t.want(r.OK && near(r.Remaining, 0), "a grant that leaves nothing, came %s", show(r))
+}
+
+// centuries keep what other programs have recorded.
+const centuries = 250 * 365 * 24 * time.Hour
+
+func recordUsage(t *trial) {
+	t.unmodelled = true
+	limit := t.still("bucket", 3)
+	t.cleanups = append(t.cleanups,
+		"DELETE FROM rate_limit_usage WHERE name = '"+limit.Name()+"'",
+		"DELETE FROM rate_limit_denials WHERE name = '"+limit.Name()+"'")
+	recorder := &usage.Recorder{DB: t.db, Keep: centuries}
+	l := &ratelimit.Limiter{Observer: recorder.Decision}
+	ann := t.of(limit, t.key(0))
+	for range 2 {
+		for range 5 {
+			_, err := l.Consume(t.ctx, t.db, ann)
+			t.step = "a use"
+			if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+				t.failed(err)
+			}
+		}
+		t.must("Recorder.Flush", recorder.Flush(t.ctx))
+	}
+	if got := t.value("ratelimit_usage", "SELECT concat(sum(granted), ' granted, ', sum(denied), ' denied') FROM ratelimit_usage('"+limit.Name()+"')"); got != "3 granted, 7 denied" {
+		t.wrong("want 3 granted, 7 denied; came %s", got)
+	}
+	if got := t.value("ratelimit_denials", "SELECT concat(count(*), ' keys, ', sum(denied), ' denied') FROM ratelimit_denials('"+limit.Name()+"')"); got != "1 keys, 7 denied" {
+		t.wrong("want 1 keys, 7 denied; came %s", got)
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// severalCases are calls for several limits, on every handle: with one key, and with keys that any partitioning spreads.
+func severalCases() []testCase {
+	c := func(name string, script func(t *trial)) testCase {
+		return testCase{name: name, ways: everyWay(), spread: true, script: script}
+	}
+	return []testCase{
+		c("Several limits: first uses", severalFirst),
+		c("Several limits: later uses, all or nothing", severalLater),
+		c("Several limits: sharded ones", severalSharded),
+		c("Several limits: with windows and calendars", severalKinds),
+		c("Several limits: Reserve", severalReserve),
+		c("Several limits: UpTo", severalUpTo),
+		c("Several limits: Charge", severalCharge),
+		c("Several limits: Refund by receipt", severalRefund),
+		c("Several limits: Check", severalCheck),
+		c("Several limits: Reset", severalReset),
+	}
+}
+
+// eight are requests for as many limits: few enough for one call, and so many that their keys do not all share a partition.
+func (t *trial) eight(options ...ratelimit.Option) (requests []ratelimit.Request) {
+	for i := range 8 {
+		requests = append(requests, t.of(t.bucket(fmt.Sprint("limit", i), options...), t.key(i)))
+	}
+	return requests
+}
+
+func counts(requests []ratelimit.Request, tokens float64) (counted []ratelimit.Request) {
+	for _, r := range requests {
+		counted = append(counted, r.Count(tokens))
+	}
+	return counted
+}
+
+func severalFirst(t *trial) {
+	eight := t.eight()
+	r := t.grant("the first use of all", counts(eight, 4)...)
+	t.want(r.Remaining == 6, "6 tokens in each, came %v", r.Remaining)
+}
+
+func severalLater(t *trial) {
+	eight := t.eight()
+	for i, r := range eight { // one by one: a server may refuse first uses of several
+		t.grant(fmt.Sprintf("the first use of limit %d alone", i+1), r.Count(4))
+	}
+	t.grant("a use of all", counts(eight, 3)...)
+	t.grant("all that one of them has", eight[5].Count(3))
+	r := t.deny("a denial by one of them", eight...)
+	t.want(r.RetryAfter == 6*time.Second, "to retry after 6 s, came %v", r.RetryAfter)
+	t.grant("a use of the others, which the denial took nothing from", counts(eight[:5], 3)...)
+	t.deny("a denial by all", eight...)
+}
+
+func severalSharded(t *trial) {
+	limits := []ratelimit.Request{
+		t.of(t.bucket("shards0", ratelimit.Shards(2)), t.key(0)), t.of(t.bucket("plain"), t.key(1)),
+		t.of(t.bucket("shards1", ratelimit.Shards(5)), t.key(2)), t.of(t.bucket("shards2", ratelimit.Shards(3)), t.key(3)),
+	}
+	t.grant("the first use", limits...)
+	t.grant("a use that combines shards", counts(limits, 8)...)
+	t.deny("a denial", counts(limits, 2)...)
+}
+
+func severalKinds(t *trial) {
+	requests := []ratelimit.Request{
+		t.of(t.bucket("bucket"), t.key(0)),
+		t.of(ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon)), t.key(1)),
+		t.of(ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month), t.key(2)),
+		t.of(ratelimit.CalendarWindow(t.name("daily"), 7, ratelimit.Day, ratelimit.In("America/New_York")), t.key(3)),
+	}
+	t.grant("the first use", counts(requests, 3)...)
+	t.grant("the second use", counts(requests, 2)...)
+	t.deny("a denial", requests...)
+}
+
+func severalReserve(t *trial) {
+	requests := t.eight(ratelimit.MaxReserved(20))
+	for i := range requests {
+		requests[i] = requests[i].Count(15).Reserve()
+	}
+	t.grant("the first use", requests...)
+	r := t.grant("the second use", requests...)
+	t.want(r.RetryAfter == 2*time.Minute, "that the work runs after 2 min, came %v", r.RetryAfter)
+	t.deny("more than may be reserved", requests...)
+}
+
+func severalUpTo(t *trial) {
+	eight := t.eight()
+	t.grant("a use of one of them", eight[3].Count(4))
+	for i := range eight {
+		eight[i] = eight[i].UpTo(8)
+	}
+	r := t.grant("what all have", eight...)
+	t.want(r.Requests[0].Taken == 6, "6 taken, came %v", r.Requests[0].Taken)
+	t.deny("a denial", eight...)
+}
+
+func severalCharge(t *trial) {
+	eight := t.eight()
+	t.charge("the first use", counts(eight, 12)...)
+	r := t.charge("the second use", counts(eight, 12)...)
+	t.want(r.Remaining == -14, "debts of 14, came %v", r.Remaining)
+}
+
+func severalRefund(t *trial) {
+	eight := t.eight()
+	receipt := t.grant("a use", counts(eight, 6)...).Receipt()
+	t.refund("its refund", receipt, counts(eight, 5)...)
+}
+
+func severalCheck(t *trial) {
+	eight := t.eight()
+	t.grant("a use of one of them", eight[2].Count(8))
+	t.check("whether all would be granted", counts(eight, 2)...)
+	r := t.check("whether more would be granted", counts(eight, 3)...)
+	t.want(!r.OK, "a denial")
+}
+
+func severalReset(t *trial) {
+	eight := t.eight()
+	for i, r := range eight {
+		t.charge(fmt.Sprintf("a debt of limit %d", i+1), r.Count(50))
+	}
+	t.reset("the reset", eight...)
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// sqlCases are the functions for SQL by hand. They must decide as the library does.
+func sqlCases() []testCase {
+	prepared := only(poolWays(), func(w way) bool { return !w.unprepared && !w.sql })[:1]
+	return []testCase{
+		{name: "SQL by hand: ratelimit with numbers", ways: everyWay(), script: byHand},
+		{name: "SQL by hand: ratelimit of a sharded limit", ways: everyWay(), script: byHandSharded},
+		{name: "SQL by hand: ratelimit_or_raise", ways: poolWays(), script: orRaise},
+		{name: "SQL by hand: ratelimit_keys with numbers", ways: everyWay(), script: listKeys},
+		{name: "SQL by hand: ratelimit_reset", ways: everyWay(), spread: true, script: resetByHand},
+		{name: "SQL by hand: ratelimit_sweep", ways: prepared, script: sweepByHand},
+	}
+}
+
+// numbers are a limit's as arguments of the functions for SQL by hand.
+func numbers(limit ratelimit.Limit) string {
+	c := limit.Config()
+	period := strings.NewReplacer("1m", "1 minute", "1h", "1 hour").Replace(c.Period)
+	text := fmt.Sprintf("rate => %v, period => '%s', kind => '%s', capacity => %v", *c.Rate, period, c.Kind, *c.Capacity)
+	if c.Start != nil {
+		text += fmt.Sprintf(", start => '%s'", c.Start.Format(time.RFC3339Nano))
+	}
+	if c.Zone != "" {
+		text = strings.Replace(text, c.Period, "1 "+strings.TrimPrefix(c.Period, "1 "), 1) + fmt.Sprintf(", zone => '%s'", c.Zone)
+	}
+	return text
+}
+
+func (t *trial) now() string { return "now => '" + t.memory.Now().Format(time.RFC3339Nano) + "'" }
+
+// ask calls ratelimit, and wants what the library answers on the model.
+func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Request, options string, exact bool) {
+	t.step = step
+	key := t.key(0)
+	var ok bool
+	var remaining, taken float64
+	var retryAt int64
+	shards := limit.Config().Shards
+	query := fmt.Sprintf("SELECT ok, remaining, (extract(epoch FROM retry_at) * 1000000)::bigint, taken FROM ratelimit('%s', '%s', %s, shards => %d, %s%s)",
+		limit.Name(), key, numbers(limit), shards, t.now(), options)
+	if err := t.db.QueryRow(t.ctx, query).Scan(&ok, &remaining, &retryAt, &taken); err != nil {
+		t.failed(err)
+	}
+	want, _ := (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, request)
+	if ok != want.OK || exact && (remaining != want.Remaining || retryAt != want.RetryAt.UnixMicro()) || taken != want.Requests[0].Taken {
+		t.wrong("want %s; came ok %v, %v remain, retry at %s, taken %v", show(want), ok, remaining, instant(time.UnixMicro(retryAt)), taken)
+	}
+}
+
+func byHand(t *trial) {
+	bucket := t.bucket("bucket", ratelimit.Capacity(20))
+	window := ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
+	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.In("Europe/Berlin"))
+	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
+		ann := t.of(limit, t.key(0))
+		kind := string(limit.Config().Kind)
+		t.ask(kind+": the first use", limit, ann.Count(3), ", count => 3", true)
+		t.ask(kind+": the second use", limit, ann, "", true)
+		t.ask(kind+": up to 4", limit, ann.UpTo(4), ", count => 4, up_to => true", true)
+		t.ask(kind+": a reservation", limit, ann.Count(5).Reserve(), ", count => 5, reserve => true", true)
+	}
+	t.memory.Advance(-time.Second)
+	t.ask("token bucket: a reservation at an earlier time", bucket, bucket.Key(t.key(0)).Count(20).Reserve(), ", count => 20, reserve => true", true)
+	t.ask("token bucket: a denial", bucket, bucket.Key(t.key(0)), "", true)
+}
+
+func byHandSharded(t *trial) {
+	limit := t.bucket("shards", ratelimit.Capacity(30), ratelimit.Shards(3))
+	ann := t.of(limit, t.key(0))
+	for _, count := range []int{3, 25, 2} {
+		t.ask(fmt.Sprintf("a use of %d", count), limit, ann.Count(float64(count)), fmt.Sprintf(", count => %d", count), false)
+	}
+	t.ask("a denial", limit, ann, "", false)
+}
+
+func orRaise(t *trial) {
+	limit := t.bucket("bucket")
+	t.grant("a use by the library", t.of(limit, t.key(0)).Count(9))
+	query := fmt.Sprintf("SELECT ok FROM ratelimit_or_raise('%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
+	var ok bool
+	t.must("a grant", t.db.QueryRow(t.ctx, query).Scan(&ok))
+	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, limit.Key(t.key(0)))
+	err := t.db.QueryRow(t.ctx, query).Scan(&ok)
+	t.step = "a denial"
+	switch {
+	case err == nil:
+		t.wrong("want an error with SQLSTATE PT429, came a grant: %v", ok)
+	case sqlState(err) != "PT429":
+		t.failed(err)
+	}
+}
+
+func listKeys(t *trial) {
+	limit := t.bucket("bucket")
+	for i := range 8 {
+		t.charge(fmt.Sprintf("a use of key %d", i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)).Count(float64(2*i)))
+	}
+	t.memory.Advance(6 * time.Second)
+	for options, want := range map[string]string{
+		"": "8 keys, 31 tokens, 2 limited", // 10, 9, 7, 5, 3, 1, -1 and -3 tokens
+		fmt.Sprintf(", keys => ARRAY['%s-1', '%[1]s-7', '%[1]s-nobody']", t.key(0)): "2 keys, 6 tokens, 1 limited",
+	} {
+		var got string
+		t.must("ratelimit_keys", t.db.QueryRow(t.ctx, fmt.Sprintf(
+			"SELECT concat(count(*), ' keys, ', sum(remaining), ' tokens, ', count(retry_at), ' limited') FROM ratelimit_keys('%s', %s, %s%s)",
+			limit.Name(), numbers(limit), t.now(), options)).Scan(&got))
+		t.want(got == want, "%s, came %s", want, got)
+	}
+}
+
+func resetByHand(t *trial) {
+	var names, keys []string
+	for i := range 8 {
+		limit := t.bucket(fmt.Sprint("limit", i))
+		t.charge(fmt.Sprintf("a debt of limit %d", i+1), t.of(limit, t.key(i)).Count(30))
+		names, keys = append(names, limit.Name()), append(keys, t.key(i))
+		_ = (&ratelimit.Limiter{Clock: t.memory.Now}).Reset(context.Background(), t.model, limit.Key(t.key(i)))
+	}
+	var deleted int
+	t.must("ratelimit_reset", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT ratelimit_reset(ARRAY['%s'], ARRAY['%s'])",
+		strings.Join(names, "', '"), strings.Join(keys, "', '"))).Scan(&deleted))
+	t.want(deleted == 8, "8 rows deleted, came %d", deleted)
+}
+
+func sweepByHand(t *trial) {
+	limit := t.bucket("bucket")
+	for i := range 8 {
+		t.grant(fmt.Sprintf("a use of key %d", i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)))
+	}
+	t.memory.Advance(2 * time.Hour)
+	var deleted int
+	t.must("ratelimit_sweep", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT deleted FROM ratelimit_sweep('%s', %s, %s)", limit.Name(), numbers(limit), t.now())).Scan(&deleted))
+	t.want(deleted == 8, "8 rows deleted, came %d", deleted)
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// verbCases are calls for one limit, on every handle.
+func verbCases() []testCase {
+	c := func(name string, script func(t *trial)) testCase {
+		return testCase{name: name, ways: everyWay(), script: script}
+	}
+	return []testCase{
+		c("Consume: token bucket", tokenBucket),
+		c("Consume: fixed window", fixedWindow),
+		c("Consume: calendar window", calendarWindow),
+		c("Consume with UpTo", upTo),
+		c("Consume: new numbers for old rows", newNumbers),
+		c("Consume: a sharded limit", sharded),
+		c("Consume: a limit that gets shards, and loses them", resharded),
+		c("Reserve: token bucket", reserve),
+		c("Reserve: fixed window", reserveWindow),
+		c("Charge", charge),
+		c("Refund by receipt", refund),
+		c("Refund: a sharded limit", refundSharded),
+		c("Check", check),
+		c("Reset", reset),
+		{name: "Wait", ways: append(only(poolWays(), func(w way) bool { return !w.unprepared }), coalescerWays()[0]), script: wait},
+	}
+}
+
+func tokenBucket(t *trial) {
+	ann := t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0))
+	r := t.grant("the first use", ann.Count(15))
+	t.want(r.Remaining == 5, "5 tokens, came %v", r.Remaining)
+	t.grant("the second use", ann.Count(5))
+	for _, step := range []string{"a denial", "another denial"} { // of which the second is expected
+		r = t.deny(step, ann)
+		t.want(r.RetryAfter == 6*time.Second && r.RetryAt.Equal(noon.Add(6*time.Second)), "to retry after 6 s, came %v", r.RetryAfter)
+	}
+	t.memory.Advance(6*time.Second - time.Microsecond)
+	t.deny("a microsecond before RetryAt", ann)
+	t.memory.Advance(time.Microsecond)
+	t.grant("at RetryAt", ann)
+	t.grant("a count of 0", ann.Count(0))
+	t.grant("the first use of another key", t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0)+"'").Count(20))
+}
+
+func fixedWindow(t *trial) {
+	hourly := ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon))
+	ann, bob := t.of(hourly, t.key(0)), t.of(ratelimit.FixedWindow(t.name("hashed"), 5, time.Hour), t.key(0))
+	t.grant("the first use", ann.Count(3))
+	t.grant("the second use", ann.Count(2))
+	r := t.deny("a denial", ann)
+	t.want(r.RetryAfter == time.Hour, "to retry after an hour, came %v", r.RetryAfter)
+	t.memory.Advance(time.Hour)
+	t.grant("in the next window", ann.Count(5))
+	t.grant("the first use of a window with a grid of its own", bob.Count(5))
+	r = t.deny("a denial there", bob)
+	t.memory.Set(r.RetryAt)
+	t.grant("at RetryAt there", bob)
+}
+
+func calendarWindow(t *trial) {
+	monthly := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Capacity(7))
+	ann := t.of(monthly, t.key(0))
+	t.grant("the first use", ann.Count(6))
+	t.grant("the second use", ann)
+	r := t.deny("a denial", ann)
+	august := time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)
+	t.want(r.RetryAt.Equal(august), "to retry at %v, came %v", august, r.RetryAt)
+	t.memory.Set(august)
+	t.grant("in the next month", ann.Count(5))
+}
+
+func upTo(t *trial) {
+	ann := t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0))
+	r := t.grant("the first use", ann.UpTo(15))
+	t.want(r.Requests[0].Taken == 15, "15 taken, came %v", r.Requests[0].Taken)
+	r = t.grant("the second use", ann.UpTo(15))
+	t.want(r.Requests[0].Taken == 5, "5 taken, came %v", r.Requests[0].Taken)
+	t.deny("a denial", ann.UpTo(15))
+}
+
+func newNumbers(t *trial) {
+	t.grant("a use under the old numbers", t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0)).Count(5))
+	small := t.redefined(t.bucket("bucket", ratelimit.Capacity(8)), t.key(0))
+	r := t.grant("a use under a smaller capacity", small)
+	t.want(r.Remaining == 7, "7 tokens, came %v", r.Remaining)
+}
+
+func sharded(t *trial) {
+	ann := t.of(t.bucket("shards", ratelimit.Capacity(40), ratelimit.Shards(4)), t.key(0))
+	t.grant("the first use", ann.Count(4))
+	t.grant("uses of single shards", ann.Count(6))
+	t.grant("more uses of single shards", ann.Count(9))
+	t.grant("a count that no shard has alone", ann.Count(20))
+	t.grant("the last token, from all shards", ann)
+	t.deny("a denial", ann)
+	t.memory.Advance(time.Minute)
+	t.grant("after a refill", ann.Count(2))
+}
+
+func resharded(t *trial) {
+	one := t.bucket("bucket", ratelimit.Capacity(30))
+	four := t.bucket("bucket", ratelimit.Capacity(30), ratelimit.Shards(3))
+	t.grant("without shards", t.of(one, t.key(0)).Count(6))
+	t.grant("with shards", t.redefined(four, t.key(0)).Count(3))
+	t.grant("with shards again", t.redefined(four, t.key(0)).Count(3))
+	r := t.grant("without shards again", t.redefined(one, t.key(0)))
+	t.want(near(r.Remaining, 17), "17 tokens, came %v", r.Remaining)
+}
+
+func reserve(t *trial) {
+	ann := t.of(t.bucket("bucket", ratelimit.MaxReserved(20)), t.key(0))
+	t.grant("the first use", ann.Count(10).Reserve())
+	r := t.grant("tokens that are not there yet", ann.Count(20).Reserve())
+	t.want(r.RetryAfter == 2*time.Minute, "that the work runs after 2 min, came %v", r.RetryAfter)
+	t.deny("more than may be reserved", ann.Reserve())
+	t.deny("without Reserve", ann)
+	fresh := t.of(t.bucket("fresh"), t.key(0))
+	t.grant("a first use of more than the capacity", fresh.Count(15).Reserve())
+}
+
+func reserveWindow(t *trial) {
+	hourly := ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon), ratelimit.MaxReserved(10))
+	ann := t.of(hourly, t.key(0))
+	t.grant("the first use", ann.Count(4).Reserve())
+	r := t.grant("tokens of the next window", ann.Count(3).Reserve())
+	t.want(r.RetryAfter == time.Hour, "that the work runs after an hour, came %v", r.RetryAfter)
+	t.grant("tokens of the window after it", ann.Count(5).Reserve())
+	t.deny("more than may be reserved", ann.Count(5).Reserve())
+}
+
+func charge(t *trial) {
+	ann := t.of(t.bucket("bucket", ratelimit.MaxReserved(0)), t.key(0))
+	r := t.charge("the first use", ann.Count(30))
+	t.want(r.Remaining == -20, "a debt of 20, came %v", r.Remaining)
+	t.charge("the second use", ann.Count(10))
+	r = t.deny("a denial because of the debt", ann)
+	t.want(r.RetryAfter == 31*6*time.Second, "to retry after 186 s, came %v", r.RetryAfter)
+}
+
+func refund(t *trial) {
+	ann := t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0))
+	receipt := t.grant("a use", ann.Count(6)).Receipt()
+	r := t.refund("a refund of a part", receipt, ann.Count(2.5))
+	t.want(r.Remaining == 16.5, "16.5 tokens, came %v", r.Remaining)
+	t.memory.Advance(12 * time.Second)
+	t.refund("a refund of the rest, of which some has been refilled", r.Receipt(), ann.Count(3.5))
+	hourly := t.of(ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon)), t.key(0))
+	receipt = t.grant("a use of a window", hourly.Count(4)).Receipt()
+	t.refund("its refund", receipt, hourly.Count(4))
+}
+
+func refundSharded(t *trial) {
+	ann := t.of(t.bucket("shards", ratelimit.Capacity(40), ratelimit.Shards(4)), t.key(0))
+	receipt := t.grant("a use", ann.Count(30)).Receipt()
+	t.refund("its refund", receipt, ann.Count(12))
+}
+
+func check(t *trial) {
+	ann := t.of(t.bucket("bucket"), t.key(0))
+	r := t.check("before the first use", ann.Count(10))
+	t.want(r.OK, "that it would be granted")
+	t.grant("a use", ann.Count(7))
+	r = t.check("after a use", ann.Count(0))
+	t.want(r.Remaining == 3, "3 tokens, came %v", r.Remaining)
+	r = t.check("more than there is", ann.Count(4))
+	t.want(!r.OK && r.RetryAfter == 6*time.Second, "a denial for 6 s, came %v", r.RetryAfter)
+}
+
+func reset(t *trial) {
+	ann := t.of(t.bucket("bucket"), t.key(0))
+	t.reset("before the first use", ann)
+	t.charge("a debt", ann.Count(100))
+	t.reset("the reset", ann)
+	t.grant("a use of everything", ann.Count(10))
+}
+
+// wait uses the server's clock.
+func wait(t *trial) {
+	t.unmodelled = true
+	l := new(ratelimit.Limiter)
+	ann := t.of(ratelimit.TokenBucket(t.name("wait"), 20, time.Second, ratelimit.Capacity(1)), t.key(0))
+	_, err := l.Wait(t.ctx, t.db, ann)
+	t.must("the first use", err)
+	began := time.Now()
+	r, err := l.Wait(t.ctx, t.db, ann)
+	t.must("a wait", err)
+	waited := time.Since(began)
+	t.want(r.RetryAfter <= 50*time.Millisecond, "a wait of 50 ms at most, came %v", r.RetryAfter)
+	t.want(waited >= r.RetryAfter, "a wait of %v, came one of %v", r.RetryAfter, waited)
+	hourly := t.of(ratelimit.TokenBucket(t.name("hourly"), 1, time.Hour), t.key(0))
+	_, err = l.Wait(t.ctx, t.db, hourly)
+	t.must("the first use of an hourly limit", err)
+	ctx, cancel := context.WithTimeout(t.ctx, t.s.timeout/2)
+	defer cancel()
+	_, err = l.Wait(ctx, t.db, hourly)
+	t.step = "a wait that would take longer than its context"
+	if !errors.Is(err, ratelimit.ErrDenied) {
+		if err == nil {
+			t.wrong("want a denial at once, came a grant")
+		}
+		t.failed(err)
+	}
+}
