@@ -67,6 +67,67 @@ func writeGrowth(w io.Writer, g growth, about string, ways []*growthWay, sizes [
 	row("VACUUM after it, processor seconds per million", func(s size) string { return digits(s.vacuum.Seconds()) })
 	row("WAL MB", func(s size) string { return thousands(s.vacuumWAL / 1e6) })
 	fmt.Fprintf(w, "\nRedis keeps %s bytes of memory per key (an IPv4 address, with the usual script).\n", thousands(inRedis))
+	writeExamples(w, ways, sizes, inRedis)
+}
+
+// writeExamples works out the examples of the page from what was measured.
+func writeExamples(w io.Writer, ways []*growthWay, sizes []size, inRedis float64) {
+	find := func(name string, pace int) *growthWay {
+		for _, way := range ways {
+			if way.name == name && way.pace == pace {
+				return way
+			}
+		}
+		return nil
+	}
+	fmt.Fprintf(w, "\n| example | server's processors | clients' processors | disk or memory | WAL |\n|---|--:|--:|--:|--:|\n")
+	line := func(name string, server, client float64, space, wal string) {
+		fmt.Fprintf(w, "| %s | %.3f | %.3f | %s | %s |\n", name, server, client, space, wal)
+	}
+	uuids, addresses := sizes[1], sizes[0]
+	const tenants, gateway = 2000, 60_000 // per second
+	mb := func(bytes float64) string { return fmt.Sprintf("%.3g MB", bytes/1e6) }
+	perSecond := func(way *growthWay, rate float64) string {
+		return mb(rate*way.spent.wal/float64(way.total.latencies.n)) + "/s"
+	}
+	for _, x := range []struct {
+		name, way  string
+		rate, keys int
+	}{
+		{"50,000 tenants, 2,000/s: pool", "pool, many keys", tenants, 50_000},
+		{"the same by a `Coalescer`", "`Coalescer`, many keys", tenants, 50_000},
+		{"the same on Redis, go-redis", "Redis, go-redis, many keys", tenants, 50_000},
+		{"gateway, 100,000 clients, 60,000/s: `Coalescer`", "`Coalescer`, many keys", gateway, 100_000},
+		{"the same on Redis, go-redis", "Redis, go-redis, many keys", gateway, 100_000},
+		{"the same on Redis, rueidis", "Redis, rueidis, many keys", gateway, 100_000},
+	} {
+		way := find(x.way, x.rate)
+		if way == nil {
+			continue
+		}
+		server, client := way.perMillion()
+		space, wal := mb(float64(x.keys)*inRedis), "none"
+		if !way.redis {
+			space, wal = mb(float64(x.keys)*(uuids.table+uuids.index)), perSecond(way, float64(x.rate))
+		}
+		line(x.name, server*float64(x.rate)/1e6, client*float64(x.rate)/1e6, space, wal)
+	}
+	with, without := find(txWith, 0), find(txWithout, 0)
+	if with != nil && without != nil {
+		s, c := with.perMillion()
+		s0, c0 := without.perMillion()
+		wal := with.spent.wal/float64(with.total.latencies.n) - without.spent.wal/float64(without.total.latencies.n)
+		line("50,000 tenants, 2,000/s: what the limit adds to their transactions", (s-s0)*tenants/1e6, (c-c0)*tenants/1e6,
+			mb(50_000*(uuids.table+uuids.index)), mb(tenants*wal)+"/s")
+	}
+	if first := find("pool, new keys", 0); first != nil {
+		const perDay, day = 10e6, 86_400
+		server, client := first.perMillion()
+		// Each key is used once, swept once, and its space is cleaned up once.
+		server += addresses.sweptServer.Seconds() + addresses.vacuum.Seconds()
+		line("10 million addresses a day, each once, swept after a day", server*perDay/1e6/day, client*perDay/1e6/day, mb(perDay*(addresses.table+addresses.index)),
+			fmt.Sprintf("up to %.3g GB a day", (perDay*addresses.first+perDay/1e6*(addresses.sweptWAL+addresses.vacuumWAL))/1e9))
+	}
 }
 
 // digits formats a number with three digits or more.
