@@ -216,6 +216,10 @@ func TestGrowth(t *testing.T) {
 			costs[cells[0]] = cells[1:]
 		}
 	}
+	example := costs["50,000 tenants, 2,000/s: pool"]
+	if len(example) != 4 || example[0] == "0.000" || strings.HasPrefix(example[2], "0 ") {
+		t.Errorf("the example is %q", example)
+	}
 	for _, way := range g.only {
 		if len(costs[way]) != 7 {
 			t.Fatalf("%q has the cells %q", way, costs[way])

@@ -32,7 +32,7 @@ type growth struct {
 	only          []string // the names of the ways to measure; nil: all
 }
 
-var wholeGrowth = growth{slice: 2 * time.Second, warmup: time.Second, rounds: 3, keys: 100_000, rows: 500_000, calls: 2000}
+var wholeGrowth = growth{slice: 2 * time.Second, warmup: time.Second, rounds: 3, keys: 100_000, rows: 300_000, calls: 2000}
 
 // growthWay is one way to decide, of which the cost is measured.
 type growthWay struct {

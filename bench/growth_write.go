@@ -95,11 +95,11 @@ func writeExamples(w io.Writer, ways []*growthWay, sizes []size, inRedis float64
 		rate, keys int
 	}{
 		{"50,000 tenants, 2,000/s: pool", "pool, many keys", tenants, 50_000},
-		{"the same by a `Coalescer`", "`Coalescer`, many keys", tenants, 50_000},
-		{"the same on Redis, go-redis", "Redis, go-redis, many keys", tenants, 50_000},
+		{"tenants by a `Coalescer`", "`Coalescer`, many keys", tenants, 50_000},
+		{"tenants on Redis, go-redis", "Redis, go-redis, many keys", tenants, 50_000},
 		{"gateway, 100,000 clients, 60,000/s: `Coalescer`", "`Coalescer`, many keys", gateway, 100_000},
-		{"the same on Redis, go-redis", "Redis, go-redis, many keys", gateway, 100_000},
-		{"the same on Redis, rueidis", "Redis, rueidis, many keys", gateway, 100_000},
+		{"gateway on Redis, go-redis", "Redis, go-redis, many keys", gateway, 100_000},
+		{"gateway on Redis, rueidis", "Redis, rueidis, many keys", gateway, 100_000},
 	} {
 		way := find(x.way, x.rate)
 		if way == nil {
@@ -117,7 +117,7 @@ func writeExamples(w io.Writer, ways []*growthWay, sizes []size, inRedis float64
 		s, c := with.perMillion()
 		s0, c0 := without.perMillion()
 		wal := with.spent.wal/float64(with.total.latencies.n) - without.spent.wal/float64(without.total.latencies.n)
-		line("50,000 tenants, 2,000/s: what the limit adds to their transactions", (s-s0)*tenants/1e6, (c-c0)*tenants/1e6,
+		line("tenants, what the limit adds to their transactions", (s-s0)*tenants/1e6, (c-c0)*tenants/1e6,
 			mb(50_000*(uuids.table+uuids.index)), mb(tenants*wal)+"/s")
 	}
 	if first := find("pool, new keys", 0); first != nil {
