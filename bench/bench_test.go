@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -190,5 +192,89 @@ func TestWhatTheHostTookIsTold(t *testing.T) {
 		if got := parseCPUTime(stat); got != (cpuTime{}) {
 			t.Errorf("%q was read as %+v", stat, got)
 		}
+	}
+}
+
+// TestGrowth measures very little, and looks at the tables. What a decision costs is above zero on any machine.
+func TestGrowth(t *testing.T) {
+	e := testEnv(t)
+	g := growth{slice: 250 * time.Millisecond, warmup: 30 * time.Millisecond, rounds: 2, keys: 512, rows: 3000, calls: 20,
+		only: []string{"pool, many keys", "`Coalescer`, one key", "Redis, rueidis, many keys", txWithout, txWith, deniedName}}
+	var out bytes.Buffer
+	err := measureGrowth(t.Context(), e, g, &out)
+	if errors.Is(err, errNoRedis) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + out.String())
+	lines := strings.Split(out.String(), "\n")
+	costs := map[string][]string{}
+	for _, line := range lines {
+		if cells := strings.Split(strings.Trim(line, "| "), " | "); len(cells) > 2 {
+			costs[cells[0]] = cells[1:]
+		}
+	}
+	example := costs["50,000 tenants, 2,000/s: pool"]
+	if len(example) != 4 || example[0] == "0.000" || strings.HasPrefix(example[2], "0 ") {
+		t.Errorf("the example is %q", example)
+	}
+	for _, way := range g.only {
+		if len(costs[way]) != 7 {
+			t.Fatalf("%q has the cells %q", way, costs[way])
+		}
+		for _, cell := range costs[way][1:5] { // per second, server, client, sum
+			if v, err := strconv.ParseFloat(strings.ReplaceAll(cell, ",", ""), 64); err != nil || v <= 0 {
+				t.Errorf("%q: %q", way, costs[way])
+			}
+		}
+	}
+}
+
+// TestThePageOfGrowthHasAPlaceForTheTables writes into a copy of the page.
+func TestThePageOfGrowthHasAPlaceForTheTables(t *testing.T) {
+	page, err := os.ReadFile("../docs/growth.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "growth.md")
+	if err := os.WriteFile(name, page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := growthPage(name, "| new |\n"); err != nil {
+		t.Fatal(err)
+	}
+	changed, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(string(changed), growthBegin+"| new |\n"+growthEnd); got != 1 {
+		t.Errorf("the tables are %d times in the page", got)
+	}
+	if _, err := writeBetween("a page without the comments", ""); err == nil {
+		t.Error("a page without the comments is no error")
+	}
+}
+
+func TestParseProcess(t *testing.T) {
+	p, err := parseProcess("4711 (a (b) c) S 1 4711 4711 0 -1 4194560 3 0 0 0 250 50 100 25 20 0 1 0 12 1 1\n")
+	if want := (process{"a (b) c", 1, 3 * time.Second, 1250 * time.Millisecond}); err != nil || p != want {
+		t.Errorf("read %+v, %v, want %+v", p, err, want)
+	}
+	for _, stat := range []string{"", "1 (a) S 1 2", "1 a) (S", "1 (a) S 1 1 1 0 1 1 1 1 1 1 x 1 1 1"} {
+		if p, err := parseProcess(stat); err == nil {
+			t.Errorf("%q was read as %+v", stat, p)
+		}
+	}
+}
+
+func TestAddressKeysDiffer(t *testing.T) {
+	seen := map[string]bool{}
+	for i := range uint32(100_000) {
+		seen[addressKey(i)] = true
+	}
+	if len(seen) != 100_000 {
+		t.Errorf("100,000 addresses are %d", len(seen))
 	}
 }

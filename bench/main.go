@@ -4,6 +4,7 @@
 //	go run ./bench FIGURE...     measure these figures; each ends with a line FIGURE VALUE
 //	go run ./bench contenders    measure every contender
 //	go run ./bench refunds       simulate the use of a limit whose estimates are refunded; needs no server
+//	go run ./bench growth [PAGE] measure what a decision costs, and print the tables of docs/growth.md; or write them into a page, too
 //	go run ./bench all           measure everything, and write bench/RESULTS.md and bench/*.svg
 //
 // It starts a Postgres with fsync on, by internal/postgres, and a redis-server, which must be installed.
@@ -39,6 +40,9 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	}
 	if args[0] == childCommand {
 		return child(ctx, os.Stdin, out)
+	}
+	if args[0] == "growth" && len(args) <= 2 {
+		return printGrowth(ctx, out, wholeGrowth, args[1:])
 	}
 	var asked []figure
 	for _, name := range args {
