@@ -77,10 +77,7 @@ check: lint generated tidied docs oldest ## formatting, linters, vet, generated 
 lint:
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
 	go vet work
-	@status=0; for m in $(MODULES); do \
-		echo "golangci-lint in $$m"; \
-		(cd $$m && $(GOLANGCI_LINT) run --allow-parallel-runners ./...) || status=1; \
-	done; exit $$status
+	$(GOLANGCI_LINT) run --allow-parallel-runners $(MODULES:=/...)
 
 generated:
 	@echo "the migrations as they are generated from migrations/engine"
