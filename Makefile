@@ -25,9 +25,10 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...
 
-# The areas of integration_test in which callers share little in Go. There, the race detector only doubles the time.
+# The areas of integration_test in which callers share little in Go. There, the race detector costs time and sees little.
 WITHOUT_RACE := verbs sql model
 ALONE = $$(integration_test/scripts/tests.sh $(WITHOUT_RACE))
+OTHERS = $$(go list work | grep -v '/integration_test$$')
 
 # Two runs at a time: tests of one package wait almost as much as they compute.
 test: ## run the tests of every module, with the race detector where goroutines share something
@@ -40,10 +41,11 @@ test-alone:
 	go test -parallel 4 -count=1 -timeout 30m -run "$(ALONE)" ./integration_test
 
 test-others:
-	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $$(go list work | grep -v '/integration_test$$')
+	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
 
-race: ## run the tests of every module with the race detector, one package at a time
-	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m work
+race: ## run the tests of every module with the race detector, one package at a time, and the random ones at twice the size
+	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
+	go test $(RACE) -parallel 4 -count=1 -timeout 60m ./integration_test -whole
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .

@@ -557,7 +557,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	for range 16 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
-			for since := time.Duration(0); since < unlessShort(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
+			for since := time.Duration(0); since < sized(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
 				var asks []ask
 				var requests []ratelimit.Request
 				for range 1 + r.IntN(3) {
