@@ -514,8 +514,8 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10)),
 		ratelimit.TokenBucket("sharded", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10), ratelimit.Shards(4)),
-		ratelimit.FixedWindow("window", 10, time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
 		// The rest of a window is lost, and a slow machine needs time to take it.
+		ratelimit.FixedWindow("window", 10, 2*time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
 		ratelimit.FixedWindow("sharded window", 10, 2*time.Second, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
 	}
 	type account struct {
