@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-shared test-alone test-others race check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,9 +25,27 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...
 
-# One package at a time, since some tests want the machine for themselves. Tests of one package wait more than they compute.
-test: ## run the tests of every module, with the race detector where there is a C compiler
-	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m work
+# The areas of integration_test in which callers share little in Go. There, the race detector costs time and sees little.
+WITHOUT_RACE := verbs sql model
+ALONE = $$(integration_test/scripts/tests.sh $(WITHOUT_RACE))
+OTHERS = $$(go list work | grep -v '/integration_test$$')
+
+# Two runs at a time: tests of one package wait almost as much as they compute.
+test: ## run the tests of every module, with the race detector where goroutines share something
+	@$(MAKE) --no-print-directory -j2 -O test-shared test-alone test-others
+
+test-shared:
+	go test $(RACE) -parallel 4 -count=1 -timeout 30m -skip "$(ALONE)" ./integration_test
+
+test-alone:
+	go test -parallel 4 -count=1 -timeout 30m -run "$(ALONE)" ./integration_test
+
+test-others:
+	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
+
+race: ## run the tests of every module with the race detector, one package at a time, and the random ones at twice the size
+	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
+	go test $(RACE) -parallel 4 -count=1 -timeout 60m ./integration_test -whole
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
@@ -61,10 +79,7 @@ check: lint generated tidied docs oldest ## formatting, linters, vet, generated 
 lint:
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
 	go vet work
-	@status=0; for m in $(MODULES); do \
-		echo "golangci-lint in $$m"; \
-		(cd $$m && $(GOLANGCI_LINT) run --allow-parallel-runners ./...) || status=1; \
-	done; exit $$status
+	$(GOLANGCI_LINT) run --allow-parallel-runners $(MODULES:=/...)
 
 generated:
 	@echo "the migrations as they are generated from migrations/engine"
@@ -92,7 +107,7 @@ generate: ## write the migrations from migrations/engine, and internal/dbsqlc fr
 	cd migrations && go run generate.go
 	$(SQLC) generate
 
-prerelease: check test container matrix pgbouncer faults soak fuzz mutate bench ## everything, which takes hours: before a release
+prerelease: check race container matrix pgbouncer faults soak fuzz mutate bench ## everything, which takes hours: before a release
 	.ci/release -try v0.0.0-prerelease
 
 release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)

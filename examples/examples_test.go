@@ -35,7 +35,7 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 	}
 
 	bin := t.TempDir() // one go build for all examples
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator), "./...")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", bin+string(filepath.Separator), "./...") // -w, since links take the time
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}

@@ -16,13 +16,20 @@ var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0
 // chaos is how long the chaos tests cancel calls, run into timeouts and kill connections at random.
 var chaos = flag.Duration("chaos", 3*time.Second, "how long each chaos test lasts")
 
-// unlessShort returns n, or short with -short: every test still runs, but for less time. n is a number of cases or a
-// duration.
-func unlessShort[T int | time.Duration](n, short T) T {
-	if testing.Short() {
+// whole makes the random tests as large as they are before a release (make race).
+var whole = flag.Bool("whole", false, "random tests of full size, which is twice the usual one")
+
+// sized returns how large a random test is: n with -whole, half of it usually, and short with -short. All of them make every
+// assertion. n is a number of cases or a duration.
+func sized[T int | time.Duration](n, short T) T {
+	switch {
+	case testing.Short():
 		return short
+	case *whole:
+		return n
+	default:
+		return max(n/2, short)
 	}
-	return n
 }
 
 // newRand makes a random source. If the test fails, it prints how to replay it.
@@ -34,7 +41,7 @@ func newRand(t testing.TB) *rand.Rand {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("replay: go test ./integration_test -run '%s' -seed %d", t.Name(), seed)
+			t.Logf("replay: go test ./integration_test -run '%s' -seed %d -short=%t -whole=%t", t.Name(), seed, testing.Short(), *whole)
 		}
 	})
 	return rand.New(rand.NewPCG(seed, 0))

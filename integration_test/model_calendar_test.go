@@ -191,7 +191,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 	r := newRand(t)
 	pool := newPool(t, 1)
 	granted, denied, differed := 0, 0, 0
-	for round := range unlessShort(60, 20) {
+	for round := range sized(60, 20) {
 		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
 		zone := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe")
 		anchor := fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28))

@@ -29,7 +29,7 @@ func TestInMemoryAnswersAsPostgresDoes(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			playInMemory(t, unlessShort(1500, 500))
+			playInMemory(t, sized(1500, 500))
 		})
 	}
 }

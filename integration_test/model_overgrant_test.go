@@ -110,12 +110,12 @@ func (g *grants) exact(t *testing.T, lost float64) {
 	}
 }
 
-// hammer lets 64 goroutines ask for one token of one key, until a denial 3 s (1 s with -short) after the first grant.
+// hammer lets 64 goroutines ask for one token of one key, until a denial 1.5 s (3 s with -whole) after the first grant.
 func hammer(t *testing.T, consume func(ctx context.Context) (ratelimit.Result, error)) *grants {
 	t.Helper()
 	var g grants
 	var wg sync.WaitGroup
-	begin, d := time.Now(), unlessShort(3*time.Second, time.Second)
+	begin, d := time.Now(), sized(3*time.Second, time.Second)
 	for range 64 {
 		wg.Go(func() {
 			for !g.over(d) && time.Since(begin) < time.Minute {

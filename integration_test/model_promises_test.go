@@ -724,7 +724,7 @@ func testPromisesOnEveryHandle(t *testing.T) {
 			limiter, clock := newLimiter()
 			p := &player{T: t, r: r, db: db, limiter: limiter, clock: clock, model: model{}, ledgers: map[rowsOf]*ledger{}, alone: turn/8%2 == 0}
 			p.limits = []ratelimit.Limit{p.define(0, turn%2, 1+turn/2%4), p.define(1, turn/2%2, 1+turn%4)}
-			p.play(unlessShort(120, 40))
+			p.play(sized(120, 40))
 			var all []ask
 			for id := range p.model {
 				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
@@ -834,7 +834,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 		}
 		return nil
 	}
-	for range unlessShort(25, 8) {
+	for range sized(25, 8) {
 		var wg sync.WaitGroup
 		for range 8 {
 			r := rand.New(rand.NewPCG(r.Uint64(), 0))

@@ -514,8 +514,8 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10)),
 		ratelimit.TokenBucket("sharded", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10), ratelimit.Shards(4)),
-		ratelimit.FixedWindow("window", 10, time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
 		// The rest of a window is lost, and a slow machine needs time to take it.
+		ratelimit.FixedWindow("window", 10, 2*time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
 		ratelimit.FixedWindow("sharded window", 10, 2*time.Second, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
 	}
 	type account struct {
@@ -557,7 +557,7 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 	for range 16 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
-			for since := time.Duration(0); since < unlessShort(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
+			for since := time.Duration(0); since < sized(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
 				var asks []ask
 				var requests []ratelimit.Request
 				for range 1 + r.IntN(3) {

@@ -218,7 +218,7 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	if err := savepoint.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for begin, i := time.Now(), 0; time.Since(begin) < unlessShort(10*time.Second, time.Second); i++ {
+	for begin, i := time.Now(), 0; time.Since(begin) < sized(10*time.Second, time.Second); i++ {
 		key := fmt.Sprintf("at once %d", i)
 		scan[int64](t, pool, "SELECT ratelimit_block('api', $1)", key)
 		eventually(t, key, is(key, true))
@@ -432,7 +432,7 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		return last
 	}
 	everywhere(20, 0)
-	rounds, slowest := unlessShort(6, 3), [2]time.Duration{}
+	rounds, slowest := sized(6, 3), [2]time.Duration{}
 	for range rounds {
 		if t.Failed() {
 			return

@@ -72,9 +72,9 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 			w := world{t, tx, limiter, clock}
 			denials, debts, windows := 0, 0, 0
 			enough := func() bool {
-				return denials >= unlessShort(100, 25) && debts >= unlessShort(30, 7) && windows >= unlessShort(200, 50)
+				return denials >= sized(100, 25) && debts >= sized(30, 7) && windows >= sized(200, 50)
 			}
-			for n := 0; n < unlessShort(800, 200) || n < 2000 && !enough(); n++ {
+			for n := 0; n < sized(800, 200) || n < 2000 && !enough(); n++ {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11)
 				a := ask{limit: randomLimit(r, "limit", shards), key: fmt.Sprint(n), reserve: r.IntN(2) == 0}
 				if n%50 == 0 {

@@ -79,7 +79,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			}
 			fill(t, pool, 100)
 			prepare(t, pool, work)
-			commits, failures = serializable(t, pool, unlessShort(5*time.Second, 2*time.Second), func(ctx context.Context, tx pgx.Tx, g int) error {
+			commits, failures = serializable(t, pool, sized(5*time.Second, 2*time.Second), func(ctx context.Context, tx pgx.Tx, g int) error {
 				return work(ctx, tx, fmt.Sprint(1+6*g))
 			})
 			t.Logf("%s: %d commits, %d serialization failures", what, commits, failures)
@@ -89,7 +89,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			_, err := limiter.Consume(ctx, tx, limit.Key(key))
 			return err
 		})
-		enough := int64(unlessShort(1000, 200))
+		enough := int64(sized(1000, 200))
 		if failures != 0 || commits < enough {
 			t.Errorf("different keys must not conflict")
 		}
@@ -106,7 +106,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			pool := newPool(t, 16)
 			fill(t, pool, rows)
 			r := newRand(t)
-			const calls = 40_000
+			calls := sized(40_000, 20_000)
 			// While the index has few leaves, transactions conflict on them. The i-th commit does about as often as 1 in i,
 			// times a factor for the disk's slowness.
 			const few = 10_000
@@ -183,7 +183,7 @@ func TestLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 	}
 	var calls, failures atomic.Int64
 	var wg sync.WaitGroup
-	until := time.Now().Add(unlessShort(5*time.Second, 2*time.Second))
+	until := time.Now().Add(sized(5*time.Second, 2*time.Second))
 	for g := range 32 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {

@@ -26,7 +26,7 @@ func TestRetryAtIsExact(t *testing.T) {
 			defer tx.Rollback(t.Context())
 			_, clock := newLimiter()
 			denials, debts := 0, 0
-			for n := range unlessShort(4000, 800) {
+			for n := range sized(4000, 800) {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11, 38)
 				limit := randomLimit(r, "limit", shards)
 				a := ask{limit: limit, key: fmt.Sprint(n), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(2) == 0}
@@ -91,7 +91,7 @@ func TestRetryAtIsExact(t *testing.T) {
 					}
 				}
 			}
-			if denials < unlessShort(500, 100) || debts < unlessShort(200, 40) {
+			if denials < sized(500, 100) || debts < sized(200, 40) {
 				t.Errorf("%d denials and %d debts: this tested too little", denials, debts)
 			}
 		})

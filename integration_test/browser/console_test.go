@@ -35,7 +35,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	}
 	p.do(chromedp.SendKeys(chromedp.CSS("#q"), "sign"), chromedp.SendKeys(chromedp.CSS("#q"), kb.Enter))
 	p.reads("table", "signUps")
-	p.within(5*time.Second, "only what was searched for", func() bool { return value[int](p, `document.querySelectorAll("tbody tr").length`) == 1 })
+	p.within(30*time.Second, "only what was searched for", func() bool { return value[int](p, `document.querySelectorAll("tbody tr").length`) == 1 })
 	p.follow("signUps")
 
 	p.reads("h1", "signUps")
@@ -47,6 +47,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p.reads("main", "Used, beginning with “203.0.113.9”", "203.0.113.91")
 	p.follow("Clear")
 	p.reads("#denied", "acme")
+	drain(t, pool, signUps, "acme", 0) // on a loaded machine, half a minute may have refilled a token
 	p.follow("acme")
 
 	p.reads("#balance", "of 100 tokens", "Denied now")
@@ -59,6 +60,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p.fill("reason", "their conference, ticket 4711")
 	p.do(chromedp.Click(chromedp.CSS(`details[open] input[name="add"]`)))
 	p.picture("key-override-form")
+	drain(t, pool, signUps, "acme", 0)
 	p.press("Override")
 	p.reads("main", "Overridden, and the difference of the capacities is added", "their conference, ticket 4711")
 	p.reads("#balance", "of 500 tokens")
@@ -251,7 +253,7 @@ func TestAttacksInABrowser(t *testing.T) {
 	q := "?" + url.Values{"name": {evil}, "key": {evil}, "q": {evil}}.Encode()
 	for _, path := range []string{"", q, "limit" + q, "key" + q, "limit" + q + "&done=" + url.QueryEscape(evil)} {
 		p.see(path)
-		p.within(5*time.Second, "the script of the page has run", func() bool { return value[bool](p, `document.readyState === "complete"`) })
+		p.within(30*time.Second, "the script of the page has run", func() bool { return value[bool](p, `document.readyState === "complete"`) })
 		if path != "" && !strings.Contains(p.text("main"), "<script>window.broken") {
 			t.Errorf("%s: the name is not there as text: %s", path, p.text("main"))
 		}
@@ -275,7 +277,7 @@ func TestAttacksInABrowser(t *testing.T) {
 	}))
 	defer other.Close()
 	p.do(chromedp.Navigate(strings.Replace(other.URL, "127.0.0.1", "localhost", 1)), chromedp.WaitVisible(chromedp.CSS("button")))
-	p.within(10*time.Second, "the browser refuses the frame", func() bool {
+	p.within(30*time.Second, "the browser refuses the frame", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return strings.Contains(strings.Join(p.problems, "\n"), "frame-ancestors")

@@ -253,7 +253,7 @@ func (p *page) drawn(chart, colour string) int {
 func (p *page) unfold(title string) {
 	p.Helper()
 	p.do(chromedp.Click(chromedp.Search(fmt.Sprintf(`//summary[normalize-space()=%q]`, title))))
-	p.within(5*time.Second, title+" alone is open", func() bool {
+	p.within(30*time.Second, title+" alone is open", func() bool {
 		return value[string](p, `[...document.querySelectorAll("details[open] > summary")].map((s) => s.innerText.trim()).join()`) == title
 	})
 }

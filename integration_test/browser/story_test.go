@@ -27,6 +27,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
+// The pages of the raised limit must be shown meanwhile, on a loaded machine, too.
 var raise = flag.Duration("raise", 40*time.Second, "for how long TestTheNightOfTheFlood raises the limit, at least 20s")
 
 // What TestTheNightOfTheFlood tells its processes.
@@ -380,7 +381,7 @@ func (n *night) followed(entries []entry, made, until time.Time) {
 	for i := range 4 {
 		n.Logf("process %d: the first call by the new numbers %v after the commit, the first one granted %v after it; the first by the old ones %v after the end", i,
 			raised[i].At.Sub(made).Round(time.Millisecond), granted[i].At.Sub(made).Round(time.Millisecond), over[i].At.Sub(until).Round(time.Millisecond))
-		if raised[i].At.IsZero() || granted[i].At.IsZero() || raised[i].At.Sub(made) > 15*time.Second { // 2 s on a quiet machine
+		if raised[i].At.IsZero() || granted[i].At.IsZero() || raised[i].At.Sub(made) > 15*time.Second { // on a loaded machine; on a quiet one it takes 2 s
 			n.Errorf("process %d followed the override late: %+v", i, raised[i])
 		}
 	}
