@@ -43,7 +43,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// cluster is a proxy and its partitions.
+// cluster is a proxy and its partitions. The proxy's server also has a database with the migrations alone, to compare with.
 type cluster struct {
 	proxy      *postgres.Breakable
 	partitions []*postgres.Breakable
@@ -58,6 +58,12 @@ func newCluster(ctx context.Context, partitions int) (c *cluster, err error) {
 		}
 	}()
 	if c.proxy, err = postgres.NewBreakable(ctx, postgres.BreakableConfig{}); err != nil {
+		return nil, err
+	}
+	if err := exec(ctx, c.proxy.URL(), "CREATE DATABASE plain"); err != nil {
+		return nil, err
+	}
+	if err := migrate(ctx, plainURL(c.proxy), ""); err != nil {
 		return nil, err
 	}
 	if err := migrate(ctx, c.proxy.URL(), "proxy.sql"); err != nil {
@@ -131,7 +137,15 @@ func migrate(ctx context.Context, url, file string) error {
 	if _, err := provider.Up(ctx); err != nil {
 		return err
 	}
+	if file == "" {
+		return nil
+	}
 	return runFile(ctx, url, file)
+}
+
+// plainURL leads to the database to compare with.
+func plainURL(server *postgres.Breakable) string {
+	return strings.Replace(server.URL(), "/postgres?", "/plain?", 1)
 }
 
 func runFile(ctx context.Context, url, file string) error {
@@ -157,10 +171,10 @@ func exec(ctx context.Context, url, sql string, args ...any) error {
 	return err
 }
 
-// pool opens a pool on a server.
-func pool(t testing.TB, server *postgres.Breakable, conns int) *pgxpool.Pool {
+// pool opens a pool.
+func pool(t testing.TB, url string, conns int) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(server.URL())
+	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}
