@@ -112,6 +112,7 @@ func (c *cluster) close() {
 			}
 		}
 	}
+	c.partitions, c.proxy = nil, nil
 }
 
 // connection is how the proxy connects to a partition.
