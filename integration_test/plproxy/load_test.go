@@ -269,7 +269,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 		for slot := first; slot < 256; slot += 16 {
 			slots = append(slots, slot)
 		}
-		return exec(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 3)", slots)
+		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 3)", slots)
 	}
 	if err := move(0); err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 	l.wait(t, 200)
 
 	// The target fails on the way. The keys are refused until the move is repeated.
-	if err := exec(t.Context(), c.partitions[3].URL(), `
+	if err := execSQL(t.Context(), c.partitions[3].URL(), `
 		CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
 		CREATE TRIGGER fail BEFORE INSERT ON rate_limit_slots EXECUTE FUNCTION fail()`); err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 	if err := move(5); err == nil {
 		t.Error("a move to a server that fails succeeded")
 	}
-	if err := exec(t.Context(), c.partitions[3].URL(), "DROP FUNCTION fail CASCADE"); err != nil {
+	if err := execSQL(t.Context(), c.partitions[3].URL(), "DROP FUNCTION fail CASCADE"); err != nil {
 		t.Fatal(err)
 	}
 	for i := 0; ; i++ {
@@ -310,7 +310,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 		l.wait(t, 200)
 	}
 	// And one back, whose rows the source has once had.
-	if err := exec(t.Context(), c.proxy.URL(), "CALL ratelimit_move(ARRAY[0, 16], 0)"); err != nil {
+	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move(ARRAY[0, 16], 0)"); err != nil {
 		t.Fatal(err)
 	}
 	l.wait(t, 500)

@@ -60,7 +60,7 @@ func newCluster(ctx context.Context, partitions int) (c *cluster, err error) {
 	if c.proxy, err = postgres.NewBreakable(ctx, postgres.BreakableConfig{}); err != nil {
 		return nil, err
 	}
-	if err := exec(ctx, c.proxy.URL(), "CREATE DATABASE plain"); err != nil {
+	if err := execSQL(ctx, c.proxy.URL(), "CREATE DATABASE plain"); err != nil {
 		return nil, err
 	}
 	if err := migrate(ctx, plainURL(c.proxy), ""); err != nil {
@@ -101,7 +101,7 @@ func (c *cluster) add(ctx context.Context, n int) error {
 		}
 		connections = append(connections, connection(p))
 	}
-	return exec(ctx, c.proxy.URL(), "SELECT ratelimit_servers($1)", connections)
+	return execSQL(ctx, c.proxy.URL(), "SELECT ratelimit_servers($1)", connections)
 }
 
 func (c *cluster) close() {
@@ -154,11 +154,11 @@ func runFile(ctx context.Context, url, file string) error {
 	if err != nil {
 		return err
 	}
-	return exec(ctx, url, string(text))
+	return execSQL(ctx, url, string(text))
 }
 
-// exec runs SQL on a connection of its own. Without arguments, it may be several statements.
-func exec(ctx context.Context, url, sql string, args ...any) error {
+// execSQL runs SQL on a connection of its own. Without arguments, it may be several statements.
+func execSQL(ctx context.Context, url, sql string, args ...any) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err

@@ -477,7 +477,7 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 	}
 	// A serialization failure, from a trigger on every partition.
 	for _, p := range shared.partitions {
-		if err := exec(t.Context(), p.URL(), `
+		if err := execSQL(t.Context(), p.URL(), `
 			CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$;
 			CREATE TRIGGER fail BEFORE INSERT ON rate_limits FOR EACH ROW WHEN (NEW.name = 'failing') EXECUTE FUNCTION fail()`); err != nil {
 			t.Fatal(err)
