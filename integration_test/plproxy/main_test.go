@@ -19,6 +19,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/migrations/plproxy"
 )
 
 // shared is the cluster of the tests that break nothing: three partitions.
@@ -66,7 +67,7 @@ func newCluster(ctx context.Context, partitions int) (c *cluster, err error) {
 	if err := migrate(ctx, plainURL(c.proxy), ""); err != nil {
 		return nil, err
 	}
-	if err := migrate(ctx, c.proxy.URL(), "proxy.sql"); err != nil {
+	if err := migrate(ctx, c.proxy.URL(), plproxy.Proxy); err != nil {
 		if strings.Contains(err.Error(), "plproxy.control") {
 			err = fmt.Errorf("%w\nThe server has no PL/Proxy: apt-get install postgresql-15-plproxy. To choose the server: TXLIMIT_TEST_POSTGRES_BIN=/usr/lib/postgresql/15/bin", err)
 		}
@@ -86,7 +87,7 @@ func (c *cluster) add(ctx context.Context, n int) error {
 	for i := range n {
 		wg.Go(func() {
 			if started[i], errs[i] = postgres.NewBreakable(ctx, postgres.BreakableConfig{}); errs[i] == nil {
-				errs[i] = migrate(ctx, started[i].URL(), "partition.sql")
+				errs[i] = migrate(ctx, started[i].URL(), plproxy.Partition)
 			}
 		})
 	}
@@ -124,7 +125,7 @@ func connection(p *postgres.Breakable) string {
 	return fmt.Sprintf("host=%s port=%s dbname=postgres user=postgres connect_timeout=2", u.Hostname(), u.Port())
 }
 
-// migrate runs the migrations and then a file of migrations/plproxy.
+// migrate runs the migrations and then one of PL/Proxy's files.
 func migrate(ctx context.Context, url, file string) error {
 	db, err := sql.Open("pgx", url)
 	if err != nil {
@@ -141,20 +142,12 @@ func migrate(ctx context.Context, url, file string) error {
 	if file == "" {
 		return nil
 	}
-	return runFile(ctx, url, file)
+	return execSQL(ctx, url, file)
 }
 
 // plainURL leads to the database to compare with.
 func plainURL(server *postgres.Breakable) string {
 	return strings.Replace(server.URL(), "/postgres?", "/plain?", 1)
-}
-
-func runFile(ctx context.Context, url, file string) error {
-	text, err := os.ReadFile("../../migrations/plproxy/" + file)
-	if err != nil {
-		return err
-	}
-	return execSQL(ctx, url, string(text))
 }
 
 // execSQL runs SQL on a connection of its own. Without arguments, it may be several statements.

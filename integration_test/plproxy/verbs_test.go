@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/migrations/plproxy"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
@@ -657,5 +658,51 @@ func TestShardsAndWait(t *testing.T) {
 	}
 	if took := time.Since(began); took < 100*time.Millisecond {
 		t.Errorf("four waits for one token in 50 ms each took %v", took)
+	}
+}
+
+// TestAMigrationOfTheProxyGrantsNothing puts back the engine's functions, as a migration does, and then runs proxy.sql again.
+func TestAMigrationOfTheProxyGrantsNothing(t *testing.T) {
+	db, plain := pool(t, shared.proxy.URL(), 1), pool(t, plainURL(shared.proxy), 1)
+	l := &ratelimit.Limiter{}
+	limit := ratelimit.TokenBucket("migrated", 3, time.Hour)
+	coalescer := &ratelimit.Coalescer{Pool: db}
+	t.Cleanup(coalescer.Close)
+	if _, err := l.Consume(t.Context(), db, limit.Key("k")); err != nil {
+		t.Fatal(err)
+	}
+	var functions string
+	if err := plain.QueryRow(t.Context(), `
+		SELECT string_agg(pg_get_functiondef(p.oid), ';')
+		  FROM pg_proc AS p WHERE p.pronamespace = 'public'::regnamespace AND p.proname LIKE '%ratelimit%' AND p.prokind = 'f'`).Scan(&functions); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(t.Context(), functions, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	for name, handle := range map[string]ratelimit.DB{"pool": db, "coalescer": coalescer} {
+		for what, call := range map[string]func() (ratelimit.Result, error){
+			"Consume": func() (ratelimit.Result, error) { return l.Consume(t.Context(), handle, limit.Key("k")) },
+			"several": func() (ratelimit.Result, error) {
+				return l.Consume(t.Context(), handle, limit.Key("k"), limit.Key("j"))
+			},
+			"Check": func() (ratelimit.Result, error) { return l.Check(t.Context(), handle, limit.Key("k")) },
+		} {
+			if r, err := call(); r.OK || state(err) != "0A000" {
+				t.Errorf("%s on the %s: %+v, %v, want a refusal", what, name, r, err)
+			}
+		}
+	}
+	for range 2 { // it can be run again
+		if err := execSQL(t.Context(), shared.proxy.URL(), plproxy.Proxy); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := l.Consume(t.Context(), db, limit.Key("k")); err != nil || r.Remaining < 1 || r.Remaining > 1.1 {
+		t.Errorf("%+v, %v, want a grant that leaves 1", r, err)
+	}
+	var keys int
+	if err := db.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit_keys('migrated', 3, '1 hour')").Scan(&keys); err != nil || keys != 1 {
+		t.Errorf("%d keys, %v", keys, err)
 	}
 }

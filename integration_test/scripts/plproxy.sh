@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the limiter through PL/Proxy: a proxy and three partitions, all real servers, which the tests start and stop. THROUGHPUT=5s also
-# measures what a call costs. It installs nothing.
+# Runs the limiter through PL/Proxy: a proxy and three partitions, all real servers, which the tests start and stop. THROUGHPUT=5s
+# measures what a call costs instead. It installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../plproxy"
 
@@ -10,4 +10,5 @@ if [[ -z $TXLIMIT_TEST_POSTGRES_BIN ]]; then
 	exit 1
 fi
 export TXLIMIT_TEST_POSTGRES_BIN TXLIMIT_PLPROXY=1
+[[ ${THROUGHPUT-} ]] || go test -count=1 -v -run TestPLProxy ../../examples
 go test -count=1 -v -timeout 20m . ${THROUGHPUT:+-run TestThroughput -throughput "$THROUGHPUT"}
