@@ -39,6 +39,14 @@ func state(err error) string {
 	return ""
 }
 
+func scan(t testing.TB, db *pgxpool.Pool, sql string) (n int) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return n
+}
+
 // slotOf returns the slot of a key and the number of its server.
 func slotOf(t testing.TB, db *pgxpool.Pool, key string) (slot, server int) {
 	t.Helper()
@@ -550,6 +558,28 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 	t.Cleanup(coalescer.Close)
 	if deleted, err := l.Sweep(t.Context(), coalescer, limit); err != nil || deleted != n-1 {
 		t.Errorf("%d rows swept, %v, want %d", deleted, err, n-1)
+	}
+
+	// By name: the largest capacity and the slowest rate of a definition and its overrides, as the engine looks them up.
+	sweptToo := ratelimit.TokenBucket("swept by name", 10, time.Minute)
+	for _, on := range []*pgxpool.Pool{db, pool(t, plainURL(shared.proxy), 1)} {
+		if err := ratelimit.Publish(t.Context(), on, "sweeping", sweptToo); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := on.Exec(t.Context(), "SELECT ratelimit_override('swept by name', 'vip', capacity => 100)"); err != nil {
+			t.Fatal(err)
+		}
+		old := time.Now().Add(-5 * time.Minute).Add(-time.Hour) // full by the definition, not by the override
+		if _, err := on.Exec(t.Context(), `SELECT _ratelimit_consume('swept by name', 'k' || i, 10, '1 minute', 100, NULL, 60 + i, 0, $1) FROM generate_series(-30, 30) AS i`, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := scan(t, pool(t, plainURL(shared.proxy), 1), "SELECT deleted FROM ratelimit_sweep('swept by name')")
+	if got := scan(t, db, "SELECT deleted FROM ratelimit_sweep('swept by name')"); got != want || got == 0 || got == 61 {
+		t.Errorf("%d rows swept by name, %d on a plain server, of 61", got, want)
+	}
+	if _, err := db.Exec(t.Context(), "SELECT ratelimit_sweep('nobody published this')"); state(err) != "22023" {
+		t.Errorf("a sweep of an unknown limit: %v, want 22023", err)
 	}
 
 	// Overrides, and definitions by name.

@@ -401,13 +401,34 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    nothing boolean; -- to delete
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF rate IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: through a proxy, a sweep needs the numbers of the limit', name),
-            HINT = 'Pass rate, period, kind and capacity: the largest capacity and the slowest rate in use. Sweep of the Go library does.';
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
+        -- The engine's lookup, in the tables of the proxy.
+        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
+               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
+          INTO nothing, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         CROSS JOIN LATERAL (
+            SELECT d.rate, d.capacity
+            UNION ALL
+            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
+              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
+         ) AS n
+         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF nothing THEN
+            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, coalesce(now, clock_timestamp()), '0'); -- which is an error
+            END IF;
+            deleted := 0;
+            RETURN;
+        END IF;
     END IF;
     SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
       FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, rate, period, kind, capacity, start, first, now) AS r;
