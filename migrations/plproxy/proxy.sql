@@ -1,0 +1,631 @@
+-- Makes a migrated database the proxy of a PL/Proxy cluster (docs/plproxy.md). Run it in the schema of rate_limits, as a superuser, after the
+-- migrations, and again after each later migration: a migration puts back functions that this file replaces.
+--
+-- Each deciding function runs on the partition of its key, in a transaction of that partition alone: it does not join the caller's. Definitions,
+-- overrides and usage stay in the proxy's own tables.
+CREATE EXTENSION IF NOT EXISTS plproxy;
+
+DO $plproxy$
+DECLARE
+    f record;
+BEGIN
+IF quote_ident(current_schema) <> current_schema OR current_schema LIKE '%$%' THEN
+    RAISE EXCEPTION 'PL/Proxy cannot call functions in schema %', quote_ident(current_schema) USING HINT = 'Use a schema of lower-case letters, digits and underscores.';
+END IF;
+IF to_regclass('rate_limits') IS NULL THEN
+    RAISE EXCEPTION 'there is no table rate_limits in schema %', current_schema USING HINT = 'Run the migrations first.';
+END IF;
+-- No row is ever here. A view that cannot be read stands in the table's place, and the table cannot be written: so functions that a
+-- later migration puts back grant nothing.
+IF to_regclass('rate_limits_unused') IS NULL THEN
+    ALTER TABLE rate_limits RENAME TO rate_limits_unused;
+END IF;
+-- ratelimit_keys without numbers looks them up, and then calls itself with numbers. That function stays, under another name.
+IF (SELECT prosrc NOT LIKE '%\_ratelimit\_keys\_named%' FROM pg_proc WHERE oid = 'ratelimit_keys'::regproc) THEN
+    FOR f IN SELECT oid::regprocedure AS name FROM pg_proc WHERE proname = '_ratelimit_keys_named' AND pronamespace = current_schema::regnamespace LOOP
+        EXECUTE format('DROP FUNCTION %s', f.name);
+    END LOOP;
+    ALTER FUNCTION ratelimit_keys RENAME TO _ratelimit_keys_named;
+END IF;
+
+EXECUTE pg_catalog.replace($sql$
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_no_table() RETURNS SETOF /* TEMPLATE: schema */rate_limits_unused
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate_limits has no rows in a proxy database',
+        HINT = 'The rows are on the partitions (table rate_limit_servers). If a migration has just run, run plproxy/proxy.sql again.';
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes() RETURNS trigger
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_no_table();
+END
+$body$;
+
+CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limits AS SELECT * FROM /* TEMPLATE: schema */_ratelimit_no_table();
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limits IS 'txlimit: stands for the table, whose rows are on the partitions; reading it is an error';
+CREATE OR REPLACE TRIGGER rate_limits_proxy INSTEAD OF INSERT OR UPDATE OR DELETE ON /* TEMPLATE: schema */rate_limits
+    FOR EACH ROW EXECUTE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes();
+CREATE OR REPLACE TRIGGER rate_limits_proxy BEFORE INSERT OR UPDATE OR DELETE ON /* TEMPLATE: schema */rate_limits_unused
+    FOR EACH STATEMENT EXECUTE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes();
+
+-- 1. Where keys are.
+
+CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_servers (no integer PRIMARY KEY, connection text NOT NULL UNIQUE);
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_servers IS 'txlimit: the partitions, as libpq connects to them';
+
+-- One row: the number of the server of each slot, from slot 0; -1 while the slot moves. PL/Proxy has the same in the options of the foreign
+-- server txlimit, from which it connects. This one says which keys of a batch go together.
+CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_slot_map (one boolean PRIMARY KEY DEFAULT true CHECK (one), servers integer[] NOT NULL);
+
+CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limit_slots AS
+SELECT u.slot::integer - 1 AS slot, u.server FROM /* TEMPLATE: schema */rate_limit_slot_map AS m, pg_catalog.unnest(m.servers) WITH ORDINALITY AS u (server, slot);
+COMMENT ON VIEW /* TEMPLATE: schema */rate_limit_slots IS 'txlimit: the server of each slot; -1 while the slot moves';
+
+-- The slot of a key. partition.sql has the same function.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slot(key text) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0) & 255)::integer;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refuse(several boolean) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    IF several THEN
+        RAISE feature_not_supported USING MESSAGE = 'rate limits: the keys of one call are in different slots, so it cannot be all or nothing',
+            HINT = 'Call each limit alone, or give the keys a common part in braces, such as {tenant-3}user-17: only that part is hashed then.';
+    END IF;
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: through a proxy, a decision does not join the caller''s transaction',
+        HINT = 'Pass the pool, not the transaction. The isolation level must be READ COMMITTED, also by default.';
+END
+$body$;
+
+-- Routes a call, or refuses one in a transaction that has written or that has a snapshot for longer than a statement. SQL cannot see
+-- other transactions: their calls are decided at once, and a rollback gives nothing back.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route(key text) RETURNS integer
+LANGUAGE sql STABLE
+RETURN CASE WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') = 'read committed'
+    THEN /* TEMPLATE: schema */_ratelimit_slot(coalesce(key, '')) ELSE /* TEMPLATE: schema */_ratelimit_refuse(false) END;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route(keys text[]) RETURNS integer
+LANGUAGE sql STABLE
+RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*) = '0' THEN 0 ELSE /* TEMPLATE: schema */_ratelimit_refuse(true) END
+          FROM (SELECT /* TEMPLATE: schema */_ratelimit_route(k) AS slot FROM pg_catalog.unnest(keys) AS k) AS s);
+
+-- 2. Batches of the Go library's Coalescer. A batch for one partition goes there as it is. Otherwise each partition gets its part, all at
+-- once, and all decide as of one instant, the earliest of their clocks: the answer has room for one. A partition never decides as of
+-- an instant that its own clock has not reached.
+--
+-- RL002 makes the Coalescer send each call by itself. It is raised before anything is taken: if a partition does not answer, if a slot is
+-- moving, and for a call whose keys are in different slots, which is refused then.
+--
+-- An error after that may leave tokens taken on other partitions. It becomes 08007, so that the Coalescer reports an unknown outcome and
+-- does not try again.
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_clocks(v_slots integer[]) RETURNS SETOF timestamptz
+LANGUAGE plproxy SET datestyle = 'ISO'
+AS $body$ CLUSTER 'txlimit'; RUN ON pg_catalog.unnest(v_slots); SELECT clock_timestamp(); $body$;
+
+-- The instant for a batch for several partitions. servers has the server of each key.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_now(slots integer[], servers integer[], now timestamptz) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    earliest timestamptz;
+BEGIN
+    IF -1 = ANY (servers) THEN
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: a slot is moving';
+    END IF;
+    SELECT min(c) INTO earliest
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_clocks(ARRAY(SELECT DISTINCT ON (u.server) u.slot FROM unnest(slots, servers) AS u (slot, server))) AS c;
+    RETURN coalesce(now, earliest);
+EXCEPTION WHEN OTHERS THEN
+    RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: ' || SQLERRM;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_check() RETURNS void
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_route('');
+END
+$body$;
+
+-- Raises the error of a batch for several partitions again.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_raise(state text, message text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    IF state NOT LIKE '22%' AND state NOT IN ('RL002', '08007') THEN
+        message := pg_catalog.format('rate limits: one of several partitions failed: %s (SQLSTATE %s)', message, state);
+        state := '08007';
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(
+    v_slot integer, v_name text, v_keys text[], v_rate double precision, v_period interval, v_capacity double precision,
+    v_counts double precision[], v_now timestamptz,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer, OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plproxy
+AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
+    SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts
+      FROM /* TEMPLATE: schema */_ratelimit_consume_keys($2::text, $3::text[], $4::double precision, $5::interval, $6::double precision,
+          $7::double precision[], $8::timestamptz) AS r; $body$;
+
+-- Arrays of each partition's arrays, as text.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(
+    v_slots integer[], v_parts integer[], v_name text, v_keys text[], v_rate double precision, v_period interval, v_capacity double precision,
+    v_counts text[], v_now timestamptz
+) RETURNS TABLE (part integer, early integer, ord integer[], value double precision[], ts timestamptz[])
+LANGUAGE plproxy
+AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_parts, v_keys, v_counts; RUN ON v_slots;
+    SELECT p.n AS part, r.early, r.ord, r.value, r.ts
+      FROM unnest($2::integer[], $4::text[], $8::text[]) AS p (n, k, c)
+     CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_consume_keys($3::text, p.k::text[], $5::double precision, $6::interval, $7::double precision,
+          p.c::double precision[], $9::timestamptz) AS r; $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
+    name text, keys text[],
+    rate double precision, period interval, capacity double precision,
+    counts double precision[], now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql
+SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    slots   integer[]; -- of each key
+    servers integer[];
+    ords    integer[]; -- the keys of the first part, then of the second ...
+    packs   record;
+    parts   integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_check();
+    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
+      FROM (SELECT u.i, /* TEMPLATE: schema */_ratelimit_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
+     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
+    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
+        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts INTO seen, at, early, ord, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(slots[1], name, keys, rate, period, capacity, counts, now) AS r;
+        RETURN;
+    END IF;
+    seen := /* TEMPLATE: schema */_ratelimit_proxy_now(slots, servers, now);
+    at := seen;
+    BEGIN
+        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
+               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.counts::text ORDER BY g.server) AS counts,
+               count(*)::integer AS n
+          INTO packs
+          FROM (
+            SELECT u.server, min(u.slot) AS slot, sum(count(*)) OVER (ORDER BY u.server) - count(*) AS begins,
+                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.count ORDER BY u.i) AS counts
+              FROM unnest(keys, counts, slots, servers) WITH ORDINALITY AS u (key, count, slot, server, i)
+             GROUP BY u.server
+          ) AS g;
+        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
+        SELECT sum(CASE WHEN d.j = 1 THEN d.early ELSE 0 END), count(DISTINCT d.part),
+               coalesce(pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL), '{}'),
+               pg_catalog.array_agg(d.value ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.ts ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
+          INTO early, parts, ord, value, ts
+          FROM (
+            SELECT r.part, r.early, u.ord, u.value, u.ts, coalesce(u.j, 1) AS j
+              FROM /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), name, packs.keys,
+                      rate, period, capacity, packs.counts, at) AS r
+              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts) WITH ORDINALITY AS u (ord, value, ts, j) ON true
+          ) AS d;
+        IF parts IS DISTINCT FROM packs.n THEN
+            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
+    END;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
+    v_slot integer,
+    v_names text[], v_rates double precision[], v_periods interval[], v_capacities double precision[],
+    v_keys text[], v_defs integer[], v_starts timestamptz[],
+    v_repeats integer[], v_counts double precision[], v_floors double precision[],
+    v_calls integer[], v_asks integer[], v_ask_defs integer[], v_ask_starts timestamptz[],
+    v_ask_counts double precision[], v_ask_floors double precision[], v_now timestamptz,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
+)
+LANGUAGE plproxy
+AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
+    SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
+      FROM /* TEMPLATE: schema */_ratelimit_coalesce($2::text[], $3::double precision[], $4::interval[], $5::double precision[],
+          $6::text[], $7::integer[], $8::timestamptz[], $9::integer[], $10::double precision[], $11::double precision[],
+          $12::integer[], $13::integer[], $14::integer[], $15::timestamptz[], $16::double precision[], $17::double precision[], $18::timestamptz) AS r; $body$;
+
+-- Arrays of each partition's arrays, as text. The definitions go to all.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
+    v_slots integer[], v_parts integer[],
+    v_names text[], v_rates double precision[], v_periods interval[], v_capacities double precision[],
+    v_keys text[], v_defs text[], v_starts text[], v_repeats text[], v_counts text[], v_floors text[],
+    v_calls text[], v_asks text[], v_ask_defs text[], v_ask_starts text[], v_ask_counts text[], v_ask_floors text[], v_now timestamptz
+) RETURNS TABLE (part integer, ord integer[], value double precision[], ts timestamptz[], after double precision[])
+LANGUAGE plproxy
+AS $body$ CLUSTER 'txlimit';
+    SPLIT v_slots, v_parts, v_keys, v_defs, v_starts, v_repeats, v_counts, v_floors, v_calls, v_asks, v_ask_defs, v_ask_starts, v_ask_counts, v_ask_floors;
+    RUN ON v_slots;
+    SELECT p.n AS part, r.ord, r.value, r.ts, r.after
+      FROM unnest($2::integer[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::text[],
+               $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[]) AS p (n, k, d, s, r, c, f, a, b, e, g, h, i)
+     CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_coalesce($3::text[], $4::double precision[], $5::interval[], $6::double precision[],
+          p.k::text[], p.d::integer[], p.s::timestamptz[], p.r::integer[], p.c::double precision[], p.f::double precision[],
+          p.a::integer[], p.b::integer[], p.e::integer[], p.g::timestamptz[], p.h::double precision[], p.i::double precision[], $19::timestamptz) AS r; $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
+    names text[], rates double precision[], periods interval[], capacities double precision[],
+    keys text[], defs integer[], starts timestamptz[],
+    repeats integer[], counts double precision[], floors double precision[],
+    calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
+    ask_counts double precision[], ask_floors double precision[],
+    now timestamptz DEFAULT NULL,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
+)
+LANGUAGE plpgsql
+SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    slots   integer[]; -- of each key
+    servers integer[];
+    ords    integer[]; -- the keys of the first part, then of the second ...
+    places  integer[]; -- of each key in its part
+    packs   record;
+    parts   integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_check();
+    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
+      FROM (SELECT u.i, /* TEMPLATE: schema */_ratelimit_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
+     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
+    IF EXISTS (SELECT FROM unnest(calls, asks) AS a (call, ask) GROUP BY a.call HAVING min(slots[a.ask]) <> max(slots[a.ask])) THEN
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the keys of one call are in different slots';
+    END IF;
+    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
+        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after INTO seen, at, early, ord, value, ts, after
+          FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(slots[1], names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors,
+              calls, asks, ask_defs, ask_starts, ask_counts, ask_floors, now) AS r;
+        RETURN;
+    END IF;
+    seen := /* TEMPLATE: schema */_ratelimit_proxy_now(slots, servers, now);
+    at := seen;
+    early := 0; -- which makes no difference, since seen is at
+    BEGIN
+        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
+        places := ARRAY(SELECT row_number() OVER (PARTITION BY u.server ORDER BY u.i)::integer
+                          FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.i);
+        -- The keys with repeats come first, in each part too.
+        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
+               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.defs::text ORDER BY g.server) AS defs,
+               pg_catalog.array_agg(CASE WHEN pg_catalog.cardinality(starts) > 0 THEN g.starts::text ELSE '{}' END ORDER BY g.server) AS starts,
+               pg_catalog.array_agg(coalesce(g.repeats::text, '{}') ORDER BY g.server) AS repeats,
+               pg_catalog.array_agg(coalesce(g.counts::text, '{}') ORDER BY g.server) AS counts,
+               pg_catalog.array_agg(coalesce(g.floors::text, '{}') ORDER BY g.server) AS floors,
+               pg_catalog.array_agg(coalesce(b.calls::text, '{}') ORDER BY g.server) AS calls,
+               pg_catalog.array_agg(coalesce(b.asks::text, '{}') ORDER BY g.server) AS asks,
+               pg_catalog.array_agg(coalesce(b.defs::text, '{}') ORDER BY g.server) AS ask_defs,
+               pg_catalog.array_agg(coalesce(b.starts::text, '{}') ORDER BY g.server) AS ask_starts,
+               pg_catalog.array_agg(coalesce(b.counts::text, '{}') ORDER BY g.server) AS ask_counts,
+               pg_catalog.array_agg(coalesce(b.floors::text, '{}') ORDER BY g.server) AS ask_floors,
+               count(*)::integer AS n
+          INTO packs
+          FROM (
+            SELECT u.server, min(u.slot) AS slot, sum(count(*)) OVER (ORDER BY u.server) - count(*) AS begins,
+                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.def ORDER BY u.i) AS defs,
+                   pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
+                   pg_catalog.array_agg(u.repeats ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS repeats,
+                   pg_catalog.array_agg(u.count ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS counts,
+                   pg_catalog.array_agg(u.floor ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS floors
+              FROM unnest(keys, defs, starts, repeats, counts, floors, slots, servers) WITH ORDINALITY
+                AS u (key, def, start, repeats, count, floor, slot, server, i)
+             GROUP BY u.server
+          ) AS g
+          LEFT JOIN (
+            SELECT servers[u.ask] AS server, pg_catalog.array_agg(u.call ORDER BY u.i) AS calls, pg_catalog.array_agg(places[u.ask] ORDER BY u.i) AS asks,
+                   pg_catalog.array_agg(u.def ORDER BY u.i) AS defs, pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
+                   pg_catalog.array_agg(u.count ORDER BY u.i) AS counts, pg_catalog.array_agg(u.floor ORDER BY u.i) AS floors
+              FROM unnest(calls, asks, ask_defs, ask_starts, ask_counts, ask_floors) WITH ORDINALITY AS u (call, ask, def, start, count, floor, i)
+             GROUP BY 1
+          ) AS b USING (server);
+        SELECT count(DISTINCT d.part), pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.value ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.ts ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.after ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
+          INTO parts, ord, value, ts, after
+          FROM (
+            SELECT r.part, u.*
+              FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), names, rates, periods, capacities,
+                      packs.keys, packs.defs, packs.starts, packs.repeats, packs.counts, packs.floors, packs.calls, packs.asks, packs.ask_defs,
+                      packs.ask_starts, packs.ask_counts, packs.ask_floors, at) AS r
+              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, j) ON true
+          ) AS d;
+        IF parts IS DISTINCT FROM packs.n THEN -- a key without an answer would count as full
+            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
+    END;
+END
+$body$;
+
+-- 3. All partitions at once.
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_reset(v_slots integer[], v_names text[], v_keys text[]) RETURNS SETOF integer
+LANGUAGE plproxy
+AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_names, v_keys; RUN ON v_slots; SELECT /* TEMPLATE: schema */ratelimit_reset($2::text[], $3::text[]); $body$;
+
+-- Each partition resets its keys in a transaction of its own. After an error, some may be reset: reset them again.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT coalesce(sum(r), 0)::integer
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_reset(ARRAY(SELECT /* TEMPLATE: schema */_ratelimit_route(u.key) FROM unnest(names, keys) AS u (name, key)), names, keys) AS r;
+END;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_sweep(
+    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_first text, v_now timestamptz
+) RETURNS TABLE (deleted integer, next text)
+LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
+AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
+    SELECT r.deleted, r.next
+      FROM /* TEMPLATE: schema */ratelimit_sweep($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::text, $8::timestamptz) AS r; $body$;
+
+-- Sweeps one batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    nothing boolean; -- to delete
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
+        -- The engine's lookup, in the tables of the proxy.
+        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
+               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
+          INTO nothing, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+         CROSS JOIN LATERAL (
+            SELECT d.rate, d.capacity
+            UNION ALL
+            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
+              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
+         ) AS n
+         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        IF nothing THEN
+            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, coalesce(now, clock_timestamp()), '0'); -- which is an error
+            END IF;
+            deleted := 0;
+            RETURN;
+        END IF;
+    END IF;
+    SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, rate, period, kind, capacity, start, first, now) AS r;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_keys(
+    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_now timestamptz,
+    v_zone text, v_anchor date, v_keys text[]
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
+AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
+    SELECT r.key, r.remaining, r.retry_at
+      FROM /* TEMPLATE: schema */ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::timestamptz,
+          $8::text, $9::date, $10::text[]) AS r; $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
+        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, NULL, NULL, kind, NULL, NULL, now, NULL, NULL, keys) AS k;
+    ELSE
+        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_proxy_keys(name, rate, period, kind, capacity, start, coalesce(now, clock_timestamp()), zone, anchor, keys) AS k;
+    END IF;
+END
+$body$;
+
+-- 4. ratelimit_add, as in the engine, but for the row: that is on a partition.
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_add(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
+RETURNS double precision
+LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
+AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
+    SELECT /* TEMPLATE: schema */_ratelimit_add_once($2::bigint, $3::timestamptz, $4::text, $5::text, $6::double precision); $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
+    was record;
+    more double precision;
+BEGIN
+    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
+    IF o.added IS NOT NULL THEN
+        RETURN o.added;
+    END IF;
+    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
+    END IF;
+    IF o.changed_in = pg_current_xact_id() THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
+    END IF;
+    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
+    IF capacity IS NULL THEN
+        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
+        IF was.effect <> 'numbers' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
+        END IF;
+        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
+    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
+        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
+          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
+        more := coalesce(o.capacity, more) - capacity;
+    END IF;
+    IF more IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+    END IF;
+    more := /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, '')), o.id, o.made_at, o.name, coalesce(o.key, ''), greatest(more, '0'));
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    RETURN more;
+END
+$body$;
+
+-- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody.
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_enter(
+    v_connection text, v_begins boolean, v_slots integer[], v_names text[], v_keys text[], v_shard smallint[], v_shards smallint[], v_values double precision[], v_ts timestamptz[]
+) RETURNS integer
+LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
+AS $body$ CONNECT v_connection;
+    SELECT /* TEMPLATE: schema */_ratelimit_slots_enter($2::boolean, $3::integer[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::double precision[], $9::timestamptz[]); $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_leave(v_connection text, v_slots integer[]) RETURNS integer
+LANGUAGE plproxy
+AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_leave($2::integer[]); $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_left(v_connection text, v_slots integer[])
+RETURNS TABLE (name text, key text, shard smallint, shards smallint, value double precision, ts timestamptz)
+LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
+AS $body$ CONNECT v_connection;
+    SELECT l.name, l.key, l.shard, l.shards, l.value, l.ts FROM /* TEMPLATE: schema */rate_limits_left AS l WHERE l.slot = ANY ($2::integer[]); $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_forget(v_connection text, v_slots integer[]) RETURNS integer
+LANGUAGE plproxy
+AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_forget($2::integer[]); $body$;
+
+REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_enter, /* TEMPLATE: schema */_ratelimit_proxy_leave,
+    /* TEMPLATE: schema */_ratelimit_proxy_left, /* TEMPLATE: schema */_ratelimit_proxy_forget FROM PUBLIC;
+
+-- Begins a cluster: the slots are spread evenly over these partitions. Later it adds partitions, without slots. To begin with a server that has
+-- rows, begin with it alone.
+--
+--     SELECT ratelimit_servers(ARRAY['host=10.0.0.1 dbname=limits connect_timeout=2', 'host=10.0.0.2 dbname=limits connect_timeout=2'])
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_servers(connections text[]) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    servers integer[];
+    begun boolean := EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_slot_map);
+    n integer := pg_catalog.cardinality(connections);
+BEGIN
+    INSERT INTO /* TEMPLATE: schema */rate_limit_servers (no, connection)
+    SELECT coalesce((SELECT max(s.no) + 1 FROM /* TEMPLATE: schema */rate_limit_servers AS s), 0) + u.i - 1, u.connection
+      FROM pg_catalog.unnest(connections) WITH ORDINALITY AS u (connection, i);
+    IF begun THEN
+        RETURN;
+    END IF;
+    servers := ARRAY(SELECT slot % n FROM generate_series(0, 255) AS slot);
+    INSERT INTO /* TEMPLATE: schema */rate_limit_slot_map (servers) VALUES (servers);
+    EXECUTE 'CREATE SERVER txlimit FOREIGN DATA WRAPPER plproxy OPTIONS (' || (
+        SELECT pg_catalog.string_agg(pg_catalog.format('p%s %L', slot, connections[slot % n + 1]), ', ' ORDER BY slot) FROM generate_series(0, 255) AS slot) || ')';
+    CREATE USER MAPPING FOR PUBLIC SERVER txlimit;
+    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(connections[server + 1], true, ARRAY(SELECT slot FROM generate_series(0, 255) AS slot WHERE slot % n = server),
+            '{}', '{}', '{}', '{}', '{}', '{}')
+       FROM generate_series(0, n - 1) AS server;
+END
+$body$;
+
+-- Moves slots to a partition, with their rows, while calls go on. Calls for keys of these slots are refused meanwhile (RL004). If it fails
+-- on the way, call it again with the same slots: until it has succeeded, they stay refused, and no row is lost.
+--
+--     CALL ratelimit_move(ARRAY[0, 4, 8], 3)
+CREATE OR REPLACE PROCEDURE /* TEMPLATE: schema */ratelimit_move(slots integer[], server integer)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    target text := (SELECT s.connection FROM /* TEMPLATE: schema */rate_limit_servers AS s WHERE s.no = server);
+    source text;
+    these  integer[];
+    s      integer;
+BEGIN
+    IF target IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('there is no server %s', server), HINT = 'ratelimit_servers adds it.';
+    END IF;
+    -- The options of the foreign server say where slots are now, also after a failure.
+    FOR source, these IN
+        SELECT o.option_value, pg_catalog.array_agg(substr(o.option_name, 2)::integer ORDER BY substr(o.option_name, 2)::integer)
+          FROM pg_foreign_server AS f, pg_options_to_table(f.srvoptions) AS o
+         WHERE f.srvname = 'txlimit' AND o.option_name ~ '^p[0-9]+$' AND substr(o.option_name, 2)::integer = ANY (slots) AND o.option_value <> target
+         GROUP BY 1
+    LOOP
+        -- 1. No batch has these slots any more.
+        FOREACH s IN ARRAY these LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_slot_map SET servers[s + 1] = -1;
+        END LOOP;
+        COMMIT;
+        -- 2. The source refuses them and keeps their rows aside.
+        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_leave(source, these);
+        -- 3. The target gets them with their rows, at once.
+        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
+                pg_catalog.array_agg(l.shard), pg_catalog.array_agg(l.shards), pg_catalog.array_agg(l.value), pg_catalog.array_agg(l.ts))
+           FROM /* TEMPLATE: schema */_ratelimit_proxy_left(source, these) AS l;
+        -- 4. Calls go to the target.
+        FOREACH s IN ARRAY these LOOP
+            EXECUTE pg_catalog.format('ALTER SERVER txlimit OPTIONS (SET p%s %L)', s, target);
+            UPDATE /* TEMPLATE: schema */rate_limit_slot_map SET servers[s + 1] = server;
+        END LOOP;
+        COMMIT;
+        -- 5. The source forgets the rows.
+        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_forget(source, these);
+        COMMIT;
+    END LOOP;
+END
+$body$;
+
+$sql$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
+
+-- 6. The functions that decide for one key, or for several of one slot. PL/Proxy sends values as text, so it must write them alike
+-- whatever the session's settings.
+FOR f IN
+    SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.argument
+      FROM (VALUES ('_ratelimit_consume', 'key'), ('_ratelimit_consume_sharded', 'key'), ('_ratelimit_consume_several', 'keys'),
+                   ('_ratelimit_apply', 'keys'), ('_ratelimit_refund', 'keys')) AS d (name, argument)
+      JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
+LOOP
+    EXECUTE format('CREATE OR REPLACE FUNCTION %I(%s) RETURNS %s LANGUAGE plproxy SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1 AS %L',
+        f.proname, f.arguments, f.result, format('CLUSTER ''txlimit''; RUN ON %I._ratelimit_route(%s);', current_schema, f.argument));
+END LOOP;
+END
+$plproxy$;
