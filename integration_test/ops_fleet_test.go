@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -416,5 +418,145 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 		if err != nil || own == 0 || others != 0 {
 			t.Errorf("server %d has %d rows of its keys and %d of others', %v", i, own, others, err)
 		}
+	}
+}
+
+// The SQL of docs/distributed.md.
+func TestTheGuardsOfTheDocs(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 100)
+	consume := func(t *testing.T, db ratelimit.DB, key string) error {
+		_, err := new(ratelimit.Limiter).Consume(t.Context(), db, limit.Key(strings.Split(key, "|")...))
+		return err
+	}
+	trigger := docSQL(t, "docs/distributed.md", "NOT starts_with")
+	page, err := os.ReadFile("../docs/distributed.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions := regexp.MustCompile("(?m)^\\| [^|]+ \\| `(\\(.*\\))` ?\\|$").FindAllStringSubmatch(string(page), -1)
+	if len(conditions) != 3 {
+		t.Fatalf("the page has %d conditions that need no function, want 3", len(conditions))
+	}
+	for _, condition := range conditions {
+		t.Run(condition[1], func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 1)
+			mustExec(t, pool, strings.Replace(trigger, "(NOT starts_with(NEW.key, 'eu|'))", strings.ReplaceAll(condition[1], `\|`, "|"), 1))
+			own, foreign := 0, 0
+			for tenant := range 40 {
+				switch err := consume(t, pool, []string{"eu|", "us|"}[tenant%2]+fmt.Sprint(tenant)); {
+				case err == nil:
+					own++
+				case sqlState(err) == "RL004":
+					foreign++
+				default:
+					t.Fatal(err)
+				}
+			}
+			if own+foreign != 40 || own == 0 || foreign == 0 {
+				t.Errorf("%d keys are the server's own, %d are foreign", own, foreign)
+			}
+		})
+	}
+
+	// A tenant is closed. The UPDATE waits for the transactions that have taken tokens, and no other is granted afterwards, not even
+	// one that began before.
+	tenants := docSQL(t, "docs/distributed.md", "CREATE TABLE tenants")
+	for _, level := range levels {
+		for _, used := range []bool{false, true} {
+			t.Run(fmt.Sprintf("closing a tenant, %s, used %v", level, used), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 4)
+				mustExec(t, pool, tenants+"; INSERT INTO tenants VALUES ('acme', true), ('other', true)")
+				if used {
+					if err := consume(t, pool, "acme|ann"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var txs []pgx.Tx
+				for range 2 {
+					tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer tx.Rollback(context.WithoutCancel(t.Context()))                    //nolint:errcheck // committed, or the test has failed
+					if _, err := tx.Exec(t.Context(), "SELECT 1 FROM tenants"); err != nil { // a snapshot
+						t.Fatal(err)
+					}
+					txs = append(txs, tx)
+				}
+				if err := consume(t, txs[0], "acme|ann"); err != nil {
+					t.Fatal(err)
+				}
+				closed := make(chan error)
+				go func() {
+					_, err := pool.Exec(t.Context(), "UPDATE tenants SET here = false WHERE id = 'acme'")
+					closed <- err
+				}()
+				waitingFor(t, pool, txs[0])
+				if err := txs[0].Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-closed; err != nil {
+					t.Fatal(err)
+				}
+				if err := consume(t, txs[1], "acme|bob"); sqlState(err) != "RL004" && (level == pgx.ReadCommitted || sqlState(err) != "40001") {
+					t.Errorf("in a transaction that began before: %v", err)
+				}
+				if err := consume(t, pool, "acme|ann"); sqlState(err) != "RL004" {
+					t.Errorf("afterwards: %v", err)
+				}
+				if err := consume(t, pool, "other|ann"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// What a guard costs: one call after another on a pool, with a row of its own for each of 1000 keys.
+//
+//	go test ./integration_test -run '^$' -bench Guard -benchtime 3s -count 3
+func BenchmarkGuard(b *testing.B) {
+	const trigger = "; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (%s) EXECUTE FUNCTION ratelimit_refuse()"
+	const tenants = `; CREATE TABLE tenants (id text PRIMARY KEY, here boolean NOT NULL); INSERT INTO tenants SELECT n::text, true FROM generate_series(0, 999) AS n;
+		CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM FROM tenants WHERE id = split_part(key, '|', 1) AND here %s;
+			RETURN FOUND;
+		END $$`
+	for _, guard := range []struct{ name, sql string }{
+		{"none", ""},
+		{"trigger, prefix", fmt.Sprintf(trigger, "NOT starts_with(NEW.key, '')")},
+		{"trigger, hash", fmt.Sprintf(trigger, "hashtextextended(NEW.key, 0) & 0 <> 0")},
+		{"CHECK, hash", "; ALTER TABLE rate_limits ADD CONSTRAINT guard CHECK (hashtextextended(key, 0) & 0 = 0)"},
+		{"trigger, table", fmt.Sprintf(tenants, "") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
+		{"trigger, table, FOR SHARE", fmt.Sprintf(tenants, "FOR SHARE") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
+	} {
+		b.Run(guard.name, func(b *testing.B) {
+			pool := newPool(b, 1)
+			if err := pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
+				// The disk is not measured.
+				_, err := conn.Conn().PgConn().Exec(b.Context(), "SET synchronous_commit = off"+guard.sql).ReadAll()
+				return err
+			}); err != nil {
+				b.Fatal(err)
+			}
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("limit", 1e9, time.Second)
+			consume := func(i int) {
+				if _, err := limiter.Consume(b.Context(), pool, limit.Key(fmt.Sprint(i%1000))); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for i := range 2000 {
+				consume(i)
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				consume(i)
+			}
+		})
 	}
 }
