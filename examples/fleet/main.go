@@ -30,8 +30,8 @@ var (
 // What each server has, besides the limiter's table and functions. The first part of every key is the tenant.
 const schema = `
 	CREATE TABLE tenants (
-		id   text PRIMARY KEY,
-		here boolean NOT NULL -- false: it is moving away
+		id   text COLLATE "C" PRIMARY KEY, -- as the limiter's keys: otherwise the guard could not use the index
+		here boolean NOT NULL              -- false: it is moving away
 	);
 
 	CREATE TABLE messages (
