@@ -116,10 +116,11 @@ const (
 	maxBatch = 1024
 )
 
-// SQLSTATEs with which _ratelimit_coalesce refuses a batch.
+// SQLSTATEs with which the database refuses a batch.
 const (
 	stateSharded   = "RL002" // rows of shards have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
+	stateForeign   = "RL004" // a guard (ratelimit_refuse) refused a key
 )
 
 // waiter is a call that waits for its decision.
@@ -277,8 +278,8 @@ func (c *Coalescer) flush() {
 		b.group()
 		err := c.coalesce(b)
 		switch state := sqlState(err); {
-		case state == stateSharded || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
-			// Rows to combine first, or text that the server cannot store: only some of the calls are affected.
+		case state == stateSharded || state == stateForeign || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
+			// Rows to combine first, a key of another server, or text that the server cannot store: only some of the calls are affected.
 			c.separate(b, nil)
 		case timedOut(err) && b.shared() && b.flight.ctx.Err() == nil:
 			c.separate(b, err)

@@ -27,7 +27,7 @@ var order = []string{
 	"table.sql", "available.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "wire.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
-	"usage.sql",
+	"usage.sql", "guard.sql",
 }
 
 // The names in a directory of migrations.

@@ -1,0 +1,251 @@
+// Fleet has three servers. Each is an ordinary Postgres with the data and the limits of some tenants. A guard on each refuses the
+// keys of the others, and a tenant moves to another server while it sends.
+//
+//	go run ./examples/fleet
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/txlimit/txlimit/examples/internal/demo"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+var (
+	limits    ratelimit.Limiter // one for all servers
+	perTenant = ratelimit.TokenBucket("perTenant", 20, 24*time.Hour)
+	perUser   = ratelimit.TokenBucket("perUser", 15, 24*time.Hour)
+)
+
+// What each server has, besides the limiter's table and functions. The first part of every key is the tenant.
+const schema = `
+	CREATE TABLE tenants (
+		id   text COLLATE "C" PRIMARY KEY, -- as the limiter's keys: otherwise the guard could not use the index
+		here boolean NOT NULL              -- false: it is moving away
+	);
+
+	CREATE TABLE messages (
+		tenant text NOT NULL REFERENCES tenants,
+		sender text NOT NULL
+	);
+
+	-- A transaction that takes tokens locks the tenant's row until it ends. So a move can wait for it.
+	CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM FROM tenants WHERE id = split_part(key, '|', 1) AND here FOR SHARE;
+		RETURN FOUND;
+	END $$;
+
+	CREATE TRIGGER rate_limits_guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
+		WHEN (NOT tenant_is_here(NEW.key)) EXECUTE FUNCTION ratelimit_refuse()`
+
+// fleet is the servers, and where each tenant is.
+type fleet struct {
+	servers []*pgxpool.Pool
+	mu      sync.RWMutex
+	home    map[string]int
+}
+
+func (f *fleet) homeOf(tenant string) int {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.home[tenant]
+}
+
+// send stores a message, unless a limit denies it. It passes the pool of the tenant's server: nothing else differs from one server.
+func (f *fleet) send(ctx context.Context, tenant, sender string) error {
+	for {
+		err := sendOn(ctx, f.servers[f.homeOf(tenant)], tenant, sender)
+		if !refused(err) {
+			return err
+		}
+		select { // the tenant is moving: look again where it is
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+func sendOn(ctx context.Context, server *pgxpool.Pool, tenant, sender string) error {
+	return limits.InTx(ctx, server, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := limits.Consume(ctx, tx, perTenant.Key(tenant), perUser.Key(tenant, sender)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "INSERT INTO messages (tenant, sender) VALUES ($1, $2)", tenant, sender)
+		return err
+	}, ratelimit.Isolation(pgx.ReadCommitted))
+}
+
+// refused reports whether a server's guard refused the call. Nothing was taken or stored.
+func refused(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == "RL004"
+}
+
+// move moves a tenant to another server, with its messages and limits. If it fails, run it again: until it is done, no server or
+// one server serves the tenant, never two.
+func (f *fleet) move(ctx context.Context, tenant string, to int) error {
+	old := f.servers[f.homeOf(tenant)]
+
+	// 1. The old server refuses the tenant. The UPDATE waits for the transactions that its guard has let pass.
+	if _, err := old.Exec(ctx, "UPDATE tenants SET here = false WHERE id = $1", tenant); err != nil {
+		return err
+	}
+
+	// 2. Copy everything in one transaction. The new server serves the tenant from its commit on.
+	err := pgx.BeginFunc(ctx, f.servers[to], func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, "INSERT INTO tenants VALUES ($1, true) ON CONFLICT DO NOTHING", tenant)
+		if err != nil || tag.RowsAffected() == 0 { // copied by an earlier attempt
+			return err
+		}
+		for _, c := range []struct{ table, tenant string }{{"messages", "tenant"}, {"rate_limits", "split_part(key, '|', 1)"}} {
+			if err := copyRows(ctx, tx, old, c.table, "SELECT * FROM "+c.table+" WHERE "+c.tenant+" = $1", tenant); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	// 3. Send the tenant's calls there. (Other processes must learn it as well, for example from a table.)
+	f.mu.Lock()
+	f.home[tenant] = to
+	f.mu.Unlock()
+
+	// 4. Delete what is left behind.
+	return pgx.BeginFunc(ctx, old, func(tx pgx.Tx) error {
+		for _, statement := range []string{
+			"DELETE FROM rate_limits WHERE split_part(key, '|', 1) = $1",
+			"DELETE FROM messages WHERE tenant = $1",
+			"DELETE FROM tenants WHERE id = $1",
+		} {
+			if _, err := tx.Exec(ctx, statement, tenant); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func copyRows(ctx context.Context, to pgx.Tx, from *pgxpool.Pool, table, query string, args ...any) error {
+	rows, err := from.Query(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var columns []string
+	for _, column := range rows.FieldDescriptions() {
+		columns = append(columns, column.Name)
+	}
+	_, err = to.CopyFrom(ctx, pgx.Identifier{table}, columns, rows)
+	return err
+}
+
+func main() { demo.Main(story) }
+
+func story(ctx context.Context, first *pgxpool.Pool) (err error) {
+	f := &fleet{servers: []*pgxpool.Pool{first}, home: map[string]int{"acme": 0, "globex": 1, "initech": 2}}
+	for len(f.servers) < 3 {
+		pool, closePool, err := demo.Pool(ctx)
+		if err != nil {
+			return err
+		}
+		defer closePool() //nolint:errcheck // the story is over
+		f.servers = append(f.servers, pool)
+	}
+	for _, server := range f.servers {
+		if _, err := server.Exec(ctx, schema); err != nil {
+			return err
+		}
+	}
+	for tenant, server := range f.home {
+		if _, err := f.servers[server].Exec(ctx, "INSERT INTO tenants VALUES ($1, true)", tenant); err != nil {
+			return err
+		}
+	}
+
+	// Every tenant may send 20 messages, on its own server.
+	for _, tenant := range []string{"acme", "initech"} {
+		granted, err := f.sendMany(ctx, tenant, 40)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: %d of 40 messages sent, on server %d\n", tenant, granted, f.homeOf(tenant))
+	}
+
+	// A call that is sent to a wrong server is an error. Without the guard, it would find a full limit there.
+	err = sendOn(ctx, f.servers[2], "acme", "ann")
+	if !refused(err) {
+		return fmt.Errorf("acme on server 2: %w, want it to be refused", err)
+	}
+	fmt.Println("acme on server 2:", err)
+
+	// Globex moves to server 2 while it sends.
+	before, err := f.sendMany(ctx, "globex", 12)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("globex: %d of 12 messages sent, on server %d\n", before, f.homeOf("globex"))
+	var during int64
+	moving, movingCtx := errgroup.WithContext(ctx)
+	moving.Go(func() (err error) {
+		during, err = f.sendMany(movingCtx, "globex", 40)
+		return err
+	})
+	moving.Go(func() error { return f.move(movingCtx, "globex", 2) })
+	if err := moving.Wait(); err != nil {
+		return err
+	}
+	fmt.Printf("globex: %d of 40 messages sent during the move to server %d\n", during, f.homeOf("globex"))
+	if before+during != 20 {
+		return fmt.Errorf("globex has sent %d messages, want 20", before+during)
+	}
+	for i, server := range f.servers {
+		var messages, rows int
+		err := server.QueryRow(ctx, `SELECT (SELECT count(*) FROM messages WHERE tenant = 'globex'),
+			(SELECT count(*) FROM rate_limits WHERE starts_with(key, 'globex'))`).Scan(&messages, &rows)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("   server %d: %d messages of globex, %d rows of its limits\n", i, messages, rows)
+	}
+	err = sendOn(ctx, f.servers[1], "globex", "ann")
+	if !refused(err) {
+		return fmt.Errorf("globex on server 1: %w, want it to be refused", err)
+	}
+	fmt.Println("globex on server 1:", err)
+	return nil
+}
+
+// sendMany sends messages of two users by eight goroutines, and returns how many were granted.
+func (f *fleet) sendMany(ctx context.Context, tenant string, messages int) (granted int64, err error) {
+	var n atomic.Int64
+	sending, ctx := errgroup.WithContext(ctx)
+	sending.SetLimit(8)
+	for i := range messages {
+		sending.Go(func() error {
+			err := f.send(ctx, tenant, []string{"ann", "bob"}[i%2])
+			if err == nil {
+				n.Add(1)
+			} else if !errors.Is(err, ratelimit.ErrDenied) {
+				return err
+			}
+			return nil
+		})
+	}
+	err = sending.Wait()
+	return n.Load(), err
+}

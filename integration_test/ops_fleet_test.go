@@ -1,0 +1,602 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// A fleet is several servers, each with the keys of some tenants. A guard is a trigger by which a server refuses the others' keys.
+
+// guardTheirs makes a guard that refuses keys that begin with "theirs".
+const guardTheirs = `CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
+	WHEN (starts_with(NEW.key, 'theirs')) EXECUTE FUNCTION ratelimit_refuse()`
+
+// refusedByGuard wants the error of a guard: a clear one, without the key.
+func refusedByGuard(t testing.TB, what string, err error) {
+	t.Helper()
+	if sqlState(err) != "RL004" || denied(err) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("%s: %v, want the guard's error", what, err)
+		return
+	}
+	e := pgError(t, err)
+	for _, text := range []string{e.Message, e.Detail, e.Hint, e.Where, err.Error()} {
+		if strings.Contains(text, "theirs") {
+			t.Errorf("%s: %q has the key", what, text)
+		}
+	}
+	if !strings.HasSuffix(e.Message, "': the key does not belong to this server") || !strings.Contains(e.Hint, "the trigger guard") {
+		t.Errorf("%s: message %q, hint %q", what, e.Message, e.Hint)
+	}
+}
+
+// inSavepoint runs a call that fails: in a savepoint if the handle is a transaction, which the error would abort.
+func (w world) inSavepoint(call func(db handle) error) error {
+	w.Helper()
+	_, inTx := w.db.(pgx.Tx)
+	if h, ok := w.db.(sqlHandle); ok {
+		_, inTx = h.on.(*sql.Tx)
+	}
+	if !inTx {
+		return call(w.db)
+	}
+	savepoint := w.begin()
+	err := call(savepoint)
+	w.do(savepoint.Rollback(w.Context()))
+	return err
+}
+
+// contents returns the rows of the table.
+func (w world) contents() (rows string) {
+	w.Helper()
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows))
+	return rows
+}
+
+func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
+	behaviour(t, func(w world) {
+		var (
+			tokens   = ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.Capacity(20))
+			window   = ratelimit.FixedWindow("window", 10, time.Minute)
+			calendar = ratelimit.CalendarWindow("calendar", 10, ratelimit.Day)
+			sharded  = ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(4))
+			reserves = ratelimit.TokenBucket("reserves", 10, time.Minute, ratelimit.MaxReserved(50))
+		)
+		// Rows that were there before the guard.
+		receipt := w.grant(tokens.Key("theirs old").Count(15)).Receipt()
+		for _, limit := range []ratelimit.Limit{window, calendar, sharded, reserves} {
+			w.grant(limit.Key("theirs old").Count(2))
+		}
+		w.must(guardTheirs)
+		defer w.must("DROP TRIGGER guard ON rate_limits") // other tests use the schema
+		before := w.contents()
+
+		consume := func(requests ...ratelimit.Request) func(db handle) error {
+			return func(db handle) error {
+				result, err := w.limiter.Consume(w.Context(), db, requests...)
+				if result.OK {
+					w.Error("granted")
+				}
+				return err
+			}
+		}
+		byHand := func(call string) func(db handle) error {
+			return func(db handle) error {
+				_, err := db.Exec(w.Context(), "SELECT * FROM "+call)
+				return err
+			}
+		}
+		calls := map[string]func(db handle) error{}
+		for _, key := range []string{"theirs old", "theirs new"} {
+			maps.Copy(calls, map[string]func(db handle) error{
+				"consume, " + key:             consume(tokens.Key(key)),
+				"window, " + key:              consume(window.Key(key)),
+				"calendar window, " + key:     consume(calendar.Key(key)),
+				"sharded, " + key:             consume(sharded.Key(key)),
+				"all of the shards, " + key:   consume(sharded.Key(key).Count(12)),
+				"up to, " + key:               consume(tokens.Key(key).UpTo(3)),
+				"reserve, " + key:             consume(reserves.Key(key).Count(20).Reserve()),
+				"several, " + key:             consume(tokens.Key("mine"), window.Key(key)),
+				"several with " + key:         consume(window.Key(key), sharded.Key("mine"), tokens.Key("mine")),
+				"several with shards, " + key: consume(window.Key("mine"), sharded.Key(key)),
+				"charge, " + key: func(db handle) error {
+					_, err := w.limiter.Charge(w.Context(), db, tokens.Key(key).Count(100))
+					return err
+				},
+				"wait, " + key: func(db handle) error {
+					_, err := w.limiter.Wait(w.Context(), db, tokens.Key(key))
+					return err
+				},
+				"ratelimit, " + key:          byHand("ratelimit('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_or_raise, " + key: byHand("ratelimit_or_raise('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
+			})
+		}
+		calls["refund"] = func(db handle) error {
+			_, err := w.limiter.Refund(w.Context(), db, receipt, tokens.Key("theirs old").Count(5))
+			return err
+		}
+		if _, isWait := w.db.(*pgxpool.Pool); !isWait { // Wait is for a pool
+			for what := range calls {
+				if strings.HasPrefix(what, "wait") {
+					delete(calls, what)
+				}
+			}
+		}
+		for what, call := range calls {
+			refusedByGuard(w, what, w.inSavepoint(call))
+		}
+		if after := w.contents(); after != before {
+			w.Errorf("the rows were\n%s\nand are\n%s", before, after)
+		}
+
+		// What grants nothing writes nothing, so no guard sees it.
+		w.deny(tokens.Key("theirs old").Count(6))
+		if left := w.check(tokens.Key("theirs new")).Remaining; left != 20 {
+			w.Errorf("a check of a foreign key says %v, want a full limit", left)
+		}
+		if _, err := w.limiter.Refund(w.Context(), w.db, receiptOf(w.clock.now, tokens.Key("theirs new").Count(5)), tokens.Key("theirs new").Count(5)); err != nil {
+			w.Errorf("a refund to a full limit: %v", err)
+		}
+		if err := w.limiter.Reset(w.Context(), w.db, window.Key("theirs old"), window.Key("theirs new")); err != nil {
+			w.Errorf("reset: %v", err)
+		}
+
+		// The server's own keys are not affected.
+		w.grant(tokens.Key("mine"), window.Key("mine"), sharded.Key("mine"))
+		w.grant(tokens.Key("mine").Count(19))
+		w.deny(tokens.Key("mine"))
+	})
+}
+
+func TestAGuardEndsTransactionsAndBatches(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	mustExec(t, pool, guardTheirs+"; CREATE TABLE notes (id int)")
+	limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(4))
+	db := openSQL(t, "pgx", pool.Config().ConnString(), 2)
+	for _, level := range levels {
+		for _, request := range []ratelimit.Request{limit.Key("theirs"), sharded.Key("theirs")} {
+			attempts := 0
+			limiter := ratelimit.Limiter{OnRetry: func(context.Context, int, error) { attempts++ }}
+			ways := map[string]func() error{
+				"InTx": func() error {
+					return limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						if _, err := tx.Exec(ctx, "INSERT INTO notes VALUES (1)"); err != nil {
+							return err
+						}
+						_, err := limiter.Consume(ctx, tx, limit.Key("mine"), request)
+						return err
+					}, ratelimit.Isolation(level))
+				},
+				"InTx, Hot": func() error {
+					return limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						_, err := limiter.Consume(ctx, tx, request)
+						return err
+					}, ratelimit.Isolation(level), ratelimit.Hot(request))
+				},
+				"InSQLTx": func() error {
+					return limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
+						if _, err := tx.ExecContext(ctx, "INSERT INTO notes VALUES (1)"); err != nil {
+							return err
+						}
+						_, err := limiter.Consume(ctx, ratelimit.SQL(tx), request)
+						return err
+					}, ratelimit.Isolation(level))
+				},
+				"SendTx": func() error {
+					var batch pgx.Batch
+					batch.Queue("INSERT INTO notes VALUES (1)")
+					limiter.QueueConsume(t.Context(), &batch, request)
+					return limiter.SendTx(t.Context(), pool, &batch, ratelimit.Isolation(level))
+				},
+			}
+			for way, run := range ways {
+				refusedByGuard(t, fmt.Sprint(way, ", ", level), run())
+			}
+			if attempts != 0 {
+				t.Errorf("%s: %d attempts more, want none: the key stays foreign", level, attempts)
+			}
+		}
+	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("the rows are\n%s", rows)
+	}
+	var notes int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM notes").Scan(&notes); err != nil || notes != 0 {
+		t.Errorf("%d notes were stored, %v", notes, err)
+	}
+}
+
+// Calls that share a statement with a call for a foreign key are decided all the same.
+func TestAGuardRefusesOnlyTheForeignCallsOfABatch(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 100)
+	other := ratelimit.FixedWindow("other", 100, 24*time.Hour)
+	for what, calls := range map[string][][]ratelimit.Request{
+		"keys of one limit":      {{limit.Key("a")}, {limit.Key("theirs 1")}, {limit.Key("b")}, {limit.Key("theirs 2")}, {limit.Key("a")}},
+		"keys of several limits": {{limit.Key("a")}, {other.Key("theirs 1")}, {other.Key("b")}},
+		"calls for several":      {{limit.Key("a"), other.Key("a")}, {limit.Key("b"), other.Key("theirs 1")}, {limit.Key("b")}},
+		"one foreign key":        {{limit.Key("theirs 1")}, {limit.Key("theirs 1")}},
+	} {
+		for _, first := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, first use %v", what, first), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 4)
+				if !first { // the rows are there, as if they had been left behind
+					var limiter ratelimit.Limiter
+					for _, requests := range calls {
+						if _, err := limiter.Consume(t.Context(), pool, requests...); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				mustExec(t, pool, guardTheirs)
+				coalescer := &ratelimit.Coalescer{Pool: pool}
+				defer coalescer.Close()
+				for range 2 { // the second time, the rows of the own keys are there
+					release := holdFlights(t, coalescer, pool)
+					f := enqueueSeveral(t.Context(), t, coalescer, calls...)
+					release()
+					f.wg.Wait()
+					for i, requests := range calls {
+						if foreign := strings.Contains(fmt.Sprintf("%+v", requests), "theirs"); foreign {
+							refusedByGuard(t, fmt.Sprint("call ", i), f.errs[i])
+						} else if f.errs[i] != nil {
+							t.Errorf("call %d, whose keys are all its own: %v", i, f.errs[i])
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// newFleet makes n servers, each with a migrated schema. If there is but one server (TXLIMIT_TEST_DATABASE_URL), they are schemas.
+func newFleet(t *testing.T, n int) (pools []*pgxpool.Pool) {
+	t.Helper()
+	pools = append(pools, newPool(t, 8))
+	for range n - 1 {
+		another, err := postgres.Start(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := another.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		url, _, err := another.NewSchema(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		migrate(t, url)
+		pools = append(pools, connect(t, url, 8))
+	}
+	return pools
+}
+
+// A router that sends calls to any server, as pgdog does with a SELECT without FROM and without a hint, lets each of them grant
+// the whole limit. Guards stop it: a call that reaches a wrong server is an error.
+func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
+	t.Parallel()
+	servers := newFleet(t, 2)
+	var coalescers []*ratelimit.Coalescer
+	var dbs []*sql.DB
+	for _, pool := range servers {
+		coalescer := &ratelimit.Coalescer{Pool: pool}
+		t.Cleanup(coalescer.Close)
+		coalescers = append(coalescers, coalescer)
+		dbs = append(dbs, openSQL(t, "pgx", pool.Config().ConnString(), 4))
+	}
+	var limiter ratelimit.Limiter
+	ways := map[string]func(ctx context.Context, to int, request ratelimit.Request) error{
+		"pool": func(ctx context.Context, to int, request ratelimit.Request) error {
+			_, err := limiter.Consume(ctx, servers[to], request)
+			return err
+		},
+		"Coalescer": func(ctx context.Context, to int, request ratelimit.Request) error {
+			_, err := limiter.Consume(ctx, coalescers[to], request)
+			return err
+		},
+		"SQL": func(ctx context.Context, to int, request ratelimit.Request) error {
+			_, err := limiter.Consume(ctx, ratelimit.SQL(dbs[to]), request)
+			return err
+		},
+		"SendTx": func(ctx context.Context, to int, request ratelimit.Request) error {
+			var batch pgx.Batch
+			limiter.QueueConsume(ctx, &batch, request)
+			return limiter.SendTx(ctx, servers[to], &batch, ratelimit.Isolation(pgx.ReadCommitted))
+		},
+	}
+	for _, level := range levels {
+		for _, hot := range []bool{false, true} {
+			ways[fmt.Sprintf("InTx %s, hot %v", level, hot)] = func(ctx context.Context, to int, request ratelimit.Request) error {
+				options := []ratelimit.TxOption{ratelimit.Isolation(level), ratelimit.Attempts(100)}
+				if hot {
+					options = append(options, ratelimit.Hot(request))
+				}
+				return limiter.InTx(ctx, servers[to], func(ctx context.Context, tx pgx.Tx) error {
+					_, err := limiter.Consume(ctx, tx, request)
+					return err
+				}, options...)
+			}
+		}
+	}
+
+	const keys, capacity = 3, 4
+	// send makes twice as many calls for each key as both servers could grant.
+	send := func(t *testing.T, limit ratelimit.Limit, consume func(ctx context.Context, to int, request ratelimit.Request) error, route func(key int) int) (granted [keys]int64, foreign int64) {
+		t.Helper()
+		var grants [keys]atomic.Int64
+		var refused atomic.Int64
+		var wg sync.WaitGroup
+		for key := range keys {
+			for range 4 {
+				wg.Go(func() {
+					for range capacity {
+						switch err := consume(t.Context(), route(key), limit.Key(fmt.Sprint("theirs ", key))); { // no error may have the key
+						case err == nil:
+							grants[key].Add(1)
+						case sqlState(err) == "RL004":
+							refusedByGuard(t, "a foreign call", err)
+							refused.Add(1)
+						case !denied(err):
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		for key := range keys {
+			granted[key] = grants[key].Load()
+		}
+		return granted, refused.Load()
+	}
+	inTurn := func() func(key int) int {
+		var calls [keys]atomic.Int64
+		return func(key int) int { return int(calls[key].Add(1)) % len(servers) }
+	}
+
+	granted, foreign := send(t, slow("unguarded", capacity), ways["pool"], inTurn())
+	for key, n := range granted {
+		if n != 2*capacity { // if no longer, this test shows nothing
+			t.Errorf("without guards, key %d was granted %d times, want %d: a whole limit from each server", key, n, 2*capacity)
+		}
+	}
+	if foreign != 0 {
+		t.Errorf("%d calls were refused without a guard", foreign)
+	}
+
+	for i, pool := range servers {
+		mustExec(t, pool, fmt.Sprintf(`DELETE FROM rate_limits; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
+			WHEN (hashtextextended(NEW.key, 0) & 1 <> %d) EXECUTE FUNCTION ratelimit_refuse()`, i))
+	}
+	r := newRand(t)
+	var mu sync.Mutex
+	atRandom := func(int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.IntN(len(servers))
+	}
+	for way, consume := range ways {
+		for name, route := range map[string]func(key int) int{"in turn": inTurn(), "at random": atRandom} {
+			for _, shards := range []int{1, 2} {
+				limit := slow(fmt.Sprintf("%s, %s, %d", way, name, shards), capacity, ratelimit.Shards(shards))
+				granted, foreign := send(t, limit, consume, route)
+				for key, n := range granted {
+					// At random, fewer calls than that may reach the key's server.
+					if n > capacity || name == "in turn" && n < capacity {
+						t.Errorf("%s: key %d was granted %d times of %d", limit.Name(), key, n, capacity)
+					}
+				}
+				if half := int64(keys * 4 * capacity / 2); name == "in turn" && foreign != half {
+					t.Errorf("%s: %d calls were refused, want the %d that reached the wrong server", limit.Name(), foreign, half)
+				}
+			}
+		}
+	}
+	for i, pool := range servers {
+		var own, others int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE hashtextextended(key, 0) & 1 = $1),
+			count(*) FILTER (WHERE hashtextextended(key, 0) & 1 <> $1) FROM rate_limits`, i).Scan(&own, &others)
+		if err != nil || own == 0 || others != 0 {
+			t.Errorf("server %d has %d rows of its keys and %d of others', %v", i, own, others, err)
+		}
+	}
+}
+
+// The SQL of docs/distributed.md.
+func TestTheGuardsOfTheDocs(t *testing.T) {
+	t.Parallel()
+	limit := slow("limit", 100)
+	consume := func(t *testing.T, db ratelimit.DB, key string) error {
+		_, err := new(ratelimit.Limiter).Consume(t.Context(), db, limit.Key(strings.Split(key, "|")...))
+		return err
+	}
+	trigger := docSQL(t, "docs/distributed.md", "NOT starts_with")
+	page, err := os.ReadFile("../docs/distributed.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions := regexp.MustCompile("(?m)^\\| [^|]+ \\| `(\\(.*\\))` ?\\|$").FindAllStringSubmatch(string(page), -1)
+	if len(conditions) != 3 {
+		t.Fatalf("the page has %d conditions that need no function, want 3", len(conditions))
+	}
+	for _, condition := range conditions {
+		t.Run(condition[1], func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 1)
+			mustExec(t, pool, strings.Replace(trigger, "(NOT starts_with(NEW.key, 'eu|'))", strings.ReplaceAll(condition[1], `\|`, "|"), 1))
+			own, foreign := 0, 0
+			for tenant := range 40 {
+				switch err := consume(t, pool, []string{"eu|", "us|"}[tenant%2]+fmt.Sprint(tenant)); {
+				case err == nil:
+					own++
+				case sqlState(err) == "RL004":
+					foreign++
+				default:
+					t.Fatal(err)
+				}
+			}
+			if own+foreign != 40 || own == 0 || foreign == 0 {
+				t.Errorf("%d keys are the server's own, %d are foreign", own, foreign)
+			}
+		})
+	}
+
+	// A tenant is closed. The UPDATE waits for the transactions that have taken tokens, and no other is granted afterwards, not even
+	// one that began before.
+	tenants := docSQL(t, "docs/distributed.md", "CREATE TABLE tenants")
+	for _, level := range levels {
+		for _, used := range []bool{false, true} {
+			t.Run(fmt.Sprintf("closing a tenant, %s, used %v", level, used), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 4)
+				mustExec(t, pool, tenants+"; INSERT INTO tenants VALUES ('acme', true), ('other', true)")
+				if used {
+					if err := consume(t, pool, "acme|ann"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var txs []pgx.Tx
+				for range 2 {
+					tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer tx.Rollback(context.WithoutCancel(t.Context()))                    //nolint:errcheck // committed, or the test has failed
+					if _, err := tx.Exec(t.Context(), "SELECT 1 FROM tenants"); err != nil { // a snapshot
+						t.Fatal(err)
+					}
+					txs = append(txs, tx)
+				}
+				scans := func() (table, index int) {
+					err := txs[0].QueryRow(t.Context(), "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'tenants'::regclass").Scan(&table, &index)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return table, index
+				}
+				tableBefore, indexBefore := scans()
+				if err := consume(t, txs[0], "acme|ann"); err != nil {
+					t.Fatal(err)
+				}
+				if table, index := scans(); table != tableBefore || index != indexBefore+1 {
+					t.Errorf("the guard has scanned the table %d times and the index %d times, want once, by the index", table-tableBefore, index-indexBefore)
+				}
+				closed := make(chan error)
+				go func() {
+					_, err := pool.Exec(t.Context(), "UPDATE tenants SET here = false WHERE id = 'acme'")
+					closed <- err
+				}()
+				waitingFor(t, pool, txs[0])
+				if err := txs[0].Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-closed; err != nil {
+					t.Fatal(err)
+				}
+				if err := consume(t, txs[1], "acme|bob"); sqlState(err) != "RL004" && (level == pgx.ReadCommitted || sqlState(err) != "40001") {
+					t.Errorf("in a transaction that began before: %v", err)
+				}
+				if err := consume(t, pool, "acme|ann"); sqlState(err) != "RL004" {
+					t.Errorf("afterwards: %v", err)
+				}
+				if err := consume(t, pool, "other|ann"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// What a guard costs: one call after another on a pool, with a row of its own for each of 1000 keys. The metric server-µs/op is the
+// processor time of the server's process, which depends little on the machine's load. It needs a server of this machine, and Linux.
+//
+//	go test ./integration_test -run '^$' -bench Guard -benchtime 3s -count 3
+func BenchmarkGuard(b *testing.B) {
+	const trigger = "; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (%s) EXECUTE FUNCTION ratelimit_refuse()"
+	const tenants = `; CREATE TABLE tenants (id text COLLATE "C" PRIMARY KEY, here boolean NOT NULL); INSERT INTO tenants SELECT n::text, true FROM generate_series(0, 999) AS n;
+		CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM FROM tenants WHERE id = split_part(key, '|', 1) AND here %s;
+			RETURN FOUND;
+		END $$`
+	for _, guard := range []struct{ name, sql string }{
+		{"none", ""},
+		{"trigger, prefix", fmt.Sprintf(trigger, "NOT starts_with(NEW.key, '')")},
+		{"trigger, hash", fmt.Sprintf(trigger, "hashtextextended(NEW.key, 0) & 0 <> 0")},
+		{"CHECK, hash", "; ALTER TABLE rate_limits ADD CONSTRAINT guard CHECK (hashtextextended(key, 0) & 0 = 0)"},
+		{"trigger, table", fmt.Sprintf(tenants, "") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
+		{"trigger, table, FOR SHARE", fmt.Sprintf(tenants, "FOR SHARE") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
+	} {
+		b.Run(guard.name, func(b *testing.B) {
+			pool := newPool(b, 1)
+			if err := pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
+				// The disk is not measured.
+				_, err := conn.Conn().PgConn().Exec(b.Context(), "SET synchronous_commit = off"+guard.sql).ReadAll()
+				return err
+			}); err != nil {
+				b.Fatal(err)
+			}
+			var limiter ratelimit.Limiter
+			limit := ratelimit.TokenBucket("limit", 1e9, time.Second)
+			consume := func(i int) {
+				if _, err := limiter.Consume(b.Context(), pool, limit.Key(fmt.Sprint(i%1000))); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for i := range 2000 {
+				consume(i)
+			}
+			var pid int
+			if err := pool.QueryRow(b.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+				b.Fatal(err)
+			}
+			before := processorTime(pid)
+			b.ResetTimer()
+			for i := range b.N {
+				consume(i)
+			}
+			b.StopTimer()
+			if spent := processorTime(pid) - before; spent > 0 {
+				b.ReportMetric(float64(spent.Microseconds())/float64(b.N), "server-µs/op")
+			}
+		})
+	}
+}
+
+// processorTime is what a process has used so far, or 0 if it cannot be read.
+func processorTime(pid int) time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	var ticks int
+	for _, field := range fields[11:13] { // utime and stime, in hundredths of a second
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return 0
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
