@@ -55,7 +55,7 @@ const othersTables = `
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
 				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
-					RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions; -- a full implementation would look at the refill
+					RETURN ROW(false, at, NULL, value, ts, NULL)::_ratelimit_decisions; -- a full implementation would look at the refill
 				END IF;
 			END LOOP;
 		END IF;
@@ -72,11 +72,11 @@ const othersTables = `
 					UPDATE rate_limits AS r SET value = r.value + counts[taken]
 					 WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
 				END LOOP;
-				RETURN ROW(false, at, NULL, value, ts)::_ratelimit_decisions;
+				RETURN ROW(false, at, NULL, value, ts, NULL)::_ratelimit_decisions;
 			END IF;
 			value[p] := new_value; ts[p] := new_ts;
 		END LOOP;
-		RETURN ROW(true, at, NULL, value, ts)::_ratelimit_decisions;
+		RETURN ROW(true, at, NULL, value, ts, NULL)::_ratelimit_decisions;
 	END $$;
 	-- Token buckets that the client computes. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);

@@ -162,7 +162,7 @@ func TestCoalescerLetsALoneCallThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, all := s.count("_ratelimit_consume"), s.count(""); n != 10 || all != 10 {
+	if n, all := s.count("_ratelimit_wire_consume"), s.count(""); n != 10 || all != 10 {
 		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
 	}
 }
@@ -178,7 +178,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := func() (xmin, xmax string) {
-		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM rate_limits WHERE name = 'limit'`).Scan(&xmin, &xmax); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM rate_limits WHERE name = 'limit' AND key = ''`).Scan(&xmin, &xmax); err != nil {
 			t.Fatal(err)
 		}
 		return xmin, xmax

@@ -34,7 +34,7 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	} {
 		requests := slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)
 		expectStatements(t, i, coalescer, pool, s, requests, func(call int) bool { return call < batch.granted },
-			map[string]int{"_ratelimit_consume(": batch.sums, "_ratelimit_coalesce(": batch.batches})
+			map[string]int{"_ratelimit_wire_consume(": batch.sums, "_ratelimit_coalesce(": batch.batches})
 	}
 }
 

@@ -86,7 +86,20 @@ func migrate(t testing.TB, url string) {
 	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if kind := os.Getenv(tableKind); kind != "" {
+		change, err := os.ReadFile("testdata/" + kind + ".sql")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := db.ExecContext(t.Context(), string(change)); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
+
+// tableKind is the environment variable that makes all tests run on a table of a kind: partitioned or distributed. By default,
+// it is as the migrations make it.
+const tableKind = "TXLIMIT_TEST_TABLE"
 
 // migrationFiles is migrations.FS. For command mutate, the files are read at run time, so that an edit of SQL compiles
 // nothing.

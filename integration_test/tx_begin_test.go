@@ -413,7 +413,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("a"); err != nil { // this prepares the statement
 		t.Fatal(err)
 	}
-	if !bytes.Contains(sent.Bytes(), []byte("_ratelimit_consume(")) {
+	if !bytes.Contains(sent.Bytes(), []byte("_ratelimit_wire_consume(")) {
 		t.Fatal("the tap does not see a query that is prepared")
 	}
 	sent.Reset()
@@ -423,7 +423,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("b"); err != nil {
 		t.Error(err)
 	}
-	if sent := sent.Bytes(); bytes.Contains(sent, []byte("_ratelimit_consume(")) {
+	if sent := sent.Bytes(); bytes.Contains(sent, []byte("_ratelimit_wire_consume(")) {
 		t.Errorf("prepared again: %q", sent)
 	}
 }

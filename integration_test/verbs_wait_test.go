@@ -570,7 +570,7 @@ type refundSpy struct {
 var errSpy = errors.New("the refund fails")
 
 func (s *refundSpy) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if strings.Contains(sql, "_ratelimit_refund") {
+	if strings.Contains(sql, "_ratelimit_wire_refund") {
 		s.refunds++
 		if deadline, ok := ctx.Deadline(); ok {
 			s.left = time.Until(deadline)

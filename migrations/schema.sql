@@ -428,7 +428,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' THEN
+        IF op = 'consume' AND current_setting('txlimit.distributed', true) IS DISTINCT FROM 'on' THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -768,6 +768,55 @@ BEGIN
 END
 $body$;
 
+-- What the Go library calls for one decision. The answer is a bytea with the decision in the binary format of its type, since a composite
+-- result would be text in some query modes.
+--
+-- Each is a call of its own in the select list, SELECT _ratelimit_wire_consume(...), so that a distributed Postgres can send it to
+-- the server that has the key. The planner inlines them.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz,
+    count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, start, count, floor, now, expect_denial, or_raise, windows));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(
+    name text, key text,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
+    count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, start, shards, count, floor, shard_a, shard_b, now,
+    or_raise, windows));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
+    op text, names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
+    reserve boolean, now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_apply(op, names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b,
+    reserve, now, or_raise, windows, firsts, lasts, mosts, within));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], taken double precision[], held double precision[], parts double precision[],
+    taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(names, keys, rates, periods, capacities, starts, counts, taken, held, parts,
+    taken_at, run_at, now, windows, firsts, lasts));
+
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
@@ -820,6 +869,9 @@ AS $body$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
@@ -901,7 +953,6 @@ AS $body$
 DECLARE
     todo    integer[];            -- the keys that are still to be decided
     done    integer[];            -- the keys that were written
-    xid     xid;                  -- the id of this transaction
     missing boolean := false;     -- true if a key that will be granted has no row
     misfit  boolean := false;     -- true if a row belongs to a sharded limit
     early_ord   integer[];        -- the answers at `seen`
@@ -914,6 +965,8 @@ DECLARE
     mine    boolean[];
     taken   boolean[];
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
+    new_names text[];             -- the rows that were inserted here
+    new_keys  text[];
     before_value double precision[]; -- their tokens before the call, and their ts
     before_ts    timestamptz[] := '{}';
     -- By position in asks: the tokens available, and the instant up to which refills count.
@@ -928,6 +981,9 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
         AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
@@ -989,7 +1045,7 @@ BEGIN
         -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
+            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -999,7 +1055,7 @@ BEGIN
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
-                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -1017,10 +1073,9 @@ BEGIN
             UPDATE /* TEMPLATE: schema */rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
-             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
-               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
-               AND CASE pass WHEN 1 THEN wanted IS NULL
-                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here; waiting for others would break the lock order
+             WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
+               AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s) AND (pass = 2 OR wanted IS NULL)
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
@@ -1052,27 +1107,39 @@ BEGIN
         early_ord := ord; early_value := value; early_ts := ts; early_after := after;
 
         -- 3. Lock the other rows that are needed, in order, and insert the missing ones, full, in the same statement. Then decide
-        -- the rest in the second pass.
+        -- the rest in the second pass. If nothing is missing or wanted, the UPDATE has locked the rows, except those that were
+        -- deleted meanwhile. Waiting for these would break the lock order.
         IF missing OR wanted IS NOT NULL THEN
-            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
-              FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-             ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
-            ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
+            WITH n AS (
+                INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+                SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
+                  FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
+                 ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+                ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false
+                RETURNING name, key
+            )
+            SELECT pg_catalog.array_agg(n.name), pg_catalog.array_agg(n.key) INTO new_names, new_keys FROM n;
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
+        ELSE
+            FOREACH k IN ARRAY todo LOOP
+                PERFORM FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0 FOR NO KEY UPDATE SKIP LOCKED;
+                IF NOT FOUND THEN
+                    RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
+                END IF;
+            END LOOP;
         END IF;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
-        xid := pg_current_xact_id()::xid;
         missing := false;
         FOR rec IN
-            SELECT i, r.value, r.ts, r.xmin = xid AS inserted
+            SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- A row that was inserted here is still full, whatever the definition.
@@ -2391,7 +2458,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 --
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
--- which sees the locked rows (CONCURRENCY.md, F3).
+-- which sees the locked rows (CONCURRENCY.md, F3). A loop costs three times as much; distributed tables need it (README.md).
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -2406,9 +2473,12 @@ AS $body$
 DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
-    keys text[]; -- the keys whose rows are all idle, according to a plain read
-    tids tid[];  -- the rows of these keys, once they are locked
+    keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
     nothing boolean; -- to delete
+    k    text;
+    n    integer;
+    grid timestamptz; -- the start of the windows of k
+    idle boolean;     -- k
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
@@ -2471,17 +2541,39 @@ BEGIN
         RETURN;
     END IF;
 
-    -- LATERAL and tids make the planner look rows up one by one, whatever its estimates.
-    SELECT pg_catalog.array_agg(k.tid) INTO tids
+    IF current_setting('txlimit.distributed', true) = 'on' THEN -- key by key, each on its server
+        FOREACH k IN ARRAY keys LOOP
+            grid := CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, k, period, kind, start) END;
+            SELECT count(*) = min(l.shards) AND count(*) = max(l.shards) INTO idle
+              FROM (
+                SELECT r.shards
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = k
+                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards,
+                           /* TEMPLATE: schema */_ratelimit_upto(at, period, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END),
+                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END)
+                   FOR UPDATE OF r SKIP LOCKED
+              ) AS l;
+            IF idle THEN
+                DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = k;
+                GET DIAGNOSTICS n = ROW_COUNT;
+                deleted := deleted + n;
+            END IF;
+        END LOOP;
+        RETURN;
+    END IF;
+
+    -- LATERAL and = ANY make the planner look keys up one by one, whatever its estimates (CONCURRENCY.md, E6).
+    SELECT pg_catalog.array_agg(k.key) INTO keys
       FROM (
-        SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
+        SELECT l.key
           FROM (
             SELECT u.key, CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
-            SELECT r.ctid AS tid, r.key, r.shards
+            SELECT r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
@@ -2493,7 +2585,9 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.ctid = ANY (tids);
+    DELETE FROM /* TEMPLATE: schema */rate_limits AS r
+     USING pg_catalog.unnest(keys) AS u (key)
+     WHERE r.name = ANY (ARRAY[CASE WHEN u.key IS NOT NULL THEN name END]) AND r.key = u.key;
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$;

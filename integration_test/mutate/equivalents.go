@@ -8,7 +8,6 @@ var equivalents = []equivalent{
 	{"ratelimit/demand.go", "`left <= d.floor` for `left < d.floor`", "if they are equal, the floor gets the same value"},
 	{balance, "in `_ratelimit_left`, a refill counts from now, not from the rows' ts", "it is called only after a denial, and nothing is refilled before that ts: the call stays denied"},
 	{coalesce, "without `floor(b.available / b.count) * b.count > b.available`", "if a key is repeated, its counts are whole numbers (a contract of the arguments), and their multiples up to 1e15 are exact: no smaller quotient is rounded up to a whole number (2 million tried)"},
-	{coalesce, "`r.ctid = s.tid` alone, without `r.value = s.value` or `r.ts = s.ts`", "servers since November 2025 check the ctid again after a wait; on 15.14, TestCoalescerDecidesAnewOnWhatItWaitedFor and TestCoalescerOverGrant notice"},
 	{coalesce, "without the `SET enable_...` other than seqscan, or without `MATERIALIZED` (the CTE is read more than once)", "only the plans change: bench measures that"},
 	{"ratelimit/coalescer.go", "`maxBatch`, and `flush` without `told.Wait`", "the number of calls in a statement changes no decision: bench measures it"},
 	{"ratelimit/coalescer_batch.go", "`consumeSum` remembers no denial", "it only makes the next call faster: bench measures it"},

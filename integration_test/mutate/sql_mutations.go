@@ -620,7 +620,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
 		name: "keys-any-level", file: consumeKeys, what: "keys are decided on a snapshot that misses committed rows",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (/* TEMPLATE: schema */_ratelimit_valid(", new: "IF (/* TEMPLATE: schema */_ratelimit_valid(",
+		old: "    IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "keys-last-token", file: consumeKeys, what: "the last token is not granted at once (>= to >)",
@@ -656,26 +656,23 @@ var sqlMutations = []mutation{
 
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they have changed since they were read",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND s.n > '0'",
+		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > '0'", new: "AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-value", file: coalesce, what: "only the values are compared, which may be equal at another time",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.value = s.value AND s.n > '0'",
+		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > '0'", new: "AND r.value = s.value AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-compares-ts", file: coalesce, what: "only the times are compared, which in a window may be equal",
-		old:   "WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'",
-		new:   "WHERE r.name = names[defs[s.i]] AND r.key = keys[s.i] AND r.shard = 0 AND r.ts = s.ts AND s.n > '0'",
+		old: "AND r.value = s.value AND r.ts = s.ts AND s.n > '0'", new: "AND r.ts = s.ts AND s.n > '0'",
 		tests: "TestCoalescerDecidesAnewOnWhatItWaitedFor",
 	}, {
 		name: "coalesce-order", file: coalesce, what: "missing and mixed keys are locked in another order than the common one",
-		old: "ORDER BY names[defs[i]] COLLATE \"C\", keys[i] COLLATE \"C\"\n            ON CONFLICT", new: "ORDER BY names[defs[i]] COLLATE \"C\" DESC, keys[i] COLLATE \"C\" DESC\n            ON CONFLICT",
+		old: "ORDER BY names[defs[i]] COLLATE \"C\", keys[i] COLLATE \"C\"\n                ON CONFLICT", new: "ORDER BY names[defs[i]] COLLATE \"C\" DESC, keys[i] COLLATE \"C\" DESC\n                ON CONFLICT",
 		tests: "TestCoalescerDoesNotDeadlock|TestCoalescerChaos",
 	}, {
 		name: "coalesce-no-lock", file: coalesce, what: "existing rows are not locked together with the missing ones",
-		old: "ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;", new: "ON CONFLICT (name, key, shard) DO NOTHING;",
+		old: "ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false\n", new: "ON CONFLICT (name, key, shard) DO NOTHING\n",
 		tests: "TestCoalescerIsExact",
 	}, {
 		name: "coalesce-clock-read-once", file: coalesce, what: "the clock is not read again after locking",
@@ -703,7 +700,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "coalesce-any-level", file: coalesce, what: "batches are decided on a snapshot that misses committed rows",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n    IF (isfinite", new: "IF (isfinite",
+		old: "    IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
 		name: "coalesce-last-token", file: coalesce, what: "the last token is not granted (< to <=)",
@@ -727,8 +724,12 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerDenialsWriteNothing",
 	}, {
 		name: "coalesce-waits-out-of-order", file: coalesce, what: "the second pass waits for rows that are not locked",
-		old: "ELSE xid IN (r.xmin, r.xmax) END", new: "ELSE true END",
+		old: "FOR NO KEY UPDATE SKIP LOCKED", new: "FOR NO KEY UPDATE",
 		tests: "TestCoalescerDoesNotWaitForARowMadeAnew",
+	}, {
+		name: "coalesce-inserted-is-full", file: coalesce, what: "a row that was inserted for a call has the capacity of another call's definition",
+		old: "(r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted", new: "false AS inserted",
+		tests: "TestCoalescerIsExact",
 	},
 
 	// the rest
@@ -785,11 +786,11 @@ var sqlMutations = []mutation{
 
 	{
 		name: "sweep-no-lock", file: sweep, what: "rows are deleted without being locked and checked again",
-		old: "               FOR UPDATE OF r SKIP LOCKED\n", new: "",
+		old: "               FOR UPDATE OF r SKIP LOCKED\n          ) AS l\n         GROUP BY", new: "          ) AS l\n         GROUP BY",
 		tests: "TestASweepLeavesWhatIsLocked|TestSweepsAmongTraffic",
 	}, {
 		name: "sweep-waits", file: sweep, what: "a sweep waits for rows that others have locked",
-		old: "FOR UPDATE OF r SKIP LOCKED", new: "FOR UPDATE OF r",
+		old: "FOR UPDATE OF r SKIP LOCKED\n          ) AS l\n         GROUP BY", new: "FOR UPDATE OF r\n          ) AS l\n         GROUP BY",
 		tests: "TestASweepLeavesWhatIsLocked",
 	}, {
 		name: "sweep-calendar", file: sweep, what: "a calendar's row is deleted a day before it is full by every anchor",

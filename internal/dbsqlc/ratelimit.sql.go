@@ -13,13 +13,13 @@ import (
 )
 
 const Apply = `-- name: Apply :one
-SELECT pg_catalog.record_send(_ratelimit_apply(
+SELECT _ratelimit_wire_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[],
       $13::boolean, $14::timestamptz, $15::boolean,
-      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[], $20::interval))::bytea AS answer
+      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[], $20::interval) AS answer
 `
 
 type ApplyParams struct {
@@ -74,11 +74,11 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 }
 
 const Consume = `-- name: Consume :one
-SELECT pg_catalog.record_send(_ratelimit_consume(
+SELECT _ratelimit_wire_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean,
-      $12::timestamptz[]))::bytea AS answer
+      $12::timestamptz[]) AS answer
 `
 
 type ConsumeParams struct {
@@ -117,10 +117,10 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 }
 
 const ConsumeSeveral = `-- name: ConsumeSeveral :one
-SELECT pg_catalog.record_send(_ratelimit_consume_several(
+SELECT _ratelimit_wire_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean))::bytea AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean) AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -155,12 +155,12 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 }
 
 const ConsumeSharded = `-- name: ConsumeSharded :one
-SELECT pg_catalog.record_send(_ratelimit_consume_sharded(
+SELECT _ratelimit_wire_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
       $10::integer, $11::integer, $12::timestamptz, $13::boolean,
-      $14::timestamptz[]))::bytea AS answer
+      $14::timestamptz[]) AS answer
 `
 
 type ConsumeShardedParams struct {
@@ -203,12 +203,12 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 }
 
 const Refund = `-- name: Refund :one
-SELECT pg_catalog.record_send(_ratelimit_refund(
+SELECT _ratelimit_wire_refund(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
       $11::timestamptz, $12::timestamptz, $13::timestamptz,
-      $14::timestamptz[], $15::integer[], $16::integer[]))::bytea AS answer
+      $14::timestamptz[], $15::integer[], $16::integer[]) AS answer
 `
 
 type RefundParams struct {

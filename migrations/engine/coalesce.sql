@@ -41,7 +41,6 @@ AS $body$
 DECLARE
     todo    integer[];            -- the keys that are still to be decided
     done    integer[];            -- the keys that were written
-    xid     xid;                  -- the id of this transaction
     missing boolean := false;     -- true if a key that will be granted has no row
     misfit  boolean := false;     -- true if a row belongs to a sharded limit
     early_ord   integer[];        -- the answers at `seen`
@@ -54,6 +53,8 @@ DECLARE
     mine    boolean[];
     taken   boolean[];
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
+    new_names text[];             -- the rows that were inserted here
+    new_keys  text[];
     before_value double precision[]; -- their tokens before the call, and their ts
     before_ts    timestamptz[] := '{}';
     -- By position in asks: the tokens available, and the instant up to which refills count.
@@ -68,6 +69,9 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
         AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
@@ -129,7 +133,7 @@ BEGIN
         -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.tid, c.value, c.ts, c.shards, c.n,
+            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -139,7 +143,7 @@ BEGIN
                             WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
-                    SELECT a.i, r.ctid AS tid, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -157,10 +161,9 @@ BEGIN
             UPDATE /* TEMPLATE: schema */rate_limits AS r
                SET value = s.after, ts = greatest(s.ts, at)
               FROM s
-             WHERE r.ctid = s.tid AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
-               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s)
-               AND CASE pass WHEN 1 THEN wanted IS NULL
-                   ELSE xid IN (r.xmin, r.xmax) END -- inserted or locked here; waiting for others would break the lock order
+             WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
+               AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s) AND (pass = 2 OR wanted IS NULL)
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
@@ -192,27 +195,39 @@ BEGIN
         early_ord := ord; early_value := value; early_ts := ts; early_after := after;
 
         -- 3. Lock the other rows that are needed, in order, and insert the missing ones, full, in the same statement. Then decide
-        -- the rest in the second pass.
+        -- the rest in the second pass. If nothing is missing or wanted, the UPDATE has locked the rows, except those that were
+        -- deleted meanwhile. Waiting for these would break the lock order.
         IF missing OR wanted IS NOT NULL THEN
-            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-            SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
-              FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-             ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
-            ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false;
+            WITH n AS (
+                INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+                SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
+                  FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
+                 ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
+                ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false
+                RETURNING name, key
+            )
+            SELECT pg_catalog.array_agg(n.name), pg_catalog.array_agg(n.key) INTO new_names, new_keys FROM n;
             IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                     WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
+        ELSE
+            FOREACH k IN ARRAY todo LOOP
+                PERFORM FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0 FOR NO KEY UPDATE SKIP LOCKED;
+                IF NOT FOUND THEN
+                    RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
+                END IF;
+            END LOOP;
         END IF;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
-        xid := pg_current_xact_id()::xid;
         missing := false;
         FOR rec IN
-            SELECT i, r.value, r.ts, r.xmin = xid AS inserted
+            SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT *, r.xmin FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- A row that was inserted here is still full, whatever the definition.

@@ -22,7 +22,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 --
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
--- which sees the locked rows (CONCURRENCY.md, F3).
+-- which sees the locked rows (CONCURRENCY.md, F3). A loop costs three times as much; distributed tables need it (README.md).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -37,9 +37,12 @@ AS $body$
 DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
-    keys text[]; -- the keys whose rows are all idle, according to a plain read
-    tids tid[];  -- the rows of these keys, once they are locked
+    keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
     nothing boolean; -- to delete
+    k    text;
+    n    integer;
+    grid timestamptz; -- the start of the windows of k
+    idle boolean;     -- k
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
@@ -102,17 +105,39 @@ BEGIN
         RETURN;
     END IF;
 
-    -- LATERAL and tids make the planner look rows up one by one, whatever its estimates.
-    SELECT pg_catalog.array_agg(k.tid) INTO tids
+    IF current_setting('txlimit.distributed', true) = 'on' THEN -- key by key, each on its server
+        FOREACH k IN ARRAY keys LOOP
+            grid := CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, k, period, kind, start) END;
+            SELECT count(*) = min(l.shards) AND count(*) = max(l.shards) INTO idle
+              FROM (
+                SELECT r.shards
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = name AND r.key = k
+                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards,
+                           /* TEMPLATE: schema */_ratelimit_upto(at, period, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END),
+                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END)
+                   FOR UPDATE OF r SKIP LOCKED
+              ) AS l;
+            IF idle THEN
+                DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = k;
+                GET DIAGNOSTICS n = ROW_COUNT;
+                deleted := deleted + n;
+            END IF;
+        END LOOP;
+        RETURN;
+    END IF;
+
+    -- LATERAL and = ANY make the planner look keys up one by one, whatever its estimates (CONCURRENCY.md, E6).
+    SELECT pg_catalog.array_agg(k.key) INTO keys
       FROM (
-        SELECT pg_catalog.unnest(pg_catalog.array_agg(l.tid)) AS tid
+        SELECT l.key
           FROM (
             SELECT u.key, CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
-            SELECT r.ctid AS tid, r.key, r.shards
+            SELECT r.key, r.shards
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
@@ -124,7 +149,9 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.ctid = ANY (tids);
+    DELETE FROM /* TEMPLATE: schema */rate_limits AS r
+     USING pg_catalog.unnest(keys) AS u (key)
+     WHERE r.name = ANY (ARRAY[CASE WHEN u.key IS NOT NULL THEN name END]) AND r.key = u.key;
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$;
