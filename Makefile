@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-shared test-alone test-others race check lint generated tidied bench container matrix pgbouncer faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-shared test-alone test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -60,6 +60,15 @@ container: ## run the integration tests on a Postgres in a Docker container (ARE
 
 matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18" AREAS="sql ops")
 	integration_test/scripts/matrix.sh
+
+conformance: ## say what works on a migrated server (URL=postgres://...), or on servers of all kinds (TABLES="plain" MATRIX="14 18")
+	@integration_test/scripts/conformance.sh
+
+partitioned: ## run the integration tests on a table that is partitioned by key (AREAS="verbs sql")
+	cd integration_test && TXLIMIT_TEST_TABLE=partitioned go test -count=1 -timeout 20m -run "$$(scripts/tests.sh $(AREAS))" .
+
+plproxy: ## run the limiter through PL/Proxy: three real servers and a proxy (THROUGHPUT=5s: measure instead)
+	integration_test/scripts/plproxy.sh
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
 	integration_test/scripts/pgbouncer.sh
@@ -107,7 +116,7 @@ generate: ## write the migrations from migrations/engine, and internal/dbsqlc fr
 	cd migrations && go run generate.go
 	$(SQLC) generate
 
-prerelease: check race container matrix pgbouncer faults soak fuzz mutate bench ## everything, which takes hours: before a release
+prerelease: check race container conformance matrix partitioned pgbouncer plproxy faults soak fuzz mutate bench ## everything, which takes hours: before a release
 	.ci/release -try v0.0.0-prerelease
 
 release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)

@@ -104,21 +104,15 @@ func conformance(t *testing.T, c config) (report, error) {
 	return r, err
 }
 
-// conforms wants all cases to work.
-func conforms(t *testing.T, url string) {
-	t.Helper()
-	c := config{url: url}
-	if testing.Short() {
-		c.only = "Consume|later uses|one key"
-	}
-	r, _ := conformance(t, c)
+// Some cases on a plain server, of which nothing is left behind. make conformance runs all.
+func TestAPlainServerConforms(t *testing.T) {
+	t.Parallel()
+	url := migrated(t)
+	r, _ := conformance(t, config{url: url, only: "Consume|later uses|one key"})
 	for _, c := range r.Cases {
 		if c.Verdict != works {
 			t.Errorf("%s: %s: %s", c.Name, c.Verdict, c.Condition)
 		}
-	}
-	if !testing.Short() && len(r.Cases) != len(allCases()) {
-		t.Errorf("%d cases, want %d", len(r.Cases), len(allCases()))
 	}
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
@@ -131,11 +125,6 @@ func conforms(t *testing.T, url string) {
 			t.Errorf("%d rows are left in %s: %v", rows, table, err)
 		}
 	}
-}
-
-func TestAPlainServerConforms(t *testing.T) {
-	t.Parallel()
-	conforms(t, migrated(t))
 }
 
 // TestAnApplicationsRoleSuffices: a role without any right but an application's. It can make no table for business rows.
@@ -169,20 +158,6 @@ func TestAnApplicationsRoleSuffices(t *testing.T) {
 	if i := slices.IndexFunc(r.Server, func(f fact) bool { return f.Name == "rights" }); i < 0 || r.Server[i].Value != "no superuser" {
 		t.Errorf("the role is not that of an application: %v", r.Server)
 	}
-}
-
-// partitioned splits the table by the hash of the key.
-var partitioned = []string{
-	`ALTER TABLE rate_limits RENAME TO rate_limits_before`,
-	`CREATE TABLE rate_limits (LIKE rate_limits_before INCLUDING ALL) PARTITION BY HASH (key)`,
-	`CREATE TABLE rate_limits_0 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 0) WITH (fillfactor = 90)`,
-	`CREATE TABLE rate_limits_1 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 1) WITH (fillfactor = 90)`,
-	`CREATE TABLE rate_limits_2 PARTITION OF rate_limits FOR VALUES WITH (MODULUS 3, REMAINDER 2) WITH (fillfactor = 90)`,
-}
-
-func TestAPartitionedTableConforms(t *testing.T) {
-	t.Parallel()
-	conforms(t, migrated(t, partitioned...))
 }
 
 // TestItSaysWhatIsWrong breaks the engine, and wants the command to notice.

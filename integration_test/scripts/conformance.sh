@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Says what works on a server: on that of URL, or else on servers that it starts: TABLES="plain partitioned distributed" on the installed
+# version, and a plain table on the versions in MATRIX ("14 18"). ARGS are flags of the command.
+set -euo pipefail
+. "$(dirname "$0")/versions.sh"
+cd "$(dirname "$0")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work/conformance" ./integration_test/conformance
+if [ -n "${URL-}" ]; then
+	# shellcheck disable=SC2086
+	"$work/conformance" ${ARGS-} -url "$URL"
+	exit
+fi
+
+go build -o "$work/withpostgres" ./internal/postgres/cmd/withpostgres
+failed=()
+on() { # NAME FILE...
+	local name=$1
+	shift
+	cat migrations/schema.sql "$@" >"$work/schema.sql"
+	printf '\n== %s\n\n' "$name"
+	# shellcheck disable=SC2016,SC2086
+	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" ${ARGS--time 300ms -goroutines 16 -calls 400} 2>"$work/progress" || {
+		failed+=("$name")
+		tail -n 5 "$work/progress" >&2
+	}
+}
+for table in ${TABLES-plain partitioned distributed}; do
+	case $table in
+	plain) on "a plain table" ;;
+	*) on "a $table table" "integration_test/testdata/$table.sql" ;;
+	esac
+done
+for version in ${MATRIX-14 18}; do
+	bin=$(binaries "$version")
+	TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin on "PostgreSQL $version"
+done
+if ((${#failed[@]})); then
+	echo "something is wrong on: ${failed[*]}" >&2
+	exit 1
+fi
