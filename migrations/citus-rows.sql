@@ -55,7 +55,9 @@ BEGIN
 END
 $$;
 
--- LOOPS: forms of _ratelimit_consume_keys and _ratelimit_coalesce that look up one key after another go here, if the engine's do not work.
+-- Has the functions of several keys run statements for one key each. _ratelimit_coalesce and _ratelimit_consume_keys then refuse their
+-- batches, and the Coalescer sends one call after another: a transaction on several nodes would cost more than it saves.
+CREATE OR REPLACE FUNCTION _ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true;
 
 -- These run on the node that has the key. Citus delegates them outside transactions.
 --
