@@ -202,7 +202,9 @@ func TestAGuardEndsTransactionsAndBatches(t *testing.T) {
 				"SendTx": func() error {
 					var batch pgx.Batch
 					batch.Queue("INSERT INTO notes VALUES (1)")
-					limiter.QueueConsume(t.Context(), &batch, request)
+					if _, err := limiter.QueueConsume(t.Context(), &batch, request); err != nil {
+						return err
+					}
 					return limiter.SendTx(t.Context(), pool, &batch, ratelimit.Isolation(level))
 				},
 			}
@@ -320,7 +322,9 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 		},
 		"SendTx": func(ctx context.Context, to int, request ratelimit.Request) error {
 			var batch pgx.Batch
-			limiter.QueueConsume(ctx, &batch, request)
+			if _, err := limiter.QueueConsume(ctx, &batch, request); err != nil {
+				return err
+			}
 			return limiter.SendTx(ctx, servers[to], &batch, ratelimit.Isolation(pgx.ReadCommitted))
 		},
 	}
@@ -481,7 +485,7 @@ func TestTheGuardsOfTheDocs(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					defer tx.Rollback(context.WithoutCancel(t.Context()))                    //nolint:errcheck // committed, or the test has failed
+					defer tx.Rollback(context.WithoutCancel(t.Context()))
 					if _, err := tx.Exec(t.Context(), "SELECT 1 FROM tenants"); err != nil { // a snapshot
 						t.Fatal(err)
 					}
@@ -503,7 +507,11 @@ func TestTheGuardsOfTheDocs(t *testing.T) {
 				}
 				closed := make(chan error)
 				go func() {
-					_, err := pool.Exec(t.Context(), "UPDATE tenants SET here = false WHERE id = 'acme'")
+					err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+						_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended('acme', 0));
+							UPDATE tenants SET here = false WHERE id = 'acme'`, pgx.QueryExecModeSimpleProtocol)
+						return err
+					})
 					closed <- err
 				}()
 				waitingFor(t, pool, txs[0])

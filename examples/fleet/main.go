@@ -39,9 +39,11 @@ const schema = `
 		sender text NOT NULL
 	);
 
-	-- A transaction that takes tokens locks the tenant's row until it ends. So a move can wait for it.
+	-- A transaction that takes tokens holds two locks of the tenant until it ends, for which a move waits. Later ones queue for the first
+	-- behind the move. The second is an error in a REPEATABLE READ transaction that began before the move.
 	CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
 	BEGIN
+		PERFORM pg_advisory_xact_lock_shared(hashtextextended(split_part(key, '|', 1), 0));
 		PERFORM FROM tenants WHERE id = split_part(key, '|', 1) AND here FOR SHARE;
 		RETURN FOUND;
 	END $$;
@@ -93,24 +95,45 @@ func refused(err error) bool {
 	return ok && pgErr.Code == "RL004"
 }
 
-// move moves a tenant to another server, with its messages and limits. If it fails, run it again: until it is done, no server or
-// one server serves the tenant, never two.
-func (f *fleet) move(ctx context.Context, tenant string, to int) error {
-	old := f.servers[f.homeOf(tenant)]
+// move moves a tenant from one server to another, with its messages and limits. If it fails, run it again with the same servers: until
+// it is done, no server or one server serves the tenant, never two.
+func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
+	if from == to {
+		return fmt.Errorf("%s is to move from server %d to itself", tenant, from)
+	}
 
-	// 1. The old server refuses the tenant. The UPDATE waits for the transactions that its guard has let pass.
-	if _, err := old.Exec(ctx, "UPDATE tenants SET here = false WHERE id = $1", tenant); err != nil {
+	// 1. The old server refuses the tenant. This waits for the transactions that its guard has let pass.
+	var there bool
+	err := pgx.BeginFunc(ctx, f.servers[from], func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", tenant); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, "UPDATE tenants SET here = false WHERE id = $1", tenant)
+		there = tag.RowsAffected() > 0
+		return err
+	})
+	if err != nil {
 		return err
 	}
 
 	// 2. Copy everything in one transaction. The new server serves the tenant from its commit on.
-	err := pgx.BeginFunc(ctx, f.servers[to], func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, "INSERT INTO tenants VALUES ($1, true) ON CONFLICT DO NOTHING", tenant)
-		if err != nil || tag.RowsAffected() == 0 { // copied by an earlier attempt
+	err = pgx.BeginFunc(ctx, f.servers[to], func(tx pgx.Tx) error {
+		var copied bool
+		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM tenants WHERE id = $1 AND here)", tenant).Scan(&copied)
+		if err != nil || copied { // by an earlier attempt
+			return err
+		}
+		if !there {
+			return fmt.Errorf("%s is not on server %d", tenant, from)
+		}
+		if err := forget(ctx, tx, tenant); err != nil { // what an earlier move has left
+			return err
+		}
+		if _, err := tx.Exec(ctx, "INSERT INTO tenants VALUES ($1, true)", tenant); err != nil {
 			return err
 		}
 		for _, c := range []struct{ table, tenant string }{{"messages", "tenant"}, {"rate_limits", "split_part(key, '|', 1)"}} {
-			if err := copyRows(ctx, tx, old, c.table, "SELECT * FROM "+c.table+" WHERE "+c.tenant+" = $1", tenant); err != nil {
+			if err := copyRows(ctx, tx, f.servers[from], c.table, "SELECT * FROM "+c.table+" WHERE "+c.tenant+" = $1", tenant); err != nil {
 				return err
 			}
 		}
@@ -126,18 +149,21 @@ func (f *fleet) move(ctx context.Context, tenant string, to int) error {
 	f.mu.Unlock()
 
 	// 4. Delete what is left behind.
-	return pgx.BeginFunc(ctx, old, func(tx pgx.Tx) error {
-		for _, statement := range []string{
-			"DELETE FROM rate_limits WHERE split_part(key, '|', 1) = $1",
-			"DELETE FROM messages WHERE tenant = $1",
-			"DELETE FROM tenants WHERE id = $1",
-		} {
-			if _, err := tx.Exec(ctx, statement, tenant); err != nil {
-				return err
-			}
+	return pgx.BeginFunc(ctx, f.servers[from], func(tx pgx.Tx) error { return forget(ctx, tx, tenant) })
+}
+
+// forget deletes a tenant from a server that has closed it.
+func forget(ctx context.Context, tx pgx.Tx, tenant string) error {
+	for _, statement := range []string{
+		"DELETE FROM rate_limits WHERE split_part(key, '|', 1) = $1",
+		"DELETE FROM messages WHERE tenant = $1",
+		"DELETE FROM tenants WHERE id = $1",
+	} {
+		if _, err := tx.Exec(ctx, statement, tenant); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 func copyRows(ctx context.Context, to pgx.Tx, from *pgxpool.Pool, table, query string, args ...any) error {
@@ -205,7 +231,7 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 		during, err = f.sendMany(movingCtx, "globex", 40)
 		return err
 	})
-	moving.Go(func() error { return f.move(movingCtx, "globex", 2) })
+	moving.Go(func() error { return f.move(movingCtx, "globex", 1, 2) })
 	if err := moving.Wait(); err != nil {
 		return err
 	}

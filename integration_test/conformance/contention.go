@@ -41,10 +41,10 @@ func (t *trial) place(limit ratelimit.Limit, key string) *place {
 
 // tally is what came of the calls of a trial.
 type tally struct {
-	places                                         []*place
-	calls, conflicts, refusals, refused, abandoned atomic.Int64
-	mu                                             sync.Mutex
-	refusal, conflict, failure                     error
+	places                              []*place
+	calls, conflicts, refusals, refused atomic.Int64
+	mu                                  sync.Mutex
+	refusal, conflict, failure          error
 }
 
 func (y *tally) note(where *error, err error) {

@@ -64,7 +64,7 @@ func main() {
 // run tries all cases and prints the report.
 func run(ctx context.Context, c config, out, progress io.Writer) error {
 	if c.url == "" || flag.NArg() > 0 {
-		return errors.New("say which server: -url postgres://...")
+		return errors.New("no server: set -url")
 	}
 	only, err := regexp.Compile(c.only)
 	if err != nil {

@@ -23,8 +23,6 @@ const (
 	wrong       verdict = "wrong"
 )
 
-var verdicts = []verdict{works, conditional, refused, wrong}
-
 // outcome is what came of one trial.
 type outcome struct {
 	Verdict   verdict `json:"verdict"`

@@ -32,8 +32,7 @@ func stopped(now *time.Time) *ratelimit.Limiter {
 }
 
 func state(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pg.Code
 	}
 	return ""
@@ -583,16 +582,16 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 	}
 
 	// Overrides, and definitions by name.
-	real := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
+	overridden := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
 	signUps := ratelimit.TokenBucket("sign-ups", 3, 1000*time.Hour)
 	if err := ratelimit.Publish(t.Context(), db, "plproxy_test", signUps); err != nil {
 		t.Fatal(err)
 	}
-	if err := real.Overrides.Load(t.Context()); err != nil {
+	if err := overridden.Overrides.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if _, err := real.Consume(t.Context(), db, signUps.Key("acme")); err != nil {
+		if _, err := overridden.Consume(t.Context(), db, signUps.Key("acme")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -614,7 +613,7 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 	if err := db.QueryRow(t.Context(), "SELECT ratelimit_add($1)", id).Scan(&again); err != nil || again != 2 {
 		t.Errorf("%v tokens added, %v, want 2 as before", again, err)
 	}
-	if err := real.Overrides.Load(t.Context()); err != nil {
+	if err := overridden.Overrides.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var remaining float64
@@ -627,10 +626,10 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 	if _, err := db.Exec(t.Context(), "SELECT ratelimit_block('sign-ups', 'acme')"); err != nil {
 		t.Fatal(err)
 	}
-	if err := real.Overrides.Load(t.Context()); err != nil {
+	if err := overridden.Overrides.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := real.Consume(t.Context(), db, signUps.Key("acme")); !errors.Is(err, ratelimit.ErrDenied) {
+	if _, err := overridden.Consume(t.Context(), db, signUps.Key("acme")); !errors.Is(err, ratelimit.ErrDenied) {
 		t.Errorf("%v, want a denial by the block", err)
 	}
 }
