@@ -1,4 +1,4 @@
--- The statements for a distributed table, as migrations/citus.sql chooses them, on an ordinary one.
+-- The statements for a distributed table, as migrations/citus.sql chooses them for row-based sharding, on an ordinary one.
 DO $$
 DECLARE f regprocedure;
 BEGIN
