@@ -201,8 +201,7 @@ func (s *suite) runWay(ctx context.Context, t *trial) outcome {
 	case stopped != nil && (err == nil || errors.Is(err, stopped)):
 		return stopped.outcome
 	case stopped != nil: // InTx gave up
-		o := fromError(ctx, stopped.Step, err, t.c.may...)
-		return o
+		return fromError(ctx, stopped.Step, err, t.c.may...)
 	case errors.Is(err, errRollback):
 		return outcome{Verdict: works}
 	case err != nil:

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,8 +21,6 @@ const (
 	refused     verdict = "refused with a clear error"
 	wrong       verdict = "wrong"
 )
-
-var verdicts = []verdict{works, conditional, refused, wrong}
 
 // outcome is what came of one trial.
 type outcome struct {
@@ -236,7 +233,7 @@ func separate(yes, no []tried) string {
 func short(text string, runes int) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if r := []rune(text); len(r) > runes {
-		return cmp.Or(string(r[:runes])+" …", text)
+		return string(r[:runes]) + " …"
 	}
 	return text
 }
