@@ -97,8 +97,8 @@ func migrate(t testing.TB, url string) {
 	}
 }
 
-// tableKind is the environment variable that makes all tests run on a table of a kind: partitioned or distributed. By default,
-// it is as the migrations make it.
+// tableKind is the environment variable that makes all tests run on a table of a kind, partitioned. By default, it is as the
+// migrations make it.
 const tableKind = "TXLIMIT_TEST_TABLE"
 
 // migrationFiles is migrations.FS. For command mutate, the files are read at run time, so that an edit of SQL compiles

@@ -88,7 +88,7 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 // What the file does besides calling Citus is the same on any Postgres.
 func TestTheFileForCitusRunsTwice(t *testing.T) {
 	t.Parallel()
-	for how, want := range map[string]struct{ distributed, switched int }{citusBySchema: {8, 0}, citusByKey: {2, 4}} {
+	for how, want := range map[string]int{citusBySchema: 8, citusByKey: 2} {
 		pool := newPool(t, 4)
 		mustExec(t, pool, citusStub)
 		distribute(t, pool, how)
@@ -121,12 +121,13 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 				t.Errorf("%s on Citus %s: %d functions have a generic plan", how, version, len(got))
 			}
 		}
-		if got := settings("txlimit.distributed=on"); len(got) != want.switched {
-			t.Errorf("%s: %d functions have statements for one key at a time, want %d", how, len(got), want.switched)
-		}
 		var functions int
-		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f) FROM distributed`).Scan(&functions); err != nil || functions != want.distributed {
-			t.Errorf("%s: %d functions are distributed, want %d, %v", how, functions, want.distributed, err)
+		var byKey bool
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), _ratelimit_distributed() FROM distributed`).Scan(&functions, &byKey); err != nil {
+			t.Fatal(err)
+		}
+		if functions != want || byKey != (how == citusByKey) {
+			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v", how, functions, want, byKey)
 		}
 		works(t, pool)
 

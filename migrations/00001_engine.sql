@@ -65,6 +65,13 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
 
+-- Reports whether rate_limits is distributed by key over several servers. migrations/citus-rows.sql replaces the function. Then the
+-- functions run statements for one key each, which such a server can send on. On one server these cost up to three times as much.
+-- The planner inlines it.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN false;
+
 -- The decision on one limit. value and ts are the row's new state if it was granted, or the state that led to the denial.
 -- A named type saves time: Postgres assembles the row type of OUT parameters again for every call, and a ROW that is cast to
 -- this type needs no conversion on return.
@@ -428,7 +435,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND current_setting('txlimit.distributed', true) IS DISTINCT FROM 'on' THEN
+        IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -870,7 +877,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN
@@ -982,7 +989,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
@@ -2458,7 +2465,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 --
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
--- which sees the locked rows (CONCURRENCY.md, F3). A loop costs three times as much; distributed tables need it (README.md).
+-- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -2541,7 +2548,7 @@ BEGIN
         RETURN;
     END IF;
 
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- key by key, each on its server
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- key by key, each on its server
         FOREACH k IN ARRAY keys LOOP
             grid := CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, k, period, kind, start) END;
             SELECT count(*) = min(l.shards) AND count(*) = max(l.shards) INTO idle
@@ -2943,6 +2950,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key te
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_distributed();
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);

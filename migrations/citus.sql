@@ -1,5 +1,5 @@
 -- For Citus: makes the functions suit a distributed rate_limits, and run on the node that has the rows. docs/citus.md says when to run it.
--- On the coordinator, as the owner of the functions (row-based: as a superuser), for each schema, after every migration:
+-- On the coordinator, as the owner of the functions, for each schema, after every migration:
 --
 --   PGOPTIONS='-c search_path=app' psql -v ON_ERROR_STOP=1 -f citus.sql
 --
@@ -9,6 +9,7 @@ DO $$
 DECLARE
     leaks  boolean;
     by_key boolean; -- row-based sharding; otherwise the schema is on one node
+    own    regnamespace; -- of rate_limits
     old    text;
     n      integer := 0;
     f      record;
@@ -29,10 +30,11 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'rate_limits is not distributed',
             HINT = 'Run SELECT citus_schema_distribute(...) or SELECT create_distributed_table(''rate_limits'', ''key'') first.';
     END IF;
+    own := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass);
     -- A ctid would match rows of every shard. An engine that finds rows by their ctid must stay refused, as it is by its generic plans.
     SELECT string_agg(p.proname, ', ') INTO old
       FROM pg_proc AS p
-     WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass)
+     WHERE p.pronamespace = own
        AND p.proname ~ '^(_ratelimit_(apply|coalesce|consume|refund)|ratelimit_(reset|sweep))' AND p.prosrc ~ '\.(ctid|xmin|xmax)\M';
     IF old IS NOT NULL THEN
         RAISE feature_not_supported USING MESSAGE = format('the schema is too old for a distributed table: %s', old), HINT = 'Migrate first.';
@@ -42,26 +44,22 @@ BEGIN
     -- generic one (Citus pull request 8824); there, no plan is kept.
     leaks := citus_version() ~ '^Citus (13\.2\.[12]|14\.0\.[01])\M';
     FOR f IN
-        SELECT p.oid::regprocedure AS signature, p.proname AS name
+        SELECT p.oid::regprocedure AS signature
           FROM pg_proc AS p
-         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass)
+         WHERE p.pronamespace = own
            AND p.proname IN ('_ratelimit_consume', '_ratelimit_consume_sharded', '_ratelimit_consume_several', '_ratelimit_apply', '_ratelimit_refund',
                              '_ratelimit_consume_keys', '_ratelimit_coalesce', 'ratelimit_sweep')
     LOOP
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s %s plan_cache_mode %s', f.signature,
             CASE WHEN leaks THEN 'SET' ELSE 'RESET' END, CASE WHEN leaks THEN '= force_custom_plan' END);
-        -- These then have no statement for several keys, which may be on several nodes. The setting needs a superuser.
-        IF by_key AND f.name IN ('_ratelimit_apply', '_ratelimit_consume_keys', '_ratelimit_coalesce', 'ratelimit_sweep') THEN
-            EXECUTE format('ALTER FUNCTION %s SET txlimit.distributed = on', f.signature);
-        END IF;
     END LOOP;
     -- Citus looks for a distributed function after Postgres has inlined functions of SQL. A function with a setting is not inlined, and
     -- these have no statement of their own that it would change.
     FOR f IN
         SELECT p.oid::regprocedure AS signature
           FROM pg_proc AS p
-         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass) AND p.proname ~ '^_ratelimit_wire_'
+         WHERE p.pronamespace = own AND p.proname ~ '^_ratelimit_wire_'
     LOOP
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off', f.signature);
@@ -69,6 +67,9 @@ BEGIN
     IF n <> 13 THEN
         RAISE undefined_function USING MESSAGE = format('the schema has %s of 13 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
     END IF;
+    -- With true, the functions for several keys run statements for one key each. _ratelimit_coalesce and _ratelimit_consume_keys then refuse
+    -- their batches, and the Coalescer sends one call after another: a transaction on several nodes would cost more than it saves.
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s._ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, by_key::text);
 END
 $$;
 

@@ -127,6 +127,24 @@ func TestAPlainServerConforms(t *testing.T) {
 	}
 }
 
+// The statements that migrations/citus.sql chooses for row-based sharding, on a plain table: they decide the same. make conformance runs all cases.
+func TestTheStatementsForADistributedTableConform(t *testing.T) {
+	t.Parallel()
+	change, err := os.ReadFile("../testdata/distributed.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := conformance(t, config{url: migrated(t, string(change)), only: "Sweep|Several limits: later uses|[Ss]hard|Coalescer"})
+	if len(r.Cases) < 5 {
+		t.Errorf("%d cases", len(r.Cases))
+	}
+	for _, c := range r.Cases {
+		if c.Verdict != works {
+			t.Errorf("%s: %s: %s", c.Name, c.Verdict, c.Condition)
+		}
+	}
+}
+
 // TestAnApplicationsRoleSuffices: a role without any right but an application's. It can make no table for business rows.
 func TestAnApplicationsRoleSuffices(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,10 @@ package main
 // coalescerMutations are edits of the Coalescer.
 var coalescerMutations = []mutation{
 	{
+		name: "coalescer-foreign", file: "ratelimit/coalescer.go", what: "a key of another server fails all calls of its batch",
+		old: "state == stateSharded || state == stateForeign ||", new: "state == stateSharded ||",
+		tests: "TestAGuardRefusesOnlyTheForeignCallsOfABatch",
+	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last call is decided first",
 		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
@@ -140,7 +144,7 @@ var coalescerMutations = []mutation{
 		tests: "TestALockedTableIsFewStatements",
 	}, {
 		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_queue.go", what: "calls for several limits fail one after another if one of the limits is locked",
-		old: "				return w.alone && slices.ContainsFunc", new: "				return false && slices.ContainsFunc",
+		old: "				return w.alone && anyOf", new: "				return false && anyOf",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
 		name: "coalescer-team-blamed", file: "ratelimit/coalescer_queue.go", what: "calls that share a limit with a failing call are decided with it again",

@@ -10,6 +10,7 @@ const (
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
 	grid           = "migrations/engine/grid.sql"
+	guard          = "migrations/engine/guard.sql"
 	raise          = "migrations/engine/raise.sql"
 	ratelimit      = "migrations/engine/ratelimit.sql"
 	refund         = "migrations/engine/refund.sql"
@@ -730,6 +731,18 @@ var sqlMutations = []mutation{
 		name: "coalesce-inserted-is-full", file: coalesce, what: "a row that was inserted for a call has the capacity of another call's definition",
 		old: "(r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted", new: "false AS inserted",
 		tests: "TestCoalescerIsExact",
+	},
+
+	// ratelimit_refuse
+
+	{
+		name: "guard-state", file: guard, what: "a refusal has the SQLSTATE of a race that was lost, so the function decides again",
+		old: "RAISE SQLSTATE 'RL004'", new: "RAISE SQLSTATE 'RL001'",
+		tests: "TestAGuardRefusesForeignKeysInEveryVerb",
+	}, {
+		name: "guard-shows-key", file: guard, what: "the error of a refusal has the key",
+		old: "belong to this server', NEW.name)", new: "belong to this server', NEW.key)",
+		tests: "TestAGuardRefusesForeignKeysInEveryVerb",
 	},
 
 	// the rest

@@ -211,8 +211,8 @@ var valueMutations = []mutation{
 		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "up-to-error", file: "ratelimit/result.go", what: "the error of a denial does not say that the count is a maximum",
-		old: "s.Limit, s.Key, s.Count, s.upTo = of.Limit, of.Key, of.Count, of.upTo", new: "s.Limit, s.Key, s.Count = of.Limit, of.Key, of.Count",
+		name: "up-to-error", file: "ratelimit/call.go", what: "the error of a denial does not say that the count is a maximum",
+		old: "Count: r.tokens, upTo: r.upTo}", new: "Count: r.tokens}",
 		tests: "TestUpToTakesTheSameFromSeveralLimits",
 	}, {
 		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has the requested count, not the taken one",

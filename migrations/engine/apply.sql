@@ -64,7 +64,7 @@ DECLARE
     highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND current_setting('txlimit.distributed', true) IS DISTINCT FROM 'on' THEN
+        IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());

@@ -70,7 +70,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)

@@ -28,7 +28,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- a transaction on several servers would cost more than it saves
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN

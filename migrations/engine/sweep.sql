@@ -22,7 +22,7 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
 --
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
--- which sees the locked rows (CONCURRENCY.md, F3). A loop costs three times as much; distributed tables need it (README.md).
+-- which sees the locked rows (CONCURRENCY.md, F3).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -105,7 +105,7 @@ BEGIN
         RETURN;
     END IF;
 
-    IF current_setting('txlimit.distributed', true) = 'on' THEN -- key by key, each on its server
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- key by key, each on its server
         FOREACH k IN ARRAY keys LOOP
             grid := CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, k, period, kind, start) END;
             SELECT count(*) = min(l.shards) AND count(*) = max(l.shards) INTO idle

@@ -1,0 +1,6 @@
+-- Reports whether rate_limits is distributed by key over several servers. migrations/citus-rows.sql replaces the function. Then the
+-- functions run statements for one key each, which such a server can send on. On one server these cost up to three times as much.
+-- The planner inlines it.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN false;
