@@ -34,7 +34,7 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 		t.Fatalf("the examples are %q, %v", mains, err)
 	}
 
-	bin := t.TempDir() // one go build for all examples
+	bin := t.TempDir()                                                                                                     // one go build for all examples
 	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", bin+string(filepath.Separator), "./...") // -w, since links take the time
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
