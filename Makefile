@@ -30,7 +30,7 @@ WITHOUT_RACE := verbs sql model
 ALONE = $$(integration_test/scripts/tests.sh $(WITHOUT_RACE))
 OTHERS = $$(go list work | grep -v '/integration_test$$')
 
-# Two runs at a time: tests of one package wait almost as much as they compute.
+# Side by side, since tests wait almost as much as they compute. The small packages come last, two at a time.
 test: ## run the tests of every module, with the race detector where goroutines share something
 	@$(MAKE) --no-print-directory -j2 -O test-shared test-alone test-others
 
@@ -41,7 +41,7 @@ test-alone:
 	go test -parallel 4 -count=1 -timeout 30m -run "$(ALONE)" ./integration_test
 
 test-others:
-	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
+	go test $(RACE) -p 2 -parallel 4 -count=1 -timeout 30m $(OTHERS)
 
 race: ## run the tests of every module with the race detector, one package at a time, and the random ones at twice the size
 	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
