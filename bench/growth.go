@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/txlimit/txlimit/internal/postgres/procstat"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -310,11 +311,11 @@ func findServers(ctx context.Context, e *env, admin *pgxpool.Pool) (s serverProc
 	if err := admin.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend); err != nil {
 		return s, err
 	}
-	p, err := readProcess(backend)
-	if err != nil || p.name != "postgres" {
-		return s, fmt.Errorf("the processes of Postgres are not to be seen: growth needs Linux, and a Postgres on this machine, outside a container (%q, %w)", p.name, err)
+	p, err := procstat.Read(backend)
+	if err != nil || p.Name != "postgres" {
+		return s, fmt.Errorf("the processes of Postgres are not to be seen: growth needs Linux, and a Postgres on this machine, outside a container (%q, %w)", p.Name, err)
 	}
-	s.postmaster = p.parent
+	s.postmaster = p.Parent
 	client := redis.NewClient(&redis.Options{Addr: e.redis.addr})
 	defer func() { _ = client.Close() }()
 	info, err := client.InfoMap(ctx, "server").Result()
@@ -327,22 +328,18 @@ func findServers(ctx context.Context, e *env, admin *pgxpool.Pool) (s serverProc
 
 // read reads what has been spent until now by this process and by one of the servers, all of whose processes count.
 func (s serverProcesses) read(ctx context.Context, admin *pgxpool.Pool, redis bool) (now spent, err error) {
-	if redis {
-		p, err := readProcess(s.redis)
-		if err != nil {
-			return now, err
-		}
-		now.server = p.own
-	} else {
+	server := s.redis
+	if !redis {
+		server = s.postmaster
 		if now.wal, err = readWAL(ctx, admin); err != nil {
 			return now, err
 		}
-		if now.server, err = s.postgres(); err != nil {
-			return now, err
-		}
 	}
-	self, err := readProcess(os.Getpid())
-	now.client = self.own
+	if now.server, err = procstat.Family(server); err != nil {
+		return now, err
+	}
+	self, err := procstat.Read(os.Getpid())
+	now.client = self.CPU
 	return now, err
 }
 
@@ -350,66 +347,4 @@ func (s serverProcesses) read(ctx context.Context, admin *pgxpool.Pool, redis bo
 func readWAL(ctx context.Context, pool *pgxpool.Pool) (bytes float64, err error) {
 	err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8").Scan(&bytes)
 	return bytes, err
-}
-
-// postgres sums up the postmaster, its children, and the children that have ended.
-func (s serverProcesses) postgres() (sum time.Duration, err error) {
-	postmaster, err := readProcess(s.postmaster)
-	if err != nil {
-		return 0, err
-	}
-	sum = postmaster.own + postmaster.ended
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0, err
-	}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		if p, err := readProcess(pid); err == nil && p.parent == s.postmaster { // others end meanwhile
-			sum += p.own
-		}
-	}
-	return sum, nil
-}
-
-// process is a line of /proc/PID/stat.
-type process struct {
-	name       string
-	parent     int
-	own, ended time.Duration // of processors: by itself, and by its children that have ended
-}
-
-func readProcess(pid int) (process, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return process{}, err
-	}
-	return parseProcess(string(text))
-}
-
-func parseProcess(stat string) (p process, err error) {
-	// The name may have spaces and parentheses in it. After the last one come state, ppid and others; see proc(5).
-	end := strings.LastIndexByte(stat, ')')
-	begin := strings.IndexByte(stat, '(')
-	if begin < 0 || end < begin {
-		return p, fmt.Errorf("not a line of /proc/PID/stat: %q", stat)
-	}
-	p.name = stat[begin+1 : end]
-	const ppid, utime, tick = 1, 11, time.Second / 100 // USER_HZ is 100 on all of Go's platforms
-	fields := strings.Fields(stat[end+1:])
-	if len(fields) < utime+4 {
-		return p, fmt.Errorf("not a line of /proc/PID/stat: %q", stat)
-	}
-	var ticks [4]int64 // utime stime cutime cstime
-	for i := range ticks {
-		if ticks[i], err = strconv.ParseInt(fields[utime+i], 10, 64); err != nil {
-			return p, err
-		}
-	}
-	p.own, p.ended = time.Duration(ticks[0]+ticks[1])*tick, time.Duration(ticks[2]+ticks[3])*tick
-	p.parent, err = strconv.Atoi(fields[ppid])
-	return p, err
 }

@@ -34,8 +34,9 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 		t.Fatalf("the examples are %q, %v", mains, err)
 	}
 
-	bin := t.TempDir()                                                                                                     // one go build for all examples
-	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", bin+string(filepath.Separator), "./...") // -w, since links take the time
+	// One go build for all examples, without debugging data: linking takes most of the time.
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", bin+string(filepath.Separator), "./...")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/procstat"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -583,7 +583,7 @@ func BenchmarkGuard(b *testing.B) {
 			b.Fatal(err)
 		}
 		consume(g.pool, 1000)
-		g.before = processorTime(g.pid)
+		g.before = processorTime(b, g.pid)
 	}
 	for range b.N {
 		for i := range guards {
@@ -591,24 +591,15 @@ func BenchmarkGuard(b *testing.B) {
 		}
 	}
 	for _, g := range guards {
-		b.ReportMetric(float64((processorTime(g.pid)-g.before).Microseconds())/float64(100*b.N), g.name+"-µs/op")
+		b.ReportMetric(float64((processorTime(b, g.pid)-g.before).Microseconds())/float64(100*b.N), g.name+"-µs/op")
 	}
 }
 
-// processorTime is what a process has used so far, or 0 if it cannot be read.
-func processorTime(pid int) time.Duration {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func processorTime(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	p, err := procstat.Read(pid)
 	if err != nil {
-		return 0
+		b.Fatal(err)
 	}
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	var ticks int
-	for _, field := range fields[11:13] { // utime and stime, in hundredths of a second
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return 0
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond
+	return p.CPU
 }

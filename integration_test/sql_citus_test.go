@@ -3,8 +3,6 @@ package integration_test
 import (
 	"errors"
 	"os"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,23 +11,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// citusFiles are the files that users of Citus run, with the way in which Citus notes that rate_limits is distributed.
-var citusFiles = map[string]string{
-	"../migrations/citus-schema.sql": `'n', 's'`,
-	"../migrations/citus-rows.sql":   `'h', 's'`,
-}
+// The rows of pg_dist_partition for both ways of sharding.
+const (
+	citusBySchema = `'n', 7, 's'`
+	citusByKey    = `'h', 7, 's'`
+)
 
-// Citus cannot be installed in CI. So this stands for the parts of Citus that the files use. It distributes nothing: it checks and notes
+// Citus cannot be installed in CI. So this stands for the parts of Citus that the file uses. It distributes nothing: it checks and notes
 // the arguments, with the rules of Citus 14: the argument must have the given name, and there must be one exactly if the table is
 // distributed by a column.
 const citusStub = `
-	CREATE TABLE pg_dist_partition (logicalrel regclass, partmethod "char", repmodel "char");
+	CREATE TABLE pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int, repmodel "char");
 	CREATE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus 13.2.0 on x86_64-pc-linux-gnu';
 	CREATE TABLE distributed (f regprocedure, argument text);
 	CREATE FUNCTION create_distributed_function(function_name regprocedure, distribution_arg_name text DEFAULT NULL,
 		colocate_with text DEFAULT 'default', force_delegation bool DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 	DECLARE
-		by_column boolean := (SELECT partmethod = 'h' FROM pg_dist_partition WHERE logicalrel = colocate_with::regclass);
+		by_column boolean := (SELECT partmethod = 'h' FROM pg_dist_partition WHERE logicalrelid = colocate_with::regclass);
 		names text[] := (SELECT proargnames[:pronargs] FROM pg_proc WHERE oid = function_name);
 		types oid[] := (SELECT proargtypes FROM pg_proc WHERE oid = function_name);
 	BEGIN
@@ -41,117 +39,95 @@ const citusStub = `
 		INSERT INTO distributed VALUES (function_name, distribution_arg_name);
 	END $$;`
 
-func citusFile(t *testing.T, name string) string {
+// runCitusFile runs the whole file, as psql does.
+func runCitusFile(t *testing.T, pool *pgxpool.Pool) error {
 	t.Helper()
-	text, err := os.ReadFile(name)
+	text, err := os.ReadFile("../migrations/citus.sql")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(text)
-}
-
-// runFile runs a whole file, as psql does.
-func runFile(t *testing.T, pool *pgxpool.Pool, text string) error {
-	t.Helper()
-	_, err := pool.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
+	_, err = pool.Exec(t.Context(), string(text), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 
-// Without Citus, or before the table is distributed, the files change nothing and say what is missing.
-func TestTheFilesForCitusSayWhatIsMissing(t *testing.T) {
-	t.Parallel()
-	for name, how := range citusFiles {
-		text := citusFile(t, name)
-		pool := newPool(t, 1)
-		wants := func(code, words string) {
-			t.Helper()
-			pgErr, ok := errors.AsType[*pgconn.PgError](runFile(t, pool, text))
-			if !ok || pgErr.Code != code || !strings.Contains(pgErr.Message, words) || pgErr.Hint == "" {
-				t.Errorf("%s: %+v, want %s: %s", name, pgErr, code, words)
-			}
-		}
-		wants("0A000", "does not have Citus")
-		mustExec(t, pool, citusStub)
-		wants("55000", "not distributed")
-		other := map[string]string{`'n', 's'`: `'h', 's'`, `'h', 's'`: `'n', 's'`}[how]
-		for _, wrong := range []string{other, `'n', 't'`} { // the other way of sharding; a reference table
-			mustExec(t, pool, `TRUNCATE pg_dist_partition; INSERT INTO pg_dist_partition VALUES ('rate_limits', `+wrong+`)`)
-			wants("55000", "not distributed")
-		}
-		mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
-		wants("42P01", "no table rate_limits")
-	}
+// distribute notes that rate_limits is distributed.
+func distribute(t *testing.T, pool *pgxpool.Pool, how string) {
+	t.Helper()
+	mustExec(t, pool, `TRUNCATE pg_dist_partition; INSERT INTO pg_dist_partition VALUES ('rate_limits', `+how+`)`)
 }
 
-// An engine that finds rows by ctid must not be made to work on a table that has several shards.
-func TestTheFileForRowsRefusesAnEngineWithCtid(t *testing.T) {
+// Without Citus, or before the table is distributed, the file changes nothing and says what is missing.
+func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
+	wants := func(code, words string) {
+		t.Helper()
+		pgErr, ok := errors.AsType[*pgconn.PgError](runCitusFile(t, pool))
+		if !ok || pgErr.Code != code || !strings.Contains(pgErr.Message, words) || pgErr.Hint == "" {
+			t.Errorf("%+v, want %s: %s", pgErr, code, words)
+		}
+	}
+	wants("0A000", "does not have Citus")
 	mustExec(t, pool, citusStub)
-	mustExec(t, pool, `INSERT INTO pg_dist_partition VALUES ('rate_limits', 'h', 's')`)
+	wants("55000", "not distributed")
+	for _, how := range []string{`'n', 7, 't'`, `'n', 0, 's'`} { // a reference table; a table that stays on the coordinator
+		distribute(t, pool, how)
+		wants("55000", "not distributed")
+	}
+	// An engine that finds rows by ctid must not be made to work on a table that has several shards.
+	distribute(t, pool, citusByKey)
 	mustExec(t, pool, `CREATE FUNCTION _ratelimit_consume_old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM rate_limits AS r WHERE r.ctid = '(0,1)'); END$$`)
-	pgErr, ok := errors.AsType[*pgconn.PgError](runFile(t, pool, citusFile(t, "../migrations/citus-rows.sql")))
-	if !ok || pgErr.Code != "0A000" || !strings.Contains(pgErr.Message, "_ratelimit_consume_old") {
-		t.Errorf("%+v, want 0A000", pgErr)
-	}
+	wants("0A000", "_ratelimit_consume_old")
+	mustExec(t, pool, `DROP FUNCTION _ratelimit_consume_old`)
+	mustExec(t, pool, `ALTER FUNCTION _ratelimit_refund RENAME TO _ratelimit_refund_old`)
+	wants("42883", "12 of 13 functions")
+	mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
+	wants("42P01", "no table rate_limits")
 }
 
-// The files name functions by their whole signatures. A function that changes must change there, too.
-func TestTheFilesForCitusNameFunctionsThatExist(t *testing.T) {
+// What the file does besides calling Citus is the same on any Postgres.
+func TestTheFileForCitusRunsTwice(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 1)
-	for name := range citusFiles {
-		signatures := regexp.MustCompile(`'(_?ratelimit\w*\([^')]*\))'`).FindAllStringSubmatch(citusFile(t, name), -1)
-		if len(signatures) < 10 {
-			t.Errorf("%s names only %d functions", name, len(signatures))
-		}
-		for _, s := range signatures {
-			var found bool
-			if err := pool.QueryRow(t.Context(), `SELECT to_regprocedure($1) IS NOT NULL`, s[1]).Scan(&found); err != nil || !found {
-				t.Errorf("%s: there is no function %s, %v", name, s[1], err)
-			}
-		}
-	}
-}
-
-// What the files do besides calling Citus is the same on any Postgres.
-func TestTheFilesForCitusRunTwice(t *testing.T) {
-	t.Parallel()
-	for name, how := range citusFiles {
+	for how, want := range map[string]int{citusBySchema: 8, citusByKey: 2} {
 		pool := newPool(t, 4)
 		mustExec(t, pool, citusStub)
-		mustExec(t, pool, `INSERT INTO pg_dist_partition VALUES ('rate_limits', `+how+`)`)
-		plans := func() (modes []string) {
+		distribute(t, pool, how)
+		settings := func(pattern string) (values []string) {
 			t.Helper()
-			rows, err := pool.Query(t.Context(), `SELECT coalesce(s, 'none') FROM pg_proc LEFT JOIN unnest(proconfig) AS s ON s LIKE 'plan_cache_mode%'
-				WHERE pronamespace = current_schema()::regnamespace AND proname ~ '^_ratelimit_(consume|apply|refund|coalesce)' OR oid = 'ratelimit_sweep'::regproc`)
+			rows, err := pool.Query(t.Context(), `SELECT s FROM pg_proc, unnest(proconfig) AS s WHERE pronamespace = current_schema()::regnamespace AND s LIKE $1`, pattern)
 			if err == nil {
-				modes, err = pgx.CollectRows(rows, pgx.RowTo[string])
+				values, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			}
-			if err != nil || len(modes) < 8 {
-				t.Fatal(modes, err)
+			if err != nil {
+				t.Fatal(err)
 			}
-			slices.Sort(modes)
-			return slices.Compact(modes)
+			return values
 		}
 		for _, version := range []string{"13.2.0", "13.2.2", "14.0.1", "14.0.10"} {
 			mustExec(t, pool, `CREATE OR REPLACE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus `+version+` on x86_64-pc-linux-gnu'`)
-			want := "none"
+			custom := 0
 			if version == "13.2.2" || version == "14.0.1" {
-				want = "plan_cache_mode=force_custom_plan"
+				custom = 8
 			}
 			for range 2 {
-				if err := runFile(t, pool, citusFile(t, name)); err != nil {
-					t.Fatalf("%s: %v", name, err)
+				if err := runCitusFile(t, pool); err != nil {
+					t.Fatalf("%s: %v", how, err)
 				}
 			}
-			if got := plans(); !slices.Equal(got, []string{want}) {
-				t.Errorf("%s on Citus %s: plans are %q, want %q", name, version, got, want)
+			if got := settings("plan_cache_mode=force_custom_plan"); len(got) != custom {
+				t.Errorf("%s on Citus %s: %d functions keep no plan, want %d", how, version, len(got), custom)
+			}
+			if got := settings("plan_cache_mode=force_generic_plan"); len(got) != 0 {
+				t.Errorf("%s on Citus %s: %d functions have a generic plan", how, version, len(got))
 			}
 		}
 		var functions int
-		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f) FROM distributed`).Scan(&functions); err != nil || functions < 2 {
-			t.Errorf("%s: %d functions are distributed, %v", name, functions, err)
+		var byKey bool
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), _ratelimit_distributed() FROM distributed`).Scan(&functions, &byKey); err != nil {
+			t.Fatal(err)
+		}
+		if functions != want || byKey != (how == citusByKey) {
+			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v", how, functions, want, byKey)
 		}
 		works(t, pool)
 
@@ -161,7 +137,7 @@ func TestTheFilesForCitusRunTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		if plan, err := pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || !strings.Contains(strings.Join(plan, " "), "_wire_consume(") {
-			t.Errorf("%s: the planner inlines what is to be delegated: %q, %v", name, plan, err)
+			t.Errorf("%s: the planner inlines what is to be delegated: %q, %v", how, plan, err)
 		}
 	}
 }

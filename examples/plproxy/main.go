@@ -17,11 +17,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
 
+	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/migrations/plproxy"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -67,7 +65,7 @@ func story(ctx context.Context, start func() (partition string, err error), prox
 	}
 	fmt.Printf("two keys with a common part: granted %v\n", result.OK)
 
-	// A fourth partition takes over every fourth slot, with its rows. Nobody gets tokens by that.
+	// A fourth partition takes over every fourth slot, with its rows. No user gets tokens by that.
 	fourth, err := start()
 	if err != nil {
 		return err
@@ -154,18 +152,23 @@ func run(ctx context.Context) (err error) {
 		if err != nil {
 			return nil, err
 		}
-		return pool, migrate(ctx, pool, file)
+		if err = demo.Migrate(ctx, pool); err == nil {
+			_, err = pool.Exec(ctx, file, pgx.QueryExecModeSimpleProtocol)
+		}
+		if err != nil {
+			pool.Close()
+			return nil, err
+		}
+		return pool, nil
 	}
 	proxy, err := start(plproxy.Proxy)
-	if proxy != nil {
-		defer proxy.Close()
-	}
 	if err != nil && strings.Contains(err.Error(), "plproxy.control") {
 		return fmt.Errorf("%w\nThis PostgreSQL has no PL/Proxy. Install it: apt-get install postgresql-15-plproxy. Then, if there are several versions, "+
 			"set TXLIMIT_TEST_POSTGRES_BIN=/usr/lib/postgresql/15/bin", err)
 	} else if err != nil {
 		return err
 	}
+	defer proxy.Close()
 	return story(ctx, func() (string, error) {
 		partition, err := start(plproxy.Partition)
 		if err != nil {
@@ -178,19 +181,4 @@ func run(ctx context.Context) (err error) {
 		}
 		return fmt.Sprintf("host=%s port=%s dbname=postgres user=postgres connect_timeout=2", u.Hostname(), u.Port()), nil
 	}, proxy)
-}
-
-// migrate runs the migrations and then one of PL/Proxy's files.
-func migrate(ctx context.Context, pool *pgxpool.Pool, file string) error {
-	db := stdlib.OpenDBFromPool(pool)
-	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		return err
-	}
-	if _, err := provider.Up(ctx); err != nil {
-		return err
-	}
-	_, err = pool.Exec(ctx, file, pgx.QueryExecModeSimpleProtocol)
-	return err
 }

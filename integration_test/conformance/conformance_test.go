@@ -81,8 +81,7 @@ func broken(function, statement string) string {
 // conformance runs the command on a server, and returns its report and its error.
 func conformance(t *testing.T, c config) (report, error) {
 	t.Helper()
-	c.json = true
-	c.goroutines, c.time, c.calls = 16, 300*time.Millisecond, 160
+	c.json, c.short = true, true
 	if c.timeout == 0 {
 		c.timeout = time.Minute
 	}
@@ -127,7 +126,7 @@ func TestAPlainServerConforms(t *testing.T) {
 	}
 }
 
-// The statements that migrations/citus-rows.sql chooses, on a plain table: they decide the same. make conformance runs all cases.
+// The statements that migrations/citus.sql chooses for row-based sharding, on a plain table: they decide the same. make conformance runs all cases.
 func TestTheStatementsForADistributedTableConform(t *testing.T) {
 	t.Parallel()
 	change, err := os.ReadFile("../testdata/distributed.sql")
@@ -267,7 +266,7 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 // TestARefusalThatTakesTokensIsWrong: a clear error is no refusal if something was taken.
 func TestARefusalThatTakesTokensIsWrong(t *testing.T) {
 	url := migrated(t)
-	s, err := open(t.Context(), config{url: url, goroutines: 2, timeout: time.Minute})
+	s, err := open(t.Context(), config{url: url, short: true, timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +315,7 @@ func TestAConditionNamesAChoice(t *testing.T) {
 func TestTheReportIsComplete(t *testing.T) {
 	url := migrated(t, broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
 	var out, progress bytes.Buffer
-	if err := run(t.Context(), config{url: url, only: "^Consume: token bucket$|^Check$", goroutines: 2, timeout: time.Minute}, &out, &progress); err != nil {
+	if err := run(t.Context(), config{url: url, only: "^Consume: token bucket$|^Check$", short: true, timeout: time.Minute}, &out, &progress); err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []string{

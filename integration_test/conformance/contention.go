@@ -18,13 +18,13 @@ func contentionCases() []testCase {
 	ways := calledWays()
 	few := only(ways, func(w way) bool { return w.level != pgx.RepeatableRead && !w.sql })
 	return []testCase{
-		{name: "Contention: one key gives exactly its capacity", ways: ways, may: absent, script: func(t *trial) { exhaust(t, 1, 100) }},
-		{name: "Contention: four keys give exactly their capacity", ways: ways, may: absent, script: func(t *trial) { exhaust(t, 4, 40) }},
-		{name: "Contention: a sharded limit gives exactly its capacity", ways: few, may: absent, script: func(t *trial) { exhaust(t, 1, 100, ratelimit.Shards(4)) }},
-		{name: "Contention: several limits in any order", ways: few, may: absent, spread: true, script: anyOrder},
-		{name: "Contention: first uses of keys are raced", ways: few, may: absent, script: firstUses},
-		{name: "Contention: one key keeps its rate", ways: ways, may: absent, script: func(t *trial) { keepRate(t, 1) }},
-		{name: "Contention: four keys keep their rates", ways: few, may: absent, script: func(t *trial) { keepRate(t, 4) }},
+		{name: "Contention: one key gives exactly its capacity", ways: ways, clear: absent, script: func(t *trial) { exhaust(t, 1, 100) }},
+		{name: "Contention: four keys give exactly their capacity", ways: ways, clear: absent, script: func(t *trial) { exhaust(t, 4, 40) }},
+		{name: "Contention: a sharded limit gives exactly its capacity", ways: few, clear: absent, script: func(t *trial) { exhaust(t, 1, 100, ratelimit.Shards(4)) }},
+		{name: "Contention: several limits in any order", ways: few, clear: absent, spread: true, script: anyOrder},
+		{name: "Contention: first uses of keys are raced", ways: few, clear: absent, script: firstUses},
+		{name: "Contention: one key keeps its rate", ways: ways, clear: absent, script: func(t *trial) { keepRate(t, 1) }},
+		{name: "Contention: four keys keep their rates", ways: few, clear: absent, script: func(t *trial) { keepRate(t, 4) }},
 	}
 }
 
@@ -132,7 +132,7 @@ func (t *trial) contend(y *tally, requests []ratelimit.Request) (granted bool, e
 		case isConflict(err):
 			y.conflicts.Add(1)
 			y.note(&y.conflict, err)
-		case isClear(err, t.c.may...):
+		case isClear(err, t.c.clear...):
 			y.refusals.Add(1)
 			y.note(&y.refusal, err)
 			if refusals++; refusals > againAfterRefusal {

@@ -27,14 +27,26 @@ import (
 
 // config is what the flags say.
 type config struct {
-	url        string
-	json       bool
-	only       string
-	table      string
-	goroutines int
-	time       time.Duration
-	timeout    time.Duration
-	calls      int
+	url     string
+	json    bool
+	only    string
+	table   string
+	short   bool
+	timeout time.Duration
+}
+
+// load is how much callers contend.
+type load struct {
+	goroutines int           // which contend, with as many connections
+	time       time.Duration // for a limit that refills
+	calls      int           // that race for the first uses of keys
+}
+
+func (c config) load() load {
+	if c.short {
+		return load{goroutines: 16, time: 300 * time.Millisecond, calls: 400}
+	}
+	return load{goroutines: 32, time: 3 * time.Second, calls: 4000}
 }
 
 var errWrong = errors.New("something is wrong on this server: see the table")
@@ -45,10 +57,8 @@ func main() {
 	flag.BoolVar(&c.json, "json", false, "print JSON")
 	flag.StringVar(&c.only, "only", "", "run the cases whose names match this regular expression")
 	flag.StringVar(&c.table, "table", "", "a table with a text column id, for business rows; without it, "+defaultTable+" is made")
-	flag.IntVar(&c.goroutines, "goroutines", 32, "callers that contend; as many connections are used")
-	flag.DurationVar(&c.time, "time", 3*time.Second, "how long callers contend for a limit that refills")
+	flag.BoolVar(&c.short, "short", false, "let 16 callers contend for a short time, instead of 32")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "after this, a trial hangs")
-	flag.IntVar(&c.calls, "calls", 4000, "calls that race for the first uses of keys")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -101,7 +111,7 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 }
 
 func (c config) arguments() string {
-	text := fmt.Sprintf("-goroutines %d -time %v -timeout %v -calls %d", c.goroutines, c.time, c.timeout, c.calls)
+	text := fmt.Sprintf("-short=%t -timeout %v", c.short, c.timeout)
 	if c.only != "" {
 		text += fmt.Sprintf(" -only %q", c.only)
 	}

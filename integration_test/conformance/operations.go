@@ -17,10 +17,10 @@ func operationsCases() []testCase {
 		{name: "Sweep: idle rows of many keys", ways: append(handles, coalescerWays()[0]), script: sweepIdle},
 		{name: "Sweep: nothing is idle", ways: handles, script: sweepNothing},
 		{name: "Sweep: shards, windows and calendars", ways: handles, script: sweepKinds},
-		{name: "Publish, and SQL by hand without numbers", ways: handles, may: absent, script: publish},
-		{name: "Overrides: other numbers, a block, no limit", ways: handles, may: absent, script: overrides},
-		{name: "Overrides: ratelimit_add", ways: pool, may: absent, script: add},
-		{name: "Usage: a Recorder, and what it has recorded", ways: handles, may: absent, script: recordUsage},
+		{name: "Publish, and SQL by hand without numbers", ways: handles, clear: absent, script: publish},
+		{name: "Overrides: other numbers, a block, no limit", ways: handles, clear: absent, script: overrides},
+		{name: "Overrides: ratelimit_add", ways: pool, clear: absent, script: add},
+		{name: "Usage: a Recorder, and what it has recorded", ways: handles, clear: absent, script: recordUsage},
 	}
 }
 

@@ -28,7 +28,7 @@ var facts = []fact{
 		WHERE p.pronamespace = (SELECT pronamespace FROM pg_proc WHERE proname = '_ratelimit_consume' ORDER BY pronamespace = current_schema()::regnamespace DESC LIMIT 1)
 		AND p.proname LIKE '%ratelimit%' GROUP BY l.lanname ORDER BY l.lanname) AS q`},
 	{"functions with forced plans", `SELECT coalesce(string_agg(DISTINCT p.proname::text, ', '), 'none') FROM pg_proc AS p WHERE p.proname LIKE '%ratelimit%' AND p.proconfig::text LIKE '%plan_cache_mode%'`},
-	{"migration", `SELECT max(version_id)::text FROM ` + migrations.VersionTable + ` WHERE is_applied`},
+	{"?migration", `SELECT max(version_id)::text FROM ` + migrations.VersionTable + ` WHERE is_applied`},
 	{"rights", `SELECT CASE WHEN rolsuper THEN 'superuser' ELSE 'no superuser' END FROM pg_roles WHERE rolname = current_user`},
 }
 

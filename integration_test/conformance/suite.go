@@ -24,6 +24,7 @@ const defaultTable = "txlimit_conformance"
 // suite is a server under test.
 type suite struct {
 	config
+	load
 	pool    *pgxpool.Pool
 	sql     *sql.DB
 	prefix  string // of the names of limits
@@ -39,12 +40,12 @@ type suite struct {
 
 // open connects to the server.
 func open(ctx context.Context, c config) (*suite, error) {
-	s := &suite{config: c}
+	s := &suite{config: c, load: c.load()}
 	random := make([]byte, 4)
 	rand.Read(random) // never fails
 	s.prefix = "conformance_" + hex.EncodeToString(random)
 	var err error
-	if s.pool, err = s.connect(ctx, c.goroutines+2, 0); err != nil {
+	if s.pool, err = s.connect(ctx, s.goroutines+2, 0); err != nil {
 		return nil, err
 	}
 	if err := s.pool.Ping(ctx); err != nil {
@@ -53,8 +54,8 @@ func open(ctx context.Context, c config) (*suite, error) {
 	}
 	options := s.pool.Config().ConnConfig.Copy()
 	s.sql = stdlib.OpenDB(*options)
-	s.sql.SetMaxOpenConns(c.goroutines)
-	s.sql.SetMaxIdleConns(c.goroutines)
+	s.sql.SetMaxOpenConns(s.goroutines)
+	s.sql.SetMaxIdleConns(s.goroutines)
 	s.business = c.table
 	if s.business == "" {
 		s.business = defaultTable
@@ -110,7 +111,7 @@ type testCase struct {
 	name   string
 	ways   []way
 	spread bool     // it asks for several limits in one call: try it with one key and with several
-	may    []string // SQLSTATEs that are clear errors here
+	clear  []string // SQLSTATEs that are clear errors here
 	script func(t *trial)
 }
 
@@ -132,15 +133,15 @@ func (s *suite) try(ctx context.Context, c testCase) result {
 	}
 	for _, w := range c.ways {
 		for _, k := range keys {
-			r.Trials = append(r.Trials, tried{Way: w.name, Keys: k, outcome: s.insist(ctx, c, w, k), way: w})
+			r.Trials = append(r.Trials, tried{Way: w.name, Keys: k, outcome: s.retryTrial(ctx, c, w, k), way: w})
 		}
 	}
 	r.conclude()
 	return r
 }
 
-// insist runs a trial again if it fails with a conflict, as its caller should.
-func (s *suite) insist(ctx context.Context, c testCase, w way, keys string) (o outcome) {
+// retryTrial runs a trial, and again if it fails with a conflict, as its caller should.
+func (s *suite) retryTrial(ctx context.Context, c testCase, w way, keys string) (o outcome) {
 	var first outcome
 	for i := range tries {
 		o = s.runTrial(ctx, c, w, keys)
@@ -201,13 +202,12 @@ func (s *suite) runWay(ctx context.Context, t *trial) outcome {
 	case stopped != nil && (err == nil || errors.Is(err, stopped)):
 		return stopped.outcome
 	case stopped != nil: // InTx gave up
-		o := fromError(ctx, stopped.Step, err, t.c.may...)
-		return o
+		return fromError(ctx, stopped.Step, err, t.c.clear...)
 	case errors.Is(err, errRollback):
 		return outcome{Verdict: works}
 	case err != nil:
 		t.end(false)
-		return fromError(ctx, "begin or commit", err, t.c.may...)
+		return fromError(ctx, "begin or commit", err, t.c.clear...)
 	}
 	t.end(true)
 	o := outcome{Verdict: works}

@@ -25,7 +25,7 @@ func transactionCases() []testCase {
 		{name: "Transaction: others get what it rolls back", ways: pgxTx, script: waitForRollback},
 		{name: "Transaction: a snapshot that is too old grants nothing twice", ways: only(pgxTx, func(w way) bool { return w.level != pgx.ReadCommitted }), script: oldSnapshot},
 		{name: "InTx: runs the transaction again after a conflict", ways: inTxWays(), script: runAgain},
-		{name: "InTx with Hot", ways: inTxWays(), may: absent, script: hot},
+		{name: "InTx with Hot", ways: inTxWays(), clear: absent, script: hot},
 	}
 }
 

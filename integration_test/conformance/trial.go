@@ -130,7 +130,7 @@ func (t *trial) wrong(format string, args ...any) {
 
 // failed ends the trial: a step had an error.
 func (t *trial) failed(err error) {
-	panic(&stop{outcome: fromError(t.ctx, t.step, err, t.c.may...), err: err})
+	panic(&stop{outcome: fromError(t.ctx, t.step, err, t.c.clear...), err: err})
 }
 
 // must ends the trial if a step had an error.

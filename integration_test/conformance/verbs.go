@@ -106,10 +106,10 @@ func sharded(t *trial) {
 
 func resharded(t *trial) {
 	one := t.bucket("bucket", ratelimit.Capacity(30))
-	four := t.bucket("bucket", ratelimit.Capacity(30), ratelimit.Shards(3))
+	three := t.bucket("bucket", ratelimit.Capacity(30), ratelimit.Shards(3))
 	t.grant("without shards", t.of(one, t.key(0)).Count(6))
-	t.grant("with shards", t.redefined(four, t.key(0)).Count(3))
-	t.grant("with shards again", t.redefined(four, t.key(0)).Count(3))
+	t.grant("with shards", t.redefined(three, t.key(0)).Count(3))
+	t.grant("with shards again", t.redefined(three, t.key(0)).Count(3))
 	r := t.grant("without shards again", t.redefined(one, t.key(0)))
 	t.want(near(r.Remaining, 17), "17 tokens, came %v", r.Remaining)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,16 +43,16 @@ type stop struct {
 func (s *stop) Error() string { return s.Step + ": " + s.Detail }
 func (s *stop) Unwrap() error { return s.err }
 
-// fromError is the outcome of a step that failed with an error. may are SQLSTATEs, or their classes, which the case allows
-// beside the clear ones.
-func fromError(ctx context.Context, step string, err error, may ...string) outcome {
+// fromError is the outcome of a step that failed with an error. more are SQLSTATEs, or their classes, that are clear errors in
+// this case.
+func fromError(ctx context.Context, step string, err error, more ...string) outcome {
 	o := outcome{Verdict: wrong, Step: step, Detail: errorText(err), SQLState: sqlState(err)}
 	switch {
 	case ctx.Err() != nil:
 		o.Detail = "no answer in time: " + o.Detail
 	case errors.Is(err, ratelimit.ErrUnknownOutcome):
 		o.Detail = "unclear whether it was granted: " + o.Detail
-	case isClear(err, may...):
+	case isClear(err, more...):
 		o.Verdict = refused
 	case isConflict(err):
 		o.conflict = !errors.Is(err, ratelimit.ErrAttemptsExhausted) // which was tried often enough
@@ -65,10 +64,10 @@ func fromError(ctx context.Context, step string, err error, may ...string) outco
 
 // isClear reports whether an error tells a user that this does not work here: SQLSTATE class 0A, which is "feature not
 // supported", a code of this library's, or an error of the library's own.
-func isClear(err error, may ...string) bool {
+func isClear(err error, more ...string) bool {
 	if state := sqlState(err); state != "" {
 		return strings.HasPrefix(state, "0A") || strings.HasPrefix(state, "RL") ||
-			slices.ContainsFunc(may, func(prefix string) bool { return strings.HasPrefix(state, prefix) })
+			slices.ContainsFunc(more, func(prefix string) bool { return strings.HasPrefix(state, prefix) })
 	}
 	return errors.Is(err, ratelimit.ErrInvalid)
 }
@@ -190,7 +189,7 @@ func names(ts []tried) string {
 // choice is something that a user can choose.
 type choice struct {
 	words string
-	so    func(t tried) bool
+	is    func(t tried) bool
 }
 
 var choices = []choice{
@@ -212,17 +211,17 @@ var choices = []choice{
 // separate says in words how the trials that worked differ from those that were refused: by one choice, by two, or by a
 // list.
 func separate(yes, no []tried) string {
-	splits := func(so func(t tried) bool) bool {
-		return !slices.ContainsFunc(yes, func(t tried) bool { return !so(t) }) && !slices.ContainsFunc(no, so)
+	splits := func(is func(t tried) bool) bool {
+		return !slices.ContainsFunc(yes, func(t tried) bool { return !is(t) }) && !slices.ContainsFunc(no, is)
 	}
 	for _, a := range choices {
-		if splits(a.so) {
+		if splits(a.is) {
 			return a.words
 		}
 	}
 	for i, a := range choices {
 		for _, b := range choices[i+1:] {
-			if splits(func(t tried) bool { return a.so(t) && b.so(t) }) {
+			if splits(func(t tried) bool { return a.is(t) && b.is(t) }) {
 				return a.words + ", and " + b.words
 			}
 		}
@@ -234,7 +233,7 @@ func separate(yes, no []tried) string {
 func short(text string, runes int) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if r := []rune(text); len(r) > runes {
-		return cmp.Or(string(r[:runes])+" …", text)
+		return string(r[:runes]) + " …"
 	}
 	return text
 }

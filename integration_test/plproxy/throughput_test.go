@@ -1,7 +1,6 @@
 package plproxy_test
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/procstat"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -44,16 +44,16 @@ func TestThroughput(t *testing.T) {
 			callers int
 		}{{"pool, 16 callers", db, 16}, {"Coalescer, 256 callers", coalescer, 256}} {
 			measure(t, db, mode.db, mode.callers, 2*time.Second) // makes connections, plans and rows
-			client, proxy, servers := cpu(os.Getpid()), used(c.proxy), used(data...)
+			client, proxy, servers := cpu(t), used(t, c.proxy), used(t, data...)
 			calls, took := measure(t, db, mode.db, mode.callers, *throughput)
-			client, proxy, servers = cpu(os.Getpid())-client, used(c.proxy)-proxy, used(data...)-servers
+			client, proxy, servers = cpu(t)-client, used(t, c.proxy)-proxy, used(t, data...)-servers
 			if partitions == 0 {
 				proxy = 0
 			}
-			each := func(ticks int) float64 { return float64(ticks) * 1e4 / float64(calls) } // 100 ticks a second
+			each := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(calls) }
 			all := client + proxy + servers
 			fmt.Fprintf(&table, "| %s | %s | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f |\n", mode.name, what,
-				float64(calls)/took.Seconds(), float64(calls)*100/float64(all), each(all), each(proxy), each(servers), each(client))
+				float64(calls)/took.Seconds(), float64(calls)/all.Seconds(), each(all), each(proxy), each(servers), each(client))
 		}
 		c.close()
 	}
@@ -86,32 +86,25 @@ func measure(t *testing.T, pool *pgxpool.Pool, db ratelimit.DB, callers int, d t
 	return n.Load(), time.Since(began)
 }
 
-// used is the processor time of servers, in ticks.
-func used(servers ...*postgres.Breakable) (ticks int) {
-	for _, s := range servers {
-		for i, pid := range s.PIDs() {
-			ticks += cpu(pid)
-			if i == 0 {
-				ticks += children(pid)
-			}
-		}
+// cpu is the processor time of this process.
+func cpu(t *testing.T) time.Duration {
+	t.Helper()
+	p, err := procstat.Read(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
 	}
-	return ticks
+	return p.CPU
 }
 
-func cpu(pid int) int      { user, system := times(pid, 13); return user + system }
-func children(pid int) int { user, system := times(pid, 15); return user + system } // that have ended
-
-// times returns two neighbouring fields of /proc/PID/stat.
-func times(pid, field int) (user, system int) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, 0 // the process has ended meanwhile
+// used is the processor time of servers.
+func used(t *testing.T, servers ...*postgres.Breakable) (sum time.Duration) {
+	t.Helper()
+	for _, s := range servers {
+		server, err := procstat.Family(s.PIDs()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += server
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	_, err = fmt.Sscan(string(fields[field-2])+" "+string(fields[field-1]), &user, &system)
-	if err != nil {
-		return 0, 0
-	}
-	return user, system
+	return sum
 }

@@ -3,7 +3,6 @@
 package postgres
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/postgres/procstat"
 )
 
 // Breakable is a throwaway cluster for tests that break a server. It can be
@@ -196,23 +197,8 @@ func (b *Breakable) PIDs() []int {
 	if b.server == nil {
 		return nil
 	}
-	pids := []int{b.server.Process.Pid}
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // fails only for a malformed pattern
-	for _, path := range stats {
-		stat, err := os.ReadFile(path)
-		if err != nil {
-			continue // the process has ended meanwhile
-		}
-		var state string
-		var parent int
-		if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &parent); err == nil && parent == pids[0] {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			if err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	return pids
+	postmaster := b.server.Process.Pid
+	return append([]int{postmaster}, procstat.Children(postmaster)...)
 }
 
 // Kill ends all processes of the server by SIGKILL: without a shutdown, a

@@ -77,14 +77,15 @@ func open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := migrate(ctx, pool); err != nil {
+	if err := Migrate(ctx, pool); err != nil {
 		pool.Close()
 		return nil, err
 	}
 	return pool, nil
 }
 
-func migrate(ctx context.Context, pool *pgxpool.Pool) error {
+// Migrate makes the limiter's table and functions.
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	db := stdlib.OpenDBFromPool(pool) // goose uses database/sql
 	defer db.Close()
 	// The limiter has its own version table: its migration 1 is not the application's migration 1.
