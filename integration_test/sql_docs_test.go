@@ -625,3 +625,16 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 		t.Errorf("after two calls of user-17 %v are left, %v", left, err)
 	}
 }
+
+// The tests of a partitioned table and make conformance run what the page says.
+func TestThePartitionedTableOfTheDocs(t *testing.T) {
+	t.Parallel()
+	tested, err := os.ReadFile("testdata/partitioned.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, statements, _ := strings.Cut(string(tested), "\n")
+	if page := docSQL(t, "databases.md", "PARTITION BY HASH"); strings.TrimSpace(page) != strings.TrimSpace(statements) {
+		t.Errorf("the page has\n%s\nand the tests run\n%s", page, statements)
+	}
+}

@@ -65,7 +65,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
 
--- Reports whether rate_limits is distributed by key over several servers. migrations/citus-rows.sql replaces the function. Then the
+-- Reports whether rate_limits is distributed by key over several servers. migrations/citus.sql replaces the function. Then the
 -- functions run statements for one key each, which such a server can send on. On one server these cost up to three times as much.
 -- The planner inlines it.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean

@@ -18,13 +18,13 @@ func contentionCases() []testCase {
 	ways := calledWays()
 	few := only(ways, func(w way) bool { return w.level != pgx.RepeatableRead && !w.sql })
 	return []testCase{
-		{name: "Contention: one key gives exactly its capacity", ways: ways, clear: absent, script: func(t *trial) { exhaust(t, 1, 100) }},
-		{name: "Contention: four keys give exactly their capacity", ways: ways, clear: absent, script: func(t *trial) { exhaust(t, 4, 40) }},
-		{name: "Contention: a sharded limit gives exactly its capacity", ways: few, clear: absent, script: func(t *trial) { exhaust(t, 1, 100, ratelimit.Shards(4)) }},
-		{name: "Contention: several limits in any order", ways: few, clear: absent, spread: true, script: anyOrder},
-		{name: "Contention: first uses of keys are raced", ways: few, clear: absent, script: firstUses},
-		{name: "Contention: one key keeps its rate", ways: ways, clear: absent, script: func(t *trial) { keepRate(t, 1) }},
-		{name: "Contention: four keys keep their rates", ways: few, clear: absent, script: func(t *trial) { keepRate(t, 4) }},
+		{name: "Contention: one key gives exactly its capacity", ways: ways, script: func(t *trial) { exhaust(t, 1, 100) }},
+		{name: "Contention: four keys give exactly their capacity", ways: ways, script: func(t *trial) { exhaust(t, 4, 40) }},
+		{name: "Contention: a sharded limit gives exactly its capacity", ways: few, script: func(t *trial) { exhaust(t, 1, 100, ratelimit.Shards(4)) }},
+		{name: "Contention: several limits in any order", ways: few, spread: true, script: anyOrder},
+		{name: "Contention: first uses of keys are raced", ways: few, script: firstUses},
+		{name: "Contention: one key keeps its rate", ways: ways, script: func(t *trial) { keepRate(t, 1) }},
+		{name: "Contention: four keys keep their rates", ways: few, script: func(t *trial) { keepRate(t, 4) }},
 	}
 }
 

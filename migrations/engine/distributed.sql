@@ -1,4 +1,4 @@
--- Reports whether rate_limits is distributed by key over several servers. migrations/citus-rows.sql replaces the function. Then the
+-- Reports whether rate_limits is distributed by key over several servers. migrations/citus.sql replaces the function. Then the
 -- functions run statements for one key each, which such a server can send on. On one server these cost up to three times as much.
 -- The planner inlines it.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean
