@@ -634,7 +634,7 @@ func TestThePartitionedTableOfTheDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, statements, _ := strings.Cut(string(tested), "\n")
-	if page := docSQL(t, "databases.md", "PARTITION BY HASH"); strings.TrimSpace(page) != strings.TrimSpace(statements) {
+	if page := docSQL(t, "docs/databases.md", "PARTITION BY HASH"); strings.TrimSpace(page) != strings.TrimSpace(statements) {
 		t.Errorf("the page has\n%s\nand the tests run\n%s", page, statements)
 	}
 }
