@@ -98,8 +98,8 @@ func refused(err error) bool {
 // move moves a tenant from one server to another, with its messages and limits. If it fails, run it again with the same servers: until
 // it is done, no server or one server serves the tenant, never two.
 func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
-	if from == to {
-		return fmt.Errorf("%s is to move from server %d to itself", tenant, from)
+	if home := f.homeOf(tenant); from == to || home != from && home != to { // an older move must not be repeated
+		return fmt.Errorf("%s is on server %d, and cannot move from %d to %d", tenant, home, from, to)
 	}
 
 	// 1. The old server refuses the tenant. This waits for the transactions that its guard has let pass.
