@@ -111,7 +111,8 @@ RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*
 -- moving, and for a call whose keys are in different slots, which is refused then.
 --
 -- An error after that may leave tokens taken on other partitions. It becomes 08007, so that the Coalescer reports an unknown outcome and
--- does not try again.
+-- does not try again. That holds for RL002 of a partition too, whose rows belong to a limit that was sharded: other partitions may have
+-- decided. So the rows are merged at once, or batches with such a key would fail again and again.
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_clocks(v_slots integer[]) RETURNS SETOF timestamptz
 LANGUAGE plproxy SET datestyle = 'ISO'
@@ -152,7 +153,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_raise(state te
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    IF state NOT LIKE '22%' AND state NOT IN ('RL002', '08007') THEN
+    IF state <> '08007' THEN
         message := pg_catalog.format('rate limits: one of several partitions failed: %s (SQLSTATE %s)', message, state);
         state := '08007';
     END IF;
@@ -279,6 +280,22 @@ AS $body$ CLUSTER 'txlimit';
           p.k::text[], p.d::integer[], p.s::timestamptz[], p.r::integer[], p.c::double precision[], p.f::double precision[],
           p.a::integer[], p.b::integer[], p.e::integer[], p.g::timestamptz[], p.h::double precision[], p.i::double precision[], $19::timestamptz) AS r; $body$;
 
+-- Merges the rows of keys whose limits were sharded, and takes nothing. Each partition commits that, though the batch then fails.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_merge(
+    names text[], rates double precision[], periods interval[], capacities double precision[],
+    keys text[], defs integer[], starts timestamptz[], now timestamptz
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_consume(names[u.def], u.key, rates[u.def], periods[u.def], capacities[u.def], u.start,
+            '0'::double precision, '0'::double precision, now)
+       FROM unnest(keys, defs, starts) AS u (key, def, start);
+EXCEPTION WHEN OTHERS THEN
+    NULL; -- the batch has an error to raise
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -370,6 +387,9 @@ BEGIN
             RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
         END IF;
     EXCEPTION WHEN OTHERS THEN
+        IF SQLSTATE = 'RL002' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_merge(names, rates, periods, capacities, keys, defs, starts, now);
+        END IF;
         PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
     END;
 END
