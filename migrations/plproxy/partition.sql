@@ -11,7 +11,7 @@ EXECUTE pg_catalog.replace($sql$
 -- to release; hashtext's need not. Only the part of a key in braces is hashed, if there is one, so that keys can share a slot.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slot(key text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0) & 255)::integer;
+RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0::bigint) & 255::bigint)::integer;
 
 CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_slots (slot integer PRIMARY KEY CHECK (slot BETWEEN 0 AND 255));
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_slots IS 'txlimit: the slots of this partition; keys of other slots are refused';
@@ -67,12 +67,17 @@ AS $body$
 DECLARE
     n integer;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN -- a snapshot could miss what calls have just committed
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: slots move in READ COMMITTED transactions only',
+            HINT = 'Set default_transaction_isolation of the proxy''s role on the partition to read committed.';
+    END IF;
     INSERT INTO /* TEMPLATE: schema */rate_limit_slots (slot) SELECT pg_catalog.unnest(slots) ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS n = ROW_COUNT;
     IF n = 0 THEN
         RETURN 0;
     ELSIF n < pg_catalog.cardinality(slots) THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = 'only some of the slots are here already';
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'only some of the slots are here already',
+            HINT = 'Repeat each unfinished move with the slots that it had.';
     END IF;
     IF begins AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
             WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_slots AS s WHERE s.slot = /* TEMPLATE: schema */_ratelimit_slot(r.key))) THEN
@@ -95,6 +100,10 @@ DECLARE
     n integer;
     s integer;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN -- a snapshot could miss what calls have just committed
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: slots move in READ COMMITTED transactions only',
+            HINT = 'Set default_transaction_isolation of the proxy''s role on the partition to read committed.';
+    END IF;
     FOREACH s IN ARRAY slots LOOP
         PERFORM pg_advisory_xact_lock(1920757612, s);
     END LOOP;

@@ -63,6 +63,12 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_servers IS 'txlimit: the parti
 -- server txlimit, from which it connects. This one says which keys of a batch go together.
 CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_slot_map (one boolean PRIMARY KEY DEFAULT true CHECK (one), servers integer[] NOT NULL);
 
+-- The moves that have begun and are not finished. arrived: the target has the slot, and calls go there.
+CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_moves (
+    slot integer PRIMARY KEY, source integer NOT NULL, target integer NOT NULL, arrived boolean NOT NULL DEFAULT false
+);
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_moves IS 'txlimit: the moves of slots that are not finished; call ratelimit_move again with the same slots and target';
+
 CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limit_slots AS
 SELECT u.slot::integer - 1 AS slot, u.server FROM /* TEMPLATE: schema */rate_limit_slot_map AS m, pg_catalog.unnest(m.servers) WITH ORDINALITY AS u (server, slot);
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limit_slots IS 'txlimit: the server of each slot; -1 while the slot moves';
@@ -70,7 +76,7 @@ COMMENT ON VIEW /* TEMPLATE: schema */rate_limit_slots IS 'txlimit: the server o
 -- The slot of a key. partition.sql has the same function.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slot(key text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0) & 255)::integer;
+RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0::bigint) & 255::bigint)::integer;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refuse(several boolean) RETURNS integer
 LANGUAGE plpgsql
@@ -105,7 +111,8 @@ RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*
 -- moving, and for a call whose keys are in different slots, which is refused then.
 --
 -- An error after that may leave tokens taken on other partitions. It becomes 08007, so that the Coalescer reports an unknown outcome and
--- does not try again.
+-- does not try again. That holds for RL002 of a partition too, whose rows belong to a limit that was sharded: other partitions may have
+-- decided. So the rows are merged at once, or batches with such a key would fail again and again.
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_clocks(v_slots integer[]) RETURNS SETOF timestamptz
 LANGUAGE plproxy SET datestyle = 'ISO'
@@ -146,7 +153,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_raise(state te
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    IF state NOT LIKE '22%' AND state NOT IN ('RL002', '08007') THEN
+    IF state <> '08007' THEN
         message := pg_catalog.format('rate limits: one of several partitions failed: %s (SQLSTATE %s)', message, state);
         state := '08007';
     END IF;
@@ -212,13 +219,13 @@ BEGIN
                count(*)::integer AS n
           INTO packs
           FROM (
-            SELECT u.server, min(u.slot) AS slot, sum(count(*)) OVER (ORDER BY u.server) - count(*) AS begins,
+            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
                    pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.count ORDER BY u.i) AS counts
               FROM unnest(keys, counts, slots, servers) WITH ORDINALITY AS u (key, count, slot, server, i)
              GROUP BY u.server
           ) AS g;
         ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
-        SELECT sum(CASE WHEN d.j = 1 THEN d.early ELSE 0 END), count(DISTINCT d.part),
+        SELECT sum(CASE WHEN d.j = 1 THEN d.early ELSE 0 END), pg_catalog.count(DISTINCT d.part),
                coalesce(pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL), '{}'),
                pg_catalog.array_agg(d.value ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
                pg_catalog.array_agg(d.ts ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
@@ -272,6 +279,22 @@ AS $body$ CLUSTER 'txlimit';
      CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_coalesce($3::text[], $4::double precision[], $5::interval[], $6::double precision[],
           p.k::text[], p.d::integer[], p.s::timestamptz[], p.r::integer[], p.c::double precision[], p.f::double precision[],
           p.a::integer[], p.b::integer[], p.e::integer[], p.g::timestamptz[], p.h::double precision[], p.i::double precision[], $19::timestamptz) AS r; $body$;
+
+-- Merges the rows of keys whose limits were sharded, and takes nothing. Each partition commits that, though the batch then fails.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_merge(
+    names text[], rates double precision[], periods interval[], capacities double precision[],
+    keys text[], defs integer[], starts timestamptz[], now timestamptz
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_consume(names[u.def], u.key, rates[u.def], periods[u.def], capacities[u.def], u.start,
+            '0'::double precision, '0'::double precision, now)
+       FROM unnest(keys, defs, starts) AS u (key, def, start);
+EXCEPTION WHEN OTHERS THEN
+    NULL; -- the batch has an error to raise
+END
+$body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
@@ -331,7 +354,7 @@ BEGIN
                count(*)::integer AS n
           INTO packs
           FROM (
-            SELECT u.server, min(u.slot) AS slot, sum(count(*)) OVER (ORDER BY u.server) - count(*) AS begins,
+            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
                    pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.def ORDER BY u.i) AS defs,
                    pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
                    pg_catalog.array_agg(u.repeats ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS repeats,
@@ -348,7 +371,7 @@ BEGIN
               FROM unnest(calls, asks, ask_defs, ask_starts, ask_counts, ask_floors) WITH ORDINALITY AS u (call, ask, def, start, count, floor, i)
              GROUP BY 1
           ) AS b USING (server);
-        SELECT count(DISTINCT d.part), pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+        SELECT pg_catalog.count(DISTINCT d.part), pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
                pg_catalog.array_agg(d.value ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
                pg_catalog.array_agg(d.ts ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
                pg_catalog.array_agg(d.after ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
@@ -364,6 +387,9 @@ BEGIN
             RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
         END IF;
     EXCEPTION WHEN OTHERS THEN
+        IF SQLSTATE = 'RL002' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_merge(names, rates, periods, capacities, keys, defs, starts, now);
+        END IF;
         PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
     END;
 END
@@ -567,48 +593,81 @@ END
 $body$;
 
 -- Moves slots to a partition, with their rows, while calls go on. Calls for keys of these slots are refused meanwhile (RL004). If it fails
--- on the way, call it again with the same slots: until it has succeeded, they stay refused, and no row is lost.
+-- on the way, call it again with the same slots and the same server: until it has succeeded, they stay refused, and no row is lost.
 --
 --     CALL ratelimit_move(ARRAY[0, 4, 8], 3)
+--
+-- The target may have the slots already when a move fails, so another target is refused: it would get rows of two times. Each transaction locks
+-- the table of moves first, and then reads how far the move is. So a move that is called twice at once is done once.
 CREATE OR REPLACE PROCEDURE /* TEMPLATE: schema */ratelimit_move(slots integer[], server integer)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     target text := (SELECT s.connection FROM /* TEMPLATE: schema */rate_limit_servers AS s WHERE s.no = server);
-    source text;
+    other  record; -- an unfinished move to another server
+    source record;
     these  integer[];
     s      integer;
 BEGIN
-    IF target IS NULL THEN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: ratelimit_move needs READ COMMITTED, also by default';
+    ELSIF target IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('there is no server %s', server), HINT = 'ratelimit_servers adds it.';
     END IF;
-    -- The options of the foreign server say where slots are now, also after a failure.
-    FOR source, these IN
-        SELECT o.option_value, pg_catalog.array_agg(substr(o.option_name, 2)::integer ORDER BY substr(o.option_name, 2)::integer)
-          FROM pg_foreign_server AS f, pg_options_to_table(f.srvoptions) AS o
-         WHERE f.srvname = 'txlimit' AND o.option_name ~ '^p[0-9]+$' AND substr(o.option_name, 2)::integer = ANY (slots) AND o.option_value <> target
-         GROUP BY 1
-    LOOP
-        -- 1. No batch has these slots any more.
-        FOREACH s IN ARRAY these LOOP
+    FOR source IN SELECT r.no, r.connection FROM /* TEMPLATE: schema */rate_limit_servers AS r ORDER BY r.no LOOP
+        LOCK TABLE /* TEMPLATE: schema */rate_limit_moves IN EXCLUSIVE MODE;
+        SELECT m.target, pg_catalog.array_agg(m.slot ORDER BY m.slot) AS slots INTO other
+          FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (slots) AND m.target <> server GROUP BY m.target LIMIT 1;
+        IF FOUND THEN
+            RAISE object_not_in_prerequisite_state USING
+                MESSAGE = pg_catalog.format('the move of slots %s to server %s is not finished', other.slots, other.target),
+                HINT = pg_catalog.format('Finish it first: CALL ratelimit_move(''%s'', %s)', other.slots, other.target);
+        END IF;
+        -- 1. No batch has these slots any more. The options of the foreign server say where slots are now, also after a failure.
+        INSERT INTO /* TEMPLATE: schema */rate_limit_moves (slot, source, target)
+        SELECT o.slot, source.no, server
+          FROM (
+            SELECT substr(u.option_name, 2)::integer AS slot, u.option_value
+              FROM pg_foreign_server AS f, pg_options_to_table(f.srvoptions) AS u
+             WHERE f.srvname = 'txlimit' AND u.option_name ~ '^p[0-9]+$'
+          ) AS o
+         WHERE o.slot = ANY (slots) AND source.no <> server AND o.option_value = source.connection
+            ON CONFLICT DO NOTHING;
+        these := ARRAY(SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (slots) AND m.source = source.no ORDER BY m.slot);
+        CONTINUE WHEN pg_catalog.cardinality(these) = 0;
+        FOR s IN SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (these) AND NOT m.arrived LOOP
             UPDATE /* TEMPLATE: schema */rate_limit_slot_map SET servers[s + 1] = -1;
         END LOOP;
         COMMIT;
-        -- 2. The source refuses them and keeps their rows aside.
-        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_leave(source, these);
-        -- 3. The target gets them with their rows, at once.
-        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
-                pg_catalog.array_agg(l.shard), pg_catalog.array_agg(l.shards), pg_catalog.array_agg(l.value), pg_catalog.array_agg(l.ts))
-           FROM /* TEMPLATE: schema */_ratelimit_proxy_left(source, these) AS l;
-        -- 4. Calls go to the target.
-        FOREACH s IN ARRAY these LOOP
-            EXECUTE pg_catalog.format('ALTER SERVER txlimit OPTIONS (SET p%s %L)', s, target);
-            UPDATE /* TEMPLATE: schema */rate_limit_slot_map SET servers[s + 1] = server;
-        END LOOP;
+
+        LOCK TABLE /* TEMPLATE: schema */rate_limit_moves IN EXCLUSIVE MODE;
+        these := ARRAY(SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m
+            WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND NOT m.arrived ORDER BY m.slot);
+        IF pg_catalog.cardinality(these) > 0 THEN
+            -- 2. The source refuses them and keeps their rows aside.
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_leave(source.connection, these);
+            -- 3. The target gets them with their rows, at once.
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
+                    pg_catalog.array_agg(l.shard), pg_catalog.array_agg(l.shards), pg_catalog.array_agg(l.value), pg_catalog.array_agg(l.ts))
+               FROM /* TEMPLATE: schema */_ratelimit_proxy_left(source.connection, these) AS l;
+            -- 4. Calls go to the target.
+            FOREACH s IN ARRAY these LOOP
+                EXECUTE pg_catalog.format('ALTER SERVER txlimit OPTIONS (SET p%s %L)', s, target);
+                UPDATE /* TEMPLATE: schema */rate_limit_slot_map SET servers[s + 1] = server;
+            END LOOP;
+            UPDATE /* TEMPLATE: schema */rate_limit_moves AS m SET arrived = true WHERE m.slot = ANY (these);
+        END IF;
         COMMIT;
+
         -- 5. The source forgets the rows.
-        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_forget(source, these);
+        LOCK TABLE /* TEMPLATE: schema */rate_limit_moves IN EXCLUSIVE MODE;
+        these := ARRAY(SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m
+            WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND m.arrived ORDER BY m.slot);
+        IF pg_catalog.cardinality(these) > 0 THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_forget(source.connection, these);
+            DELETE FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (these);
+        END IF;
         COMMIT;
     END LOOP;
 END

@@ -1,0 +1,193 @@
+package plproxy_test
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// keyOn returns a key of a server.
+func keyOn(t *testing.T, db *pgxpool.Pool, server int) string {
+	t.Helper()
+	for i := range 10_000 {
+		key := fmt.Sprint("k", i)
+		if _, s := slotOf(t, db, key); s == server {
+			return key
+		}
+	}
+	t.Fatalf("no key is on server %d", server)
+	return ""
+}
+
+func mustSQL(t *testing.T, url, sql string, args ...any) {
+	t.Helper()
+	if err := execSQL(t.Context(), url, sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// TestAnUnfinishedMove has a move fail after each of its steps. Until it is finished, no other target gets the slot, nor the source again.
+func TestAnUnfinishedMove(t *testing.T) {
+	c := newOwn(t, 3)
+	db := pool(t, c.proxy.URL(), 4)
+	key := keyOn(t, db, 0)
+	slot, _ := slotOf(t, db, key)
+	l := &ratelimit.Limiter{}
+	granted := 0
+	take := func(want string) {
+		t.Helper()
+		_, err := l.Consume(t.Context(), db, tight.Key(key).Count(5))
+		if err == nil {
+			granted += 5
+		}
+		if state(err) != want {
+			t.Fatalf("consume: %v, want %q", err, want)
+		}
+	}
+	move := func(server int) error {
+		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, $2)", []int{slot}, server)
+	}
+	const no = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'it fails here'; END $$; CREATE TRIGGER no BEFORE "
+	take("")
+	from := 0
+	for i, fails := range []struct {
+		at, make string
+		goes     bool // calls go on
+	}{
+		{c.partitions[0].URL(), no + "DELETE ON rate_limit_slots EXECUTE FUNCTION no()", true},              // leave
+		{c.partitions[2].URL(), no + "INSERT ON rate_limit_slots EXECUTE FUNCTION no()", false},             // enter
+		{c.proxy.URL(), no + "UPDATE ON rate_limit_moves EXECUTE FUNCTION no()", false},                     // after enter
+		{c.partitions[0].URL(), no + "DELETE ON rate_limits_left FOR EACH ROW EXECUTE FUNCTION no()", true}, // forget
+		{c.proxy.URL(), no + "DELETE ON rate_limit_moves FOR EACH ROW EXECUTE FUNCTION no()", true},         // after forget
+	} {
+		to, other := (from+1)%3, (from+2)%3
+		mustSQL(t, fails.at, fails.make)
+		if err := move(to); err == nil || !strings.Contains(err.Error(), "it fails here") {
+			t.Fatalf("move %d: %v, want a failure", i, err)
+		}
+		mustSQL(t, fails.at, "DROP FUNCTION no CASCADE")
+		if fails.goes {
+			take("")
+		} else {
+			take("RL004")
+		}
+		for _, server := range []int{other, from} {
+			if err := move(server); state(err) != "55000" || !strings.Contains(err.Error(), fmt.Sprintf("to server %d is not finished", to)) {
+				t.Errorf("move %d, then to server %d: %v, want a refusal that names server %d", i, server, err, to)
+			}
+		}
+		if !fails.goes {
+			take("RL004")
+		}
+		if err := move(to); err != nil {
+			t.Fatalf("move %d again: %v", i, err)
+		}
+		from = to
+		if _, server := slotOf(t, db, key); server != to {
+			t.Fatalf("the slot is on server %d, want %d", server, to)
+		}
+		if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || int(r.Remaining+0.5) != tightCapacity-granted {
+			t.Errorf("move %d: %v remain, %v, after %d granted of %d", i, r.Remaining, err, granted, tightCapacity)
+		}
+		for i, p := range c.partitions {
+			if strays, left := strays(t, p); strays > 0 || left > 0 {
+				t.Errorf("partition %d has %d rows of other slots, and %d that it has not forgotten", i, strays, left)
+			}
+		}
+	}
+	take("")
+	if n := scan(t, db, "SELECT count(*) FROM rate_limit_moves"); n != 0 || granted != tightCapacity {
+		t.Errorf("%d moves are unfinished, %d granted", n, granted)
+	}
+
+	// A target that is gone for good: the page's commands bring the slot back.
+	gone := c.partitions[(from+1)%3]
+	mustSQL(t, gone.URL(), no+"INSERT ON rate_limit_slots EXECUTE FUNCTION no()")
+	if err := move((from + 1) % 3); err == nil {
+		t.Fatal("a move to a server that fails succeeded")
+	}
+	source, proxy := bringBack(t)
+	named := strings.NewReplacer("'{7}'", fmt.Sprintf("'{%d}'", slot), "slot = 7", fmt.Sprintf("slot = %d", slot), "servers[8] = 0", fmt.Sprintf("servers[%d] = %d", slot+1, from))
+	mustSQL(t, c.partitions[from].URL(), named.Replace(source))
+	mustSQL(t, c.proxy.URL(), named.Replace(proxy))
+	if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || r.Remaining > 0.1 {
+		t.Errorf("back at the source: %v remain, %v", r.Remaining, err)
+	}
+	if _, err := l.Consume(t.Context(), db, wide.Key(key)); err != nil {
+		t.Errorf("a first use, back at the source: %v", err)
+	}
+}
+
+// TestMovesAtOnce moves the same slots to two servers, from many sessions at once.
+func TestMovesAtOnce(t *testing.T) {
+	c := newOwn(t, 3)
+	db := pool(t, c.proxy.URL(), 4)
+	key := keyOn(t, db, 0)
+	slot, _ := slotOf(t, db, key)
+	l := &ratelimit.Limiter{}
+	for i := range 5 {
+		if _, err := l.Consume(t.Context(), db, tight.Key(key).Count(5)); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for j := range 6 {
+			all.Go(func() {
+				err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, $2)", []int{slot}, j%3)
+				if err != nil && state(err) != "55000" {
+					t.Errorf("round %d, to server %d: %v", i, j%3, err)
+				}
+			})
+		}
+		all.Wait()
+		if n := scan(t, db, "SELECT count(*) FROM rate_limit_moves"); n != 0 {
+			t.Errorf("round %d: %d moves are unfinished", i, n)
+		}
+		if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || int(r.Remaining+0.5) != tightCapacity-5*(i+1) {
+			t.Errorf("round %d: %v remain, %v", i, r.Remaining, err)
+		}
+	}
+	for i, p := range c.partitions {
+		if strays, left := strays(t, p); strays > 0 || left > 0 {
+			t.Errorf("partition %d has %d rows of other slots, and %d that it has not forgotten", i, strays, left)
+		}
+	}
+}
+
+// TestAMoveNeedsReadCommitted: in an older snapshot, a source would leave behind what calls have just committed.
+func TestAMoveNeedsReadCommitted(t *testing.T) {
+	c := newOwn(t, 2)
+	db := pool(t, c.proxy.URL(), 4)
+	key := keyOn(t, db, 0)
+	slot, _ := slotOf(t, db, key)
+	for _, p := range []string{c.proxy.URL(), c.partitions[0].URL(), c.partitions[1].URL()} {
+		mustSQL(t, p, "ALTER DATABASE postgres SET default_transaction_isolation = 'repeatable read'")
+		if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 1)", []int{slot}); state(err) != "RL003" {
+			t.Errorf("%v, want RL003", err)
+		}
+		mustSQL(t, p, "ALTER DATABASE postgres RESET default_transaction_isolation")
+	}
+	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 1)", []int{slot}); err != nil {
+		t.Error(err)
+	}
+}
+
+// bringBack returns the commands of docs/plproxy.md for the source and for the proxy, when a target is gone for good.
+func bringBack(t *testing.T) (source, proxy string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/plproxy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```sql\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the page has %d blocks of SQL", len(blocks))
+	}
+	return blocks[0][1], blocks[1][1]
+}
