@@ -674,7 +674,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "coalesce-no-lock", file: coalesce, what: "existing rows are not locked together with the missing ones",
 		old: "ON CONFLICT (name, key, shard) DO UPDATE SET value = 0 WHERE false\n", new: "ON CONFLICT (name, key, shard) DO NOTHING\n",
-		tests: "TestCoalescerIsExact",
+		tests: "TestCoalescerDoesNotDeadlock",
 	}, {
 		name: "coalesce-clock-read-once", file: coalesce, what: "the clock is not read again after locking",
 		old: "        at := coalesce(now, clock_timestamp()); -- locking may have waited\n", new: "",
@@ -727,10 +727,6 @@ var sqlMutations = []mutation{
 		name: "coalesce-waits-out-of-order", file: coalesce, what: "the second pass waits for rows that are not locked",
 		old: "FOR NO KEY UPDATE SKIP LOCKED", new: "FOR NO KEY UPDATE",
 		tests: "TestCoalescerDoesNotWaitForARowMadeAnew",
-	}, {
-		name: "coalesce-inserted-is-full", file: coalesce, what: "a row that was inserted for a call has the capacity of another call's definition",
-		old: "(r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted", new: "false AS inserted",
-		tests: "TestCoalescerIsExact",
 	},
 
 	// ratelimit_refuse
