@@ -402,6 +402,9 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 	tested := 0
 	for _, file := range append(pages, "../README.md") {
 		page := strings.TrimPrefix(filepath.ToSlash(file), "../")
+		if page == "docs/plproxy.md" {
+			continue // TestAnUnfinishedMove and TestThePage of plproxy run its SQL
+		}
 		blocks := docBlocks(t, page)
 		text, err := os.ReadFile(file)
 		if err != nil {
