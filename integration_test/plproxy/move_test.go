@@ -26,9 +26,9 @@ func keyOn(t *testing.T, db *pgxpool.Pool, server int) string {
 	return ""
 }
 
-func mustSQL(t *testing.T, url, sql string, args ...any) {
+func mustSQL(t *testing.T, url, sql string) {
 	t.Helper()
-	if err := execSQL(t.Context(), url, sql, args...); err != nil {
+	if err := execSQL(t.Context(), url, sql); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 }
