@@ -213,7 +213,8 @@ func TestGrowth(t *testing.T) {
 	costs := map[string][]string{}
 	for _, line := range lines {
 		if cells := strings.Split(strings.Trim(line, "| "), " | "); len(cells) > 2 {
-			costs[cells[0]] = cells[1:]
+			way, _, _ := strings.Cut(cells[0], " (the host took")
+			costs[way] = cells[1:]
 		}
 	}
 	example := costs["50,000 tenants, 2,000/s: pool"]
@@ -224,8 +225,9 @@ func TestGrowth(t *testing.T) {
 		if len(costs[way]) != 7 {
 			t.Fatalf("%q has the cells %q", way, costs[way])
 		}
-		for _, cell := range costs[way][1:5] { // per second, server, client, sum
-			if v, err := strconv.ParseFloat(strings.ReplaceAll(cell, ",", ""), 64); err != nil || v <= 0 {
+		// Per second, server, client, sum. A batch for many calls of one key may take the server less than a tick of /proc.
+		for i, cell := range costs[way][1:5] {
+			if v, err := strconv.ParseFloat(strings.ReplaceAll(cell, ",", ""), 64); err != nil || v < 0 || v == 0 && i != 1 {
 				t.Errorf("%q: %q", way, costs[way])
 			}
 		}

@@ -35,10 +35,10 @@ func writeGrowth(w io.Writer, g growth, about string, ways []*growthWay, sizes [
 			name += fmt.Sprintf(" (the host took %.0f %%)", 100*stolen)
 		}
 		fmt.Fprintf(w, "| %s | %d | %s | %s | %s | %s | %s | %s |\n", name, way.side.goroutines, thousands(way.total.perSecond()),
-			digits(server), digits(client), digits(server+client), thousands(1e6/server), wal)
+			digits(server), digits(client), digits(server+client), perServerSecond(server), wal)
 		if without := byName[txWithout]; way.name == txWith && without != nil {
 			s, c := without.perMillion()
-			fmt.Fprintf(w, "| of which the limit | | | %s | %s | %s | %s | %s |\n", digits(server-s), digits(client-c), digits(server+client-s-c), thousands(1e6/(server-s)),
+			fmt.Fprintf(w, "| of which the limit | | | %s | %s | %s | %s | %s |\n", digits(server-s), digits(client-c), digits(server+client-s-c), perServerSecond(server-s),
 				thousands(way.spent.wal/float64(way.total.latencies.n)-without.spent.wal/float64(without.total.latencies.n)))
 		}
 	}
@@ -136,6 +136,14 @@ func digits(v float64) string {
 		return thousands(v)
 	}
 	return fmt.Sprintf("%.3g", v)
+}
+
+// perServerSecond is how many calls a second of the server's processor time makes, if a million of them take cost seconds.
+func perServerSecond(cost float64) string {
+	if cost <= 0 { // /proc counts in ticks of 10 ms
+		return "too many to measure"
+	}
+	return thousands(1e6 / cost)
 }
 
 // perMillion returns the seconds of processors per million calls. Calls that ended after the deadline count: they cost, too.

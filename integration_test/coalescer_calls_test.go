@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -408,5 +409,31 @@ func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) 
 		}
 		wg.Wait()
 		coalescer.Close()
+	}
+}
+
+// A key without a row is full for each plan of its limit. One call of the batch asks by the small plan and takes nothing, since its other
+// limit is used up; the next one asks by the large plan.
+func TestCoalescerInsertsARowThatIsFullForEveryPlan(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	small, large, used := slow("limit", 10), slow("limit", 20), slow("used", 1)
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), pool, used.Global()); err != nil {
+		t.Fatal(err)
+	}
+	release := holdFlights(t, coalescer, pool)
+	f := enqueueSeveral(t.Context(), t, coalescer,
+		[]ratelimit.Request{small.Key("new").Count(5), used.Global()},
+		[]ratelimit.Request{large.Key("new").Count(15)})
+	release()
+	f.wg.Wait()
+	if !denied(f.errs[0]) || f.errs[1] != nil {
+		t.Errorf("the calls: %v; %v; want a denial and a grant", f.errs[0], f.errs[1])
+	}
+	if left := remaining(t, pool, large.Key("new")); math.Abs(left-5) > 1e-6 {
+		t.Errorf("%v tokens are left, want 5", left)
 	}
 }

@@ -109,7 +109,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 		limits = append(limits, randomLimit(r, fmt.Sprint("limit", i), 1))
 	}
 	grants, denials := 0, 0
-	for range sized(100, 50) {
+	for range 100 {
 		var requests []ratelimit.Request
 		for range 1 + r.IntN(2) {
 			limit := oneOf(r, limits...)

@@ -727,6 +727,10 @@ var sqlMutations = []mutation{
 		name: "coalesce-waits-out-of-order", file: coalesce, what: "the second pass waits for rows that are not locked",
 		old: "FOR NO KEY UPDATE SKIP LOCKED", new: "FOR NO KEY UPDATE",
 		tests: "TestCoalescerDoesNotWaitForARowMadeAnew",
+	}, {
+		name: "coalesce-inserted", file: coalesce, what: "a row that was inserted for a call has the capacity of another call's plan",
+		old: "(r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted", new: "false AS inserted",
+		tests: "TestCoalescerInsertsARowThatIsFullForEveryPlan",
 	},
 
 	// ratelimit_refuse
