@@ -1957,6 +1957,22 @@ Ends the blocks of a key of a rate limit, or with a NULL key the block of all ke
     SELECT ratelimit_unblock('logins', 'user-17')
 $text$;
 
+-- Adds tokens to the rows of an override's key, and returns how many.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    RETURN more;
+END
+$body$;
+
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -1991,13 +2007,7 @@ BEGIN
     IF more IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
     END IF;
-    more := greatest(more, '0');
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
-         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
-    )
-    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
     RETURN more;
 END
@@ -2461,6 +2471,36 @@ RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
         = capacity / shards::double precision
     ELSE false END;
 
+-- Returns the numbers of a sweep without any: what is full by the largest capacity and the slowest rate is full by each plan, under each
+-- override. What ended less than a day ago counts, too: a process may not know yet. nothing: there are no rows to sweep, or old and new
+-- processes refill them differently.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(
+    name text, at timestamptz,
+    OUT nothing boolean, OUT kind text, OUT period interval, OUT start timestamptz, OUT rate double precision, OUT capacity double precision
+)
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+               OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
+           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
+      INTO nothing, kind, period, start, rate, capacity
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+     CROSS JOIN LATERAL (
+        SELECT d.rate, d.capacity
+        UNION ALL
+        SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
+          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
+     ) AS n
+     WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+    IF nothing AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
+    END IF;
+END
+$body$;
+
 -- Sweeps one batch. It deletes all rows of a key or none: a missing shard is not full while other shards have rows.
 --
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
@@ -2491,25 +2531,9 @@ BEGIN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        -- What is full by the largest capacity and the slowest rate is full by each plan, under each override. What ended less than a day ago
-        -- counts, too: a process may not know yet.
-        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
-               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
-          INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-         CROSS JOIN LATERAL (
-            SELECT d.rate, d.capacity
-            UNION ALL
-            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
-         ) AS n
-         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-        IF nothing THEN -- there are no rows, or old and new processes refill them differently
-            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
-            END IF;
+        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, at) AS n;
+        IF nothing THEN
             deleted := 0;
             RETURN;
         END IF;

@@ -191,3 +191,17 @@ func bringBack(t *testing.T) (source, proxy string) {
 	}
 	return blocks[0][1], blocks[1][1]
 }
+
+// What cannot be meant is refused before anything is changed.
+func TestMovesAndServersThatCannotBeMeant(t *testing.T) {
+	db := pool(t, shared.proxy.URL(), 1)
+	for _, statement := range []string{
+		"CALL ratelimit_move('{256}', 0)", "CALL ratelimit_move('{-1}', 0)", "CALL ratelimit_move('{}', 0)", "CALL ratelimit_move(NULL, 0)",
+		"CALL ratelimit_move('{1,NULL}', 0)", "CALL ratelimit_move('{1}', 99)", "CALL ratelimit_move('{1}', NULL)",
+		"SELECT ratelimit_servers('{}')", "SELECT ratelimit_servers(NULL)", "SELECT ratelimit_servers('{NULL}')",
+	} {
+		if _, err := db.Exec(t.Context(), statement); state(err) != "22023" {
+			t.Errorf("%s: %v, want 22023", statement, err)
+		}
+	}
+}

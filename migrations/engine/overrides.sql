@@ -233,6 +233,22 @@ Ends the blocks of a key of a rate limit, or with a NULL key the block of all ke
     SELECT ratelimit_unblock('logins', 'user-17')
 $text$;
 
+-- Adds tokens to the rows of an override's key, and returns how many.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    RETURN more;
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -267,13 +283,7 @@ BEGIN
     IF more IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
     END IF;
-    more := greatest(more, '0');
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
-         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
-    )
-    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
     RETURN more;
 END

@@ -434,24 +434,9 @@ BEGIN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        -- The engine's lookup, in the tables of the proxy.
-        SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-                   OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
-               min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
-          INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-         CROSS JOIN LATERAL (
-            SELECT d.rate, d.capacity
-            UNION ALL
-            SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
-              FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
-         ) AS n
-         WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
+        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
+          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, coalesce(now, clock_timestamp())) AS n; -- in the tables of the proxy
         IF nothing THEN
-            IF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, coalesce(now, clock_timestamp()), '0'); -- which is an error
-            END IF;
             deleted := 0;
             RETURN;
         END IF;
@@ -488,7 +473,7 @@ BEGIN
 END
 $body$;
 
--- 4. ratelimit_add, as in the engine, but for the row: that is on a partition.
+-- 4. The rows of ratelimit_add are on a partition.
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_add(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
 RETURNS double precision
@@ -496,45 +481,9 @@ LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
     SELECT /* TEMPLATE: schema */_ratelimit_add_once($2::bigint, $3::timestamptz, $4::text, $5::text, $6::double precision); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    o /* TEMPLATE: schema */rate_limit_overrides;
-    was record;
-    more double precision;
-BEGIN
-    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
-    IF o.added IS NOT NULL THEN
-        RETURN o.added;
-    END IF;
-    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
-    END IF;
-    IF o.changed_in = pg_current_xact_id() THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
-    END IF;
-    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
-    IF capacity IS NULL THEN
-        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-        IF was.effect <> 'numbers' THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
-        END IF;
-        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
-    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
-        more := coalesce(o.capacity, more) - capacity;
-    END IF;
-    IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
-    END IF;
-    more := /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, '')), o.id, o.made_at, o.name, coalesce(o.key, ''), greatest(more, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
-    RETURN more;
-END
-$body$;
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, '')), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
 
 -- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody.
 
@@ -575,6 +524,11 @@ DECLARE
     begun boolean := EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_slot_map);
     n integer := pg_catalog.cardinality(connections);
 BEGIN
+    IF (n > 0) IS NOT TRUE OR pg_catalog.array_position(connections, NULL) IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'there are no connections, or one is NULL';
+    ELSIF NOT begun AND n > 256 THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s servers are more than the 256 slots', n);
+    END IF;
     INSERT INTO /* TEMPLATE: schema */rate_limit_servers (no, connection)
     SELECT coalesce((SELECT max(s.no) + 1 FROM /* TEMPLATE: schema */rate_limit_servers AS s), 0) + u.i - 1, u.connection
       FROM pg_catalog.unnest(connections) WITH ORDINALITY AS u (connection, i);
@@ -612,6 +566,8 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: ratelimit_move needs READ COMMITTED, also by default';
+    ELSIF ('0' <= ALL (slots) AND '255' >= ALL (slots) AND pg_catalog.cardinality(slots) > 0) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('slots %s are not numbers between 0 and 255', quote_nullable(slots::text));
     ELSIF target IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('there is no server %s', server), HINT = 'ratelimit_servers adds it.';
     END IF;
