@@ -64,8 +64,8 @@ BEGIN
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off', f.signature);
     END LOOP;
-    IF n <> 13 THEN
-        RAISE undefined_function USING MESSAGE = format('the schema has %s of 13 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
+    IF n <> 15 THEN
+        RAISE undefined_function USING MESSAGE = format('the schema has %s of 15 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
     END IF;
     -- With true, the functions for several keys run statements for one key each. _ratelimit_coalesce and _ratelimit_consume_keys then refuse
     -- their batches, and the Coalescer sends one call after another: a transaction on several nodes would cost more than it saves.
@@ -79,5 +79,5 @@ SELECT create_distributed_function(p.oid::regprocedure, distribution_arg_name =>
   JOIN pg_class AS c ON c.oid = d.logicalrelid
   JOIN pg_proc AS p ON p.pronamespace = c.relnamespace
  WHERE d.logicalrelid = 'rate_limits'::regclass
-   AND p.proname ~ CASE WHEN d.partmethod = 'h' THEN '^_ratelimit_wire_consume(_sharded)?$'
+   AND p.proname ~ CASE WHEN d.partmethod = 'h' THEN '^_ratelimit_wire_(consume(_sharded)?|(apply|refund)_one)$'
                         ELSE '^(_ratelimit_wire_\w+|_ratelimit_consume_keys|_ratelimit_coalesce|ratelimit_sweep)$' END;

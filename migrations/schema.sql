@@ -779,7 +779,7 @@ $body$;
 -- result would be text in some query modes.
 --
 -- Each is a call of its own in the select list, SELECT _ratelimit_wire_consume(...), so that a distributed Postgres can send it to
--- the server that has the key. The planner inlines them.
+-- the server that has the key, which it looks for among the arguments. The planner inlines them.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -815,6 +815,18 @@ LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_apply(op, names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b,
     reserve, now, or_raise, windows, firsts, lasts, mosts, within));
 
+-- One limit: the key is an argument of its own.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply_one(
+    op text, name text, key text,
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
+    reserve boolean, now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_apply(op, ARRAY[name], ARRAY[key], rates, periods, capacities, starts, shards, counts, floors,
+    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, mosts, within));
+
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
@@ -822,6 +834,15 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(
 ) RETURNS bytea
 LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(names, keys, rates, periods, capacities, starts, counts, taken, held, parts,
+    taken_at, run_at, now, windows, firsts, lasts));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(
+    name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    counts double precision[], taken double precision[], held double precision[], parts double precision[],
+    taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held, parts,
     taken_at, run_at, now, windows, firsts, lasts));
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).

@@ -28,9 +28,26 @@ SELECT _ratelimit_wire_apply(
       @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[], @mosts::double precision[], sqlc.narg('within')::interval) AS answer;
 
+-- name: ApplyOne :one
+SELECT _ratelimit_wire_apply_one(
+      @op::text, @name::text, @key::text,
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[],
+      @shard_a::integer[], @shard_b::integer[],
+      @reserve::boolean, sqlc.narg('now')::timestamptz, @or_raise::boolean,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[], @mosts::double precision[], sqlc.narg('within')::interval) AS answer;
+
 -- name: Refund :one
 SELECT _ratelimit_wire_refund(
       @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
+      @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: RefundOne :one
+SELECT _ratelimit_wire_refund_one(
+      @name::text, @key::text,
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @counts::double precision[], @taken::double precision[], @held::double precision[], @parts::double precision[],
       @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz,

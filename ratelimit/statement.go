@@ -47,7 +47,7 @@ func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), a
 // isConsume reports whether a query is a statement of Consume.
 func isConsume(sql string) bool {
 	switch sql {
-	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply:
+	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply, dbsqlc.ApplyOne:
 		return true
 	}
 	return false
@@ -110,8 +110,9 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 		a[i], b[i] = pick(ctx, d)
 	}
 	columns := columnsOf(c.demands)
-	return statement{sql: dbsqlc.Apply, demands: n, read: readSeveral, args: arguments(
-		op, columns.names, columns.keys,
+	sql, names, keys := columns.choose(dbsqlc.ApplyOne, dbsqlc.Apply)
+	return statement{sql: sql, demands: n, read: readSeveral, args: arguments(
+		op, names, keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,
@@ -128,8 +129,9 @@ func refund(r *receipt, ds []demand, now *time.Time) statement {
 		t := r.algebra(r.find(d.limit.name, d.key))
 		taken[i], held[i], parts[i] = t.Count, t.Held, t.Part
 	}
-	return statement{sql: dbsqlc.Refund, demands: len(ds), read: readSeveral, args: arguments(
-		c.names, c.keys,
+	sql, names, keys := c.choose(dbsqlc.RefundOne, dbsqlc.Refund)
+	return statement{sql: sql, demands: len(ds), read: readSeveral, args: arguments(
+		names, keys,
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, taken, held, parts,
 		pgtype.Timestamptz{Time: r.At, Valid: true}, pgtype.Timestamptz{Time: r.RunAt, Valid: true}, now,
@@ -191,6 +193,14 @@ func columnsOf(ds []demand) columns {
 		}
 	}
 	return c
+}
+
+// choose returns the query for one demand or the one for several, with its names and keys.
+func (c *columns) choose(one, several string) (sql string, names, keys any) {
+	if len(c.names) == 1 {
+		return one, c.names[0], c.keys[0]
+	}
+	return several, c.names, c.keys
 }
 
 // pick chooses two shards to take from: twice the shard that the transaction has queued for, or any two.

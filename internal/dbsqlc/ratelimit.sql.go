@@ -73,6 +73,67 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 	return answer, err
 }
 
+const ApplyOne = `-- name: ApplyOne :one
+SELECT _ratelimit_wire_apply_one(
+      $1::text, $2::text, $3::text,
+      $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
+      $8::integer[], $9::double precision[], $10::double precision[],
+      $11::integer[], $12::integer[],
+      $13::boolean, $14::timestamptz, $15::boolean,
+      $16::timestamptz[], $17::integer[], $18::integer[], $19::double precision[], $20::interval) AS answer
+`
+
+type ApplyOneParams struct {
+	Op         string
+	Name       string
+	Key        string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	ShardA     []int32
+	ShardB     []int32
+	Reserve    bool
+	Now        *time.Time
+	OrRaise    bool
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+	Mosts      []float64
+	Within     pgtype.Interval
+}
+
+func (q *Queries) ApplyOne(ctx context.Context, arg ApplyOneParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, ApplyOne,
+		arg.Op,
+		arg.Name,
+		arg.Key,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Reserve,
+		arg.Now,
+		arg.OrRaise,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+		arg.Mosts,
+		arg.Within,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const Consume = `-- name: Consume :one
 SELECT _ratelimit_wire_consume(
       $1::text, $2::text,
@@ -234,6 +295,58 @@ func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) 
 	row := q.db.QueryRow(ctx, Refund,
 		arg.Names,
 		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Counts,
+		arg.Taken,
+		arg.Held,
+		arg.Parts,
+		arg.TakenAt,
+		arg.RunAt,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const RefundOne = `-- name: RefundOne :one
+SELECT _ratelimit_wire_refund_one(
+      $1::text, $2::text,
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
+      $11::timestamptz, $12::timestamptz, $13::timestamptz,
+      $14::timestamptz[], $15::integer[], $16::integer[]) AS answer
+`
+
+type RefundOneParams struct {
+	Name       string
+	Key        string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Counts     []float64
+	Taken      []float64
+	Held       []float64
+	Parts      []float64
+	TakenAt    pgtype.Timestamptz
+	RunAt      pgtype.Timestamptz
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) RefundOne(ctx context.Context, arg RefundOneParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, RefundOne,
+		arg.Name,
+		arg.Key,
 		arg.Rates,
 		arg.Periods,
 		arg.Capacities,
