@@ -57,7 +57,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		a.counts(s.demands)
 		a.floors(s.demands)
 		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
-	case dbsqlc.Apply:
+	case dbsqlc.Apply, dbsqlc.ApplyOne:
 		s.op = take[string](&a)
 		s.demands = a.demands()
 		for i, n := range take[[]int32](&a) {
@@ -78,7 +78,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		if within := take[pgtype.Interval](&a); within.Valid {
 			s.within = algebra.Micros(within.Microseconds)
 		}
-	case dbsqlc.Refund:
+	case dbsqlc.Refund, dbsqlc.RefundOne:
 		s.demands = a.demands()
 		a.counts(s.demands)
 		taken, held, parts := take[[]float64](&a), take[[]float64](&a), take[[]float64](&a)
@@ -123,9 +123,17 @@ func withWindows(a *arguments, d inmemory.Demand) []inmemory.Demand {
 	return []inmemory.Demand{d}
 }
 
+// texts reads names or keys. A query for one limit has them as texts, not as arrays.
+func (a *arguments) texts() []string {
+	if _, one := (*a)[0].(string); one {
+		return []string{take[string](a)}
+	}
+	return take[[]string](a)
+}
+
 // demands reads the names, keys and numbers of several limits.
 func (a *arguments) demands() []inmemory.Demand {
-	names, keys := take[[]string](a), take[[]string](a)
+	names, keys := a.texts(), a.texts()
 	rates, periods, capacities := take[[]float64](a), take[[]time.Duration](a), take[[]float64](a)
 	starts := take[[]pgtype.Timestamptz](a)
 	ds := make([]inmemory.Demand, len(names))
@@ -194,7 +202,7 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 			ids[i] = d.ID
 		}
 		return row{value: int32(t.Reset(ids))}
-	case s.query == dbsqlc.Refund:
+	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
 		a = t.Refund(s.demands, s.taken, now)
 	case s.op == "check":
 		a = t.Check(s.demands, s.reserve, now)
