@@ -14,7 +14,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-shared test-alone test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-racy test-plain test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,23 +25,25 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...
 
-# The areas of integration_test in which callers share little in Go. There, the race detector costs time and sees little.
-WITHOUT_RACE := verbs sql model
-ALONE = $$(integration_test/scripts/tests.sh $(WITHOUT_RACE))
+# Where goroutines share something in Go. Elsewhere, the race detector costs time and sees little.
+RACY := tx coalescer http rpc ops_usage ops_overrides ops_observe
+RACY_TESTS = $$(integration_test/scripts/tests.sh $(RACY))
+RACY_PACKAGES := ./internal/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/... ./integration_test/faults
 OTHERS = $$(go list work | grep -v '/integration_test$$')
 
 # Side by side, since tests wait almost as much as they compute. The small packages come last, two at a time.
 test: ## run the tests of every module, with the race detector where goroutines share something
-	@$(MAKE) --no-print-directory -j2 -O test-shared test-alone test-others
+	@$(MAKE) --no-print-directory -j2 test-racy test-plain test-others
 
-test-shared:
-	go test $(RACE) -parallel 4 -count=1 -timeout 30m -skip "$(ALONE)" ./integration_test
+test-racy:
+	go test $(RACE) -parallel 4 -count=1 -timeout 30m -run "$(RACY_TESTS)" ./integration_test
 
-test-alone:
-	go test -parallel 4 -count=1 -timeout 30m -run "$(ALONE)" ./integration_test
+test-plain:
+	go test -parallel 4 -count=1 -timeout 30m -skip "$(RACY_TESTS)" ./integration_test
 
 test-others:
-	go test $(RACE) -p 2 -parallel 4 -count=1 -timeout 30m $(OTHERS)
+	go test $(RACE) -p 2 -parallel 4 -count=1 -timeout 30m $(RACY_PACKAGES)
+	go test -p 2 -parallel 4 -count=1 -timeout 30m $$(echo "$(OTHERS)" | grep -vxF "$$(go list $(RACY_PACKAGES))")
 
 race: ## run the tests of every module with the race detector, one package at a time, and the random ones at twice the size
 	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)

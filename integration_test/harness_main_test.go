@@ -68,12 +68,93 @@ func newSchema(t testing.TB) string {
 	return url
 }
 
-// newMigrated makes a migrated schema for the test and returns a URL for it.
+// migrated is a migrated schema.
+type migrated struct {
+	url   string
+	drop  func() error
+	state string // of its objects, see stateOf
+}
+
+// spare are the migrated schemas that tests have left as they were made. They are dropped when the server is closed.
+var spare struct {
+	sync.Mutex
+	schemas []migrated
+}
+
+// newMigrated returns a URL for a migrated schema without limits. An earlier test may have used it: to make one takes longer than many tests.
 func newMigrated(t testing.TB) string {
 	t.Helper()
-	url := newSchema(t)
-	migrate(t, url)
-	return url
+	var m migrated
+	spare.Lock()
+	if n := len(spare.schemas); n > 0 {
+		m, spare.schemas = spare.schemas[n-1], spare.schemas[:n-1]
+	}
+	spare.Unlock()
+	if m.url == "" {
+		var err error
+		if m.url, m.drop, err = server.NewSchema(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		migrate(t, m.url)
+		if m.state, err = onConn(t.Context(), m.url, stateOf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		defer cancel()
+		state, err := onConn(ctx, m.url, func(ctx context.Context, conn *pgx.Conn) (string, error) {
+			state, err := stateOf(ctx, conn)
+			if err == nil && state == m.state {
+				_, err = conn.Exec(ctx, `SET lock_timeout = '1s';
+					TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials RESTART IDENTITY;
+					RESET lock_timeout`, pgx.QueryExecModeSimpleProtocol)
+			}
+			return state, err
+		})
+		if err != nil || state != m.state || t.Failed() {
+			if err := m.drop(); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		spare.Lock()
+		defer spare.Unlock()
+		spare.schemas = append(spare.schemas, m)
+	})
+	return m.url
+}
+
+func onConn[T any](ctx context.Context, url string, do func(context.Context, *pgx.Conn) (T, error)) (result T, err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return result, err
+	}
+	defer conn.Close(ctx)
+	return do(ctx, conn)
+}
+
+// stateOf returns a hash of what the schema has besides rows: each object with what can be changed of it, the statistics of the
+// planner, and the versions.
+func stateOf(ctx context.Context, conn *pgx.Conn) (state string, err error) {
+	err = conn.QueryRow(ctx, `
+		WITH s AS (SELECT current_schema()::regnamespace AS oid),
+		     c AS (SELECT c.* FROM pg_class AS c, s WHERE c.relnamespace = s.oid)
+		SELECT md5(string_agg(o, chr(10) ORDER BY o)) FROM (
+			SELECT concat_ws(' ', 'schema', n.xmin) FROM pg_namespace AS n JOIN s ON n.oid = s.oid
+			UNION ALL SELECT concat_ws(' ', 'class', c.oid, c.relname, c.relkind, c.relowner, c.relacl, c.reloptions, c.relpersistence, c.relrowsecurity, c.relforcerowsecurity) FROM c
+			UNION ALL SELECT concat_ws(' ', 'column', a.attrelid, a.attnum, a.xmin) FROM pg_attribute AS a JOIN c ON a.attrelid = c.oid
+			UNION ALL SELECT concat_ws(' ', 'statistics', a.starelid, a.staattnum) FROM pg_statistic AS a JOIN c ON a.starelid = c.oid
+			UNION ALL SELECT concat_ws(' ', 'trigger', t.oid, t.xmin) FROM pg_trigger AS t JOIN c ON t.tgrelid = c.oid
+			UNION ALL SELECT concat_ws(' ', 'rule', r.oid, r.xmin) FROM pg_rewrite AS r JOIN c ON r.ev_class = c.oid
+			UNION ALL SELECT concat_ws(' ', 'policy', p.oid, p.xmin) FROM pg_policy AS p JOIN c ON p.polrelid = c.oid
+			UNION ALL SELECT concat_ws(' ', 'constraint', k.oid, k.xmin) FROM pg_constraint AS k JOIN s ON k.connamespace = s.oid
+			UNION ALL SELECT concat_ws(' ', 'function', p.oid, p.xmin) FROM pg_proc AS p JOIN s ON p.pronamespace = s.oid
+			UNION ALL SELECT concat_ws(' ', 'type', t.oid, t.xmin) FROM pg_type AS t JOIN s ON t.typnamespace = s.oid
+			UNION ALL SELECT concat_ws(' ', 'default', d.oid) FROM pg_default_acl AS d JOIN s ON d.defaclnamespace = s.oid
+			UNION ALL SELECT concat_ws(' ', 'version', v.id, v.version_id) FROM `+migrations.VersionTable+` AS v
+		) AS objects (o)`).Scan(&state)
+	return state, err
 }
 
 func migrate(t testing.TB, url string) {

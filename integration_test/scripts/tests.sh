@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Prints a pattern for go test -run, with the tests of the files whose names begin with one of these areas (see
+# Prints a pattern for go test -run, with the tests of the files whose names begin with one of these areas, such as ops or ops_usage (see
 # ../README.md). Without an area, it has all tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (($#)) || { echo . && exit; }
 names=()
 for area in "$@"; do
-	compgen -G "${area}_*_test.go" >/dev/null || { echo "tests.sh: there are no files ${area}_*_test.go" >&2 && exit 1; }
+	files=($(compgen -G "${area}_*test.go" || true))
+	((${#files[@]})) || { echo "tests.sh: there are no files ${area}_*test.go" >&2 && exit 1; }
 	before=${#names[@]}
-	names+=($(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "$area"_*_test.go | grep -vx TestMain || true))
-	((${#names[@]} > before)) || { echo "tests.sh: ${area}_*_test.go have no tests" >&2 && exit 1; }
+	names+=($(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "${files[@]}" | grep -vx TestMain || true))
+	((${#names[@]} > before)) || { echo "tests.sh: ${area}_*test.go have no tests" >&2 && exit 1; }
 done
 (IFS='|' && echo "^(${names[*]})\$")
