@@ -9,12 +9,9 @@ GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v
 SQLC := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql -- \
 	go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
-# The race detector needs cgo, which is 0 where there is no C compiler.
-RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
-
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-racy test-plain test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,32 +22,26 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
 	go test -count=1 -v -timeout 10m ./examples/...
 
-# Where goroutines share something in Go. Elsewhere, the race detector costs time and sees little.
-RACY := tx coalescer http rpc ops_usage ops_overrides ops_observe
-RACY_TESTS = $$(integration_test/scripts/tests.sh $(RACY))
-RACY_PACKAGES := ./internal/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/... ./integration_test/faults
+TEST = go test -count=1 -parallel 4 -timeout 30m
+# All but the integration tests.
 OTHERS = $$(go list work | grep -v '/integration_test$$')
 
-# Side by side, since tests wait almost as much as they compute. The small packages come last, two at a time.
-test: ## run the tests of every module, with the race detector where goroutines share something
-	@$(MAKE) --no-print-directory -j2 test-racy test-plain test-others
+# Side by side, since tests wait almost as much as they compute.
+test: ## run the tests of every module
+	@$(MAKE) --no-print-directory -j2 test-integration test-others
 
-test-racy:
-	go test $(RACE) -parallel 4 -count=1 -timeout 30m -run "$(RACY_TESTS)" ./integration_test
-
-test-plain:
-	go test -parallel 4 -count=1 -timeout 30m -skip "$(RACY_TESTS)" ./integration_test
+test-integration:
+	$(TEST) ./integration_test
 
 test-others:
-	go test $(RACE) -p 2 -parallel 4 -count=1 -timeout 30m $(RACY_PACKAGES)
-	go test -p 2 -parallel 4 -count=1 -timeout 30m $$(echo "$(OTHERS)" | grep -vxF "$$(go list $(RACY_PACKAGES))")
+	$(TEST) -p 1 $(OTHERS)
 
-race: ## run the tests of every module with the race detector, one package at a time, and the random ones at twice the size
-	go test $(RACE) -p 1 -parallel 4 -count=1 -timeout 30m $(OTHERS)
-	go test $(RACE) -parallel 4 -count=1 -timeout 60m ./integration_test -whole
+race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer": less)
+	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
+	$(TEST) -race -timeout 60m -run "$$(integration_test/scripts/tests.sh $(AREAS))" ./integration_test $(if $(AREAS),,-whole)
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
-	cd integration_test/orms && go test $(RACE) -count=1 -v -run . .
+	cd integration_test/orms && go test -count=1 -v -run . .
 
 PICTURES ?= $(CURDIR)/integration_test/browser/pictures
 console: ## use the console in Chromium, and leave pictures of its pages, which git ignores (DOCS=1: some in docs/img, too)
