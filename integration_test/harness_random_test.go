@@ -14,7 +14,7 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "replay the random tests with this seed (0: a new one)")
 
 // chaos is how long the chaos tests cancel calls, run into timeouts and kill connections at random.
-var chaos = flag.Duration("chaos", 3*time.Second, "how long each chaos test lasts")
+var chaos = flag.Duration("chaos", 2*time.Second, "how long each chaos test lasts")
 
 // whole makes the random tests as large as they are before a release (make race).
 var whole = flag.Bool("whole", false, "random tests of full size, which is twice the usual one")

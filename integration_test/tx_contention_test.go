@@ -79,7 +79,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			}
 			fill(t, pool, 100)
 			prepare(t, pool, work)
-			commits, failures = serializable(t, pool, sized(5*time.Second, 2*time.Second), func(ctx context.Context, tx pgx.Tx, g int) error {
+			commits, failures = serializable(t, pool, sized(4*time.Second, 2*time.Second), func(ctx context.Context, tx pgx.Tx, g int) error {
 				return work(ctx, tx, fmt.Sprint(1+6*g))
 			})
 			t.Logf("%s: %d commits, %d serialization failures", what, commits, failures)

@@ -28,7 +28,7 @@ func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
 			const goroutines = 16
 			denials := int64(1000)
 			if way == "SendTx" {
-				denials = 10_000
+				denials = int64(sized(10_000, 2_000))
 			}
 			pool := reconfigured(t, newPool(t, goroutines), func(c *pgxpool.Config) { c.MinConns = goroutines })
 			pids := func() []uint32 {
