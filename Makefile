@@ -37,8 +37,8 @@ test-others:
 	$(TEST) -p 1 $(OTHERS)
 
 race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer": less)
-	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
-	$(TEST) -race -timeout 60m -run "$$(integration_test/scripts/tests.sh $(AREAS))" ./integration_test $(if $(AREAS),,-whole)
+	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race -timeout 60m -run "$$run" ./integration_test $(if $(AREAS),,-whole)
+	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test -count=1 -v -run . .
@@ -58,7 +58,7 @@ conformance: ## say what works on a migrated server (URL=postgres://...), or on 
 	@integration_test/scripts/conformance.sh
 
 partitioned: ## run the integration tests on a table that is partitioned by key (AREAS="verbs sql")
-	cd integration_test && TXLIMIT_TEST_TABLE=partitioned go test -count=1 -timeout 20m -run "$$(scripts/tests.sh $(AREAS))" .
+	cd integration_test && run=$$(scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned go test -count=1 -timeout 20m -run "$$run" .
 
 plproxy: ## run the limiter through PL/Proxy: three real servers and a proxy (THROUGHPUT=5s: measure instead)
 	integration_test/scripts/plproxy.sh

@@ -710,8 +710,13 @@ func recordToday(t *testing.T) record {
 			must(err)
 			clock.Advance(311 * time.Millisecond)
 		}
-		_, err := limiter.Consume(ctx, db, bucket.Key("ann").Reserve(), sharded.Key("ann").Reserve())
+		both := []ratelimit.Request{bucket.Key("ann").Reserve(), sharded.Key("ann").Reserve()}
+		result, err := limiter.Consume(ctx, db, both...)
 		must(err)
+		if result.OK {
+			_, err = limiter.Refund(ctx, db, result.Receipt(), both...)
+			must(err)
+		}
 		_, err = limiter.Consume(ctx, db, bucket.Key("ann"), window.Key("ann"), hashed.Key("ann"))
 		must(err)
 		if round == 3 {

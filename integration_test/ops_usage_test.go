@@ -444,7 +444,7 @@ func TestKilledProcessesLoseOneFlushEach(t *testing.T) {
 	t.Logf("granted %d of %d to %d, denied %d of %d to %d", got.Granted, least.granted, most.granted, got.Denied, leastDenied, mostDenied)
 }
 
-// Half a million keys are denied, or a million with -whole, with flushes in between: memory and rows do not grow, and the frequent key is found. It does not run
+// Many keys are denied, a million with -whole, with flushes in between: memory and rows do not grow, and the frequent key is found. It does not run
 // beside other tests, which would use memory too.
 func TestAFloodOfDeniedKeys(t *testing.T) {
 	pool := newPool(t, 1)

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"math"
 	"errors"
 	"reflect"
 	"testing"
@@ -122,6 +123,22 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
 				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
 				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Taken: []float64{3, 7}, Held: []float64{-2, 1}, Parts: []float64{0.25, 1},
+				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
+			})
+			return err
+		}},
+		"one that reserves": {VerbConsume, []Request{shards.Key("cid").Count(2).Reserve()}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.ApplyOne(ctx, dbsqlc.ApplyOneParams{
+				Op: "consume", Name: "z shards", Key: "cid", Rates: []float64{4}, Periods: []time.Duration{time.Hour}, Capacities: []float64{9},
+				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}}, Shards: []int32{6}, Counts: []float64{2}, Floors: []float64{math.Inf(-1)},
+				ShardA: []int32{3}, ShardB: []int32{1}, Reserve: true, Now: &noon,
+			})
+			return err
+		}},
+		"refund of one": {VerbRefund, bucketAndWindow[1:], false, func(q *dbsqlc.Queries) error {
+			_, err := q.RefundOne(ctx, dbsqlc.RefundOneParams{
+				Name: "bucket", Key: "ann", Rates: []float64{2}, Periods: []time.Duration{time.Second}, Capacities: []float64{7},
+				Starts: []pgtype.Timestamptz{{}}, Counts: []float64{1.5}, Taken: []float64{3}, Held: []float64{-2}, Parts: []float64{0.25},
 				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
 			})
 			return err

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints a pattern for go test -run, with the tests of the files whose names begin with one of these areas, such as ops or ops_usage (see
-# ../README.md). Without an area, it has all tests.
+# Prints a pattern for go test -run, with the tests of the files of some areas (see ../README.md): AREA_test.go and AREA_*_test.go, such as
+# those of ops, or of ops_usage. Without an area, it has all tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (($#)) || { echo . && exit; }
