@@ -2,8 +2,8 @@ package ratelimit
 
 import (
 	"context"
-	"math"
 	"errors"
+	"math"
 	"reflect"
 	"testing"
 	"time"
