@@ -31,6 +31,10 @@ var callMutations = []mutation{
 		old: "if found && d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
 	}, {
+		name: "demands-one", file: "ratelimit/statement.go", what: "a call for one limit is sent with its name and its key swapped",
+		old: "return one, c.names[0], c.keys[0]", new: "return one, c.keys[0], c.names[0]",
+		tests: "TestStatementsAreWhatSqlcSends",
+	}, {
 		name: "definitions-apart", file: "ratelimit/demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
 		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
 		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",

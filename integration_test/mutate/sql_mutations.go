@@ -17,6 +17,7 @@ const (
 	reset          = "migrations/engine/reset.sql"
 	sweep          = "migrations/engine/sweep.sql"
 	turns          = "migrations/engine/turns.sql"
+	wire           = "migrations/engine/wire.sql"
 )
 
 var sqlMutations = []mutation{
@@ -418,6 +419,16 @@ var sqlMutations = []mutation{
 	// _ratelimit_refund
 
 	{
+		name: "refund-one-held", file: wire, what: "a refund to one limit takes what was held for what was taken",
+		old:   "_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held,",
+		new:   "_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, held, taken,",
+		tests: "TestWaitGivesBackOnAContextOfItsOwn",
+	}, {
+		name: "apply-one-most", file: wire, what: "UpTo of one limit takes all or nothing",
+		old:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, mosts, within));",
+		new:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, NULL, within));",
+		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+	}, {
 		name: "refund-no-lock", file: refund, what: "a refund is computed from rows that are not locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
 		tests: "TestARefundWritesNoRowThatItHasNotLocked",
