@@ -41,11 +41,13 @@ func TestAnUnfinishedMove(t *testing.T) {
 	slot, _ := slotOf(t, db, key)
 	l := &ratelimit.Limiter{}
 	granted := 0
+	var receipt ratelimit.Receipt
 	take := func(want string) {
 		t.Helper()
-		_, err := l.Consume(t.Context(), db, tight.Key(key).Count(5))
+		result, err := l.Consume(t.Context(), db, tight.Key(key).Count(5))
 		if err == nil {
 			granted += 5
+			receipt = result.Receipt()
 		}
 		if state(err) != want {
 			t.Fatalf("consume: %v, want %q", err, want)
@@ -56,6 +58,7 @@ func TestAnUnfinishedMove(t *testing.T) {
 	}
 	const no = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'it fails here'; END $$; CREATE TRIGGER no BEFORE "
 	take("")
+	raised := scan(t, db, "SELECT ratelimit_override('tight', $1, capacity => $2)", key, 2.0*tightCapacity)
 	from := 0
 	for i, fails := range []struct {
 		at, make string
@@ -77,6 +80,16 @@ func TestAnUnfinishedMove(t *testing.T) {
 			take("")
 		} else {
 			take("RL004")
+			// These insert no row, so the target's guard does not see them.
+			if _, err := l.Refund(t.Context(), db, receipt, tight.Key(key).Count(1)); state(err) != "RL004" {
+				t.Errorf("refund: %v, want RL004", err)
+			}
+			if err := l.Reset(t.Context(), db, tight.Key(key)); state(err) != "RL004" {
+				t.Errorf("reset: %v, want RL004", err)
+			}
+			if err := execSQL(t.Context(), c.proxy.URL(), "SELECT ratelimit_add($1, $2)", raised, tightCapacity); state(err) != "RL004" {
+				t.Errorf("add: %v, want RL004", err)
+			}
 		}
 		for _, server := range []int{other, from} {
 			if err := move(server); state(err) != "55000" || !strings.Contains(err.Error(), fmt.Sprintf("to server %d is not finished", to)) {

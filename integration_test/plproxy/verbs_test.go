@@ -38,9 +38,9 @@ func state(err error) string {
 	return ""
 }
 
-func scan(t testing.TB, db *pgxpool.Pool, sql string) (n int) {
+func scan(t testing.TB, db *pgxpool.Pool, sql string, args ...any) (n int) {
 	t.Helper()
-	if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return n

@@ -103,6 +103,23 @@ LANGUAGE sql STABLE
 RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*) = '0' THEN 0 ELSE /* TEMPLATE: schema */_ratelimit_refuse(true) END
           FROM (SELECT /* TEMPLATE: schema */_ratelimit_route(k) AS slot FROM pg_catalog.unnest(keys) AS k) AS s);
 
+-- Refuses a slot that moves. What inserts no row is not stopped by the guard of a partition: it would find no row there, and change nothing.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_settled(slot integer) RETURNS integer
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF (SELECT m.servers[slot + 1] FROM /* TEMPLATE: schema */rate_limit_slot_map AS m) = -1 THEN
+        RAISE SQLSTATE 'RL004' USING MESSAGE = pg_catalog.format('rate limits: slot %s is moving', slot), HINT = 'Retry in a moment. TABLE rate_limit_moves shows the moves.';
+    END IF;
+    RETURN slot;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route_settled(keys text[]) RETURNS integer
+LANGUAGE sql STABLE
+RETURN /* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_route(keys));
+
 -- 2. Batches of the Go library's Coalescer. A batch for one partition goes there as it is. Otherwise each partition gets its part, all at
 -- once, and all decide as of one instant, the earliest of their clocks: the answer has room for one. A partition never decides as of
 -- an instant that its own clock has not reached.
@@ -406,7 +423,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], k
 LANGUAGE sql
 BEGIN ATOMIC
     SELECT coalesce(sum(r), 0)::integer
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_reset(ARRAY(SELECT /* TEMPLATE: schema */_ratelimit_route(u.key) FROM unnest(names, keys) AS u (name, key)), names, keys) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_reset(ARRAY(SELECT /* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_route(u.key)) FROM unnest(names, keys) AS u (name, key)), names, keys) AS r;
 END;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_sweep(
@@ -483,7 +500,7 @@ AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, '')), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
+RETURN /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, ''))), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
 
 -- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody.
 
@@ -634,13 +651,14 @@ $sql$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 -- 6. The functions that decide for one key, or for several of one slot. PL/Proxy sends values as text, so it must write them alike
 -- whatever the session's settings.
 FOR f IN
-    SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.argument
-      FROM (VALUES ('_ratelimit_consume', 'key'), ('_ratelimit_consume_sharded', 'key'), ('_ratelimit_consume_several', 'keys'),
-                   ('_ratelimit_apply', 'keys'), ('_ratelimit_refund', 'keys')) AS d (name, argument)
+    SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.route
+      FROM (VALUES ('_ratelimit_consume', '_ratelimit_route(key)'), ('_ratelimit_consume_sharded', '_ratelimit_route(key)'),
+                   ('_ratelimit_consume_several', '_ratelimit_route(keys)'), ('_ratelimit_apply', '_ratelimit_route(keys)'),
+                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)')) AS d (name, route)
       JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
 LOOP
     EXECUTE format('CREATE OR REPLACE FUNCTION %I(%s) RETURNS %s LANGUAGE plproxy SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1 AS %L',
-        f.proname, f.arguments, f.result, format('CLUSTER ''txlimit''; RUN ON %I._ratelimit_route(%s);', current_schema, f.argument));
+        f.proname, f.arguments, f.result, format('CLUSTER ''txlimit''; RUN ON %I.%s;', current_schema, f.route));
 END LOOP;
 END
 $plproxy$;
