@@ -1381,7 +1381,7 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
--- (ratelimit/calendar.go).
+-- (ratelimit/limit_calendar.go).
 
 -- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
 -- unit of the calendar.

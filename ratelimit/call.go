@@ -147,11 +147,3 @@ func unanswered(requests []Request) Result {
 	}
 	return result
 }
-
-// explain adds the failed operation to a database error and, for a missing function, a hint.
-func explain(what string, err error) error {
-	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
-	}
-	return fmt.Errorf("ratelimit: %s: %w", what, err)
-}

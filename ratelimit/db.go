@@ -2,9 +2,11 @@ package ratelimit
 
 import (
 	"context"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/inmemory"
 )
@@ -61,4 +63,32 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 func noDatabase(db DB) bool {
 	c, ok := coalescerOf(db)
 	return isNil(db) || ok && (c == nil || c.Pool == nil)
+}
+
+// connOf is the connection of a handle. It is nil for a pool, and for a handle of another type.
+func connOf(db any) *pgx.Conn {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db
+	case *pgxpool.Conn:
+		return db.Conn()
+	}
+	return nil
+}
+
+// inTransaction reports whether a connection is in a transaction, which COMMIT would end too early. (BEGIN inside one is
+// only a warning.)
+func inTransaction(db any) bool {
+	conn := connOf(db)
+	if conn == nil || conn.IsClosed() {
+		return false
+	}
+	status := conn.PgConn().TxStatus()
+	return status == 'T' || status == 'E'
+}
+
+// isNil reports whether a handle is nil, or an interface that holds a nil pointer.
+func isNil(db any) bool {
+	v := reflect.ValueOf(db)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }

@@ -145,3 +145,25 @@ func (e *DeniedError) Error() string {
 	}
 	return fmt.Sprintf("%v: %s; retry in %v", ErrDenied, strings.Join(denied, ", "), wait)
 }
+
+// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not.
+func retryable(err error) bool {
+	state := sqlState(err)
+	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
+}
+
+// sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
+func sqlState(err error) string {
+	if sqlErr := (interface{ SQLState() string })(nil); errors.As(err, &sqlErr) {
+		return sqlErr.SQLState()
+	}
+	return ""
+}
+
+// explain adds the failed operation to a database error and, for a missing function, a hint.
+func explain(what string, err error) error {
+	if sqlState(err) == "42883" { // undefined_function, which has several causes
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
+	}
+	return fmt.Errorf("ratelimit: %s: %w", what, err)
+}

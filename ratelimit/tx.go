@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -168,29 +167,7 @@ func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func()
 	return c.Conn(), c.Release, nil
 }
 
-// connOf is the connection of a handle. It is nil for a pool, and for a handle of another type.
-func connOf(db any) *pgx.Conn {
-	switch db := db.(type) {
-	case *pgx.Conn:
-		return db
-	case *pgxpool.Conn:
-		return db.Conn()
-	}
-	return nil
-}
-
 var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
-
-// inTransaction reports whether a connection is in a transaction, which COMMIT would end too early. (BEGIN inside one is
-// only a warning.)
-func inTransaction(db any) bool {
-	conn := connOf(db)
-	if conn == nil || conn.IsClosed() {
-		return false
-	}
-	status := conn.PgConn().TxStatus()
-	return status == 'T' || status == 'E'
-}
 
 // Retry runs fn again after a serialization failure (SQLSTATE 40001) or a deadlock (40P01), within the bounds of
 // [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, at the isolation
@@ -341,24 +318,4 @@ func beginFailed(t turn, err error) error {
 			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, err)
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, err)
-}
-
-// isNil reports whether a handle is nil, or an interface that holds a nil pointer.
-func isNil(db any) bool {
-	v := reflect.ValueOf(db)
-	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
-}
-
-// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not.
-func retryable(err error) bool {
-	state := sqlState(err)
-	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
-}
-
-// sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
-func sqlState(err error) string {
-	if sqlErr := (interface{ SQLState() string })(nil); errors.As(err, &sqlErr) {
-		return sqlErr.SQLState()
-	}
-	return ""
 }

@@ -3,7 +3,7 @@ package main
 // callMutations are edits of the path of a call.
 var callMutations = []mutation{
 	{
-		name: "calendar-several", file: "ratelimit/statement.go", what: "a calendar window beside another limit is sent without its windows",
+		name: "calendar-several", file: "ratelimit/call_statement.go", what: "a calendar window beside another limit is sent without its windows",
 		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
 		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
 	}, {
@@ -11,31 +11,31 @@ var callMutations = []mutation{
 		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
-		name: "calendar-waits", file: "ratelimit/demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
+		name: "calendar-waits", file: "ratelimit/call_demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
 		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), waits && d.reserve)",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
-		name: "demands-order", file: "ratelimit/demand.go", what: "several limits are sent in another order than the lock order",
+		name: "demands-order", file: "ratelimit/call_demand.go", what: "several limits are sent in another order than the lock order",
 		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",
 		tests: "TestDemandsAreInTheOrderOfLocks",
 	}, {
-		name: "demands-twice", file: "ratelimit/demand.go", what: "a limit that a call names twice counts once",
+		name: "demands-twice", file: "ratelimit/call_demand.go", what: "a limit that a call names twice counts once",
 		old: "d.count += tokens", new: "d.count = tokens",
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
-		name: "demands-rounding", file: "ratelimit/demand.go", what: "requests for the whole capacity together are refused because of rounding",
+		name: "demands-rounding", file: "ratelimit/call_demand.go", what: "requests for the whole capacity together are refused because of rounding",
 		old: "if d.need <= capacity {", new: "if d.need < 0 {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
-		name: "demands-two-definitions", file: "ratelimit/demand.go", what: "one limit with two definitions in one call is granted by one of them",
+		name: "demands-two-definitions", file: "ratelimit/call_demand.go", what: "one limit with two definitions in one call is granted by one of them",
 		old: "if found && d.limit != r.limit {", new: "if false {",
 		tests: "TestTwoDefinitionsOfOneLimitInOneCallAreAnError",
 	}, {
-		name: "demands-one", file: "ratelimit/statement.go", what: "a call for one limit is sent with its name and its key swapped",
+		name: "demands-one", file: "ratelimit/call_statement.go", what: "a call for one limit is sent with its name and its key swapped",
 		old: "return one, c.names[0], c.keys[0]", new: "return one, c.keys[0], c.names[0]",
 		tests: "TestStatementsAreWhatSqlcSends",
 	}, {
-		name: "definitions-apart", file: "ratelimit/demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
+		name: "definitions-apart", file: "ratelimit/call_demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
 		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
 		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",
 	}, {
@@ -55,23 +55,23 @@ var callMutations = []mutation{
 		old: "(c.consumes() || c.verb == VerbCheck) && !result.OK", new: "c.consumes() && !result.OK",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
-		name: "check-zero-denied", file: "ratelimit/demand.go", what: "a check of 0 is denied in debt",
+		name: "check-zero-denied", file: "ratelimit/call_demand.go", what: "a check of 0 is denied in debt",
 		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
 		tests: "TestACheckOfZeroIsNeverDenied",
 	}, {
-		name: "record-order", file: "ratelimit/answer.go", what: "the rows of several limits have each other's ts",
+		name: "record-order", file: "ratelimit/call_answer.go", what: "the rows of several limits have each other's ts",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-lengths", file: "ratelimit/answer.go", what: "an answer with more instants than values is accepted",
+		name: "record-lengths", file: "ratelimit/call_answer.go", what: "an answer with more instants than values is accepted",
 		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	}, {
-		name: "forfeits-several", file: "ratelimit/demand.go", what: "limits that wait for each other are not sent as a call that forfeits",
+		name: "forfeits-several", file: "ratelimit/call_demand.go", what: "limits that wait for each other are not sent as a call that forfeits",
 		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "forfeits-window", file: "ratelimit/demand.go", what: "a reservation of a fixed window is not sent as a call that forfeits",
+		name: "forfeits-window", file: "ratelimit/call_demand.go", what: "a reservation of a fixed window is not sent as a call that forfeits",
 		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "len(ds) > 1",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
@@ -143,19 +143,19 @@ var callMutations = []mutation{
 		old: "		return err\n	})\n}", new: "		return err\n	}, Attempts(1))\n}",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
-		name: "wait-above-capacity", file: "ratelimit/demand.go", what: "a Wait for more than the capacity waits",
+		name: "wait-above-capacity", file: "ratelimit/call_demand.go", what: "a Wait for more than the capacity waits",
 		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if false {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-without-capacity", file: "ratelimit/demand.go", what: "no call can wait for a limit that saves nothing up",
+		name: "wait-without-capacity", file: "ratelimit/call_demand.go", what: "no call can wait for a limit that saves nothing up",
 		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if v == VerbWait && d.count > capacity {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-forfeits-nothing", file: "ratelimit/demand.go", what: "a Wait for a window is not a reservation, and forfeits nothing",
+		name: "wait-forfeits-nothing", file: "ratelimit/call_demand.go", what: "a Wait for a window is not a reservation, and forfeits nothing",
 		old: "d.reserve = d.reserve || v == VerbWait || r.reserve", new: "d.reserve = d.reserve || r.reserve",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "wait-denied", file: "ratelimit/demand.go", what: "a Wait is denied if the tokens are not there yet",
+		name: "wait-denied", file: "ratelimit/call_demand.go", what: "a Wait is denied if the tokens are not there yet",
 		old: "case r.reserve, v == VerbWait:", new: "case r.reserve:",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
@@ -163,7 +163,7 @@ var callMutations = []mutation{
 		old: "onCalendar(c.demands) || c.reserves()", new: "onCalendar(c.demands) || forfeits(c.demands)",
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
-		name: "up-to-plain", file: "ratelimit/statement.go", what: "UpTo takes one token",
+		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
 		old: "case c.reserves(), takesUpTo(c.demands):", new: "case c.reserves():",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
@@ -171,27 +171,27 @@ var callMutations = []mutation{
 		old: " || c.reserves() || takesUpTo(c.demands)", new: " || c.reserves()",
 		tests: "TestUpToOnACoalescerThatIsBusy",
 	}, {
-		name: "up-to-verbs", file: "ratelimit/demand.go", what: "a charge may have UpTo",
+		name: "up-to-verbs", file: "ratelimit/call_demand.go", what: "a charge may have UpTo",
 		old: "	case v != VerbConsume && v != VerbCheck:", new: "	case false:",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-twice", file: "ratelimit/demand.go", what: "two requests of a call may take from one key, one of them with UpTo",
+		name: "up-to-twice", file: "ratelimit/call_demand.go", what: "two requests of a call may take from one key, one of them with UpTo",
 		old: "	case again:", new: "	case false:",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-and-one", file: "ratelimit/demand.go", what: "a plain request after one with UpTo is ignored",
+		name: "up-to-and-one", file: "ratelimit/call_demand.go", what: "a plain request after one with UpTo is ignored",
 		old: "(r.upTo || d.most > 0)", new: "r.upTo",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-none", file: "ratelimit/demand.go", what: "UpTo may have a maximum of 0",
+		name: "up-to-none", file: "ratelimit/call_demand.go", what: "UpTo may have a maximum of 0",
 		old: "	case r.tokens < 1:", new: "	case false:",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-reserve", file: "ratelimit/demand.go", what: "a call with UpTo may reserve",
+		name: "up-to-reserve", file: "ratelimit/call_demand.go", what: "a call with UpTo may reserve",
 		old: "if takesUpTo(ds) && anyOf(", new: "if false && anyOf(",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-reset", file: "ratelimit/demand.go", what: "Reset and Hot refuse a request with UpTo",
+		name: "up-to-reset", file: "ratelimit/call_demand.go", what: "Reset and Hot refuse a request with UpTo",
 		old: "if v != VerbReset && (r.upTo", new: "if (r.upTo",
 		tests: "TestUpToTakesTheWholeTokensThatAreThere",
 	}, {
@@ -203,7 +203,7 @@ var callMutations = []mutation{
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
 		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
 	}, {
-		name: "tx-deadlock", file: "ratelimit/tx.go", what: "a deadlock's victim is not retried",
+		name: "tx-deadlock", file: "ratelimit/errors.go", what: "a deadlock's victim is not retried",
 		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
 		tests: "TestInTxRetriesADeadlock",
 	}, {
@@ -215,27 +215,27 @@ var callMutations = []mutation{
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
 		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
 	}, {
-		name: "tx-attempts-multiply", file: "ratelimit/tx.go", what: "a transaction that has used up its attempts is retried by the outer one",
+		name: "tx-attempts-multiply", file: "ratelimit/errors.go", what: "a transaction that has used up its attempts is retried by the outer one",
 		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
 		tests: "TestNestedRetriesDoNotMultiply",
 	}, {
-		name: "outside-allowed", file: "ratelimit/outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not return",
+		name: "outside-allowed", file: "ratelimit/tx_outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not return",
 		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
-		name: "outside-innermost", file: "ratelimit/outside.go", what: "only the innermost transaction's pool is refused",
+		name: "outside-innermost", file: "ratelimit/tx_outside.go", what: "only the innermost transaction's pool is refused",
 		old: "for ; open != nil; open = open.around {", new: "if open != nil {",
 		tests: "TestAllEnclosingPoolsCount",
 	}, {
-		name: "outside-for-ever", file: "ratelimit/outside.go", what: "a kept context is refused after its transaction has ended",
+		name: "outside-for-ever", file: "ratelimit/tx_outside.go", what: "a kept context is refused after its transaction has ended",
 		old: " && !open.ended.Load()", new: "",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
-		name: "outside-check", file: "ratelimit/outside.go", what: "a check on the pool inside its transaction is refused",
+		name: "outside-check", file: "ratelimit/tx_outside.go", what: "a check on the pool inside its transaction is refused",
 		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
 		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
 	}, {
-		name: "outside-inherited", file: "ratelimit/outside.go", what: "OutsideTx changes nothing",
+		name: "outside-inherited", file: "ratelimit/tx_outside.go", what: "OutsideTx changes nothing",
 		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
 		tests: "TestOutsideTxOutlivesTheRollback",
 	}, {
@@ -251,7 +251,7 @@ var callMutations = []mutation{
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
 		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
 	}, {
-		name: "late-not-with-begin", file: "ratelimit/late.go", what: "BEGIN is a separate round trip, whatever the first statement",
+		name: "late-not-with-begin", file: "ratelimit/tx_late.go", what: "BEGIN is a separate round trip, whatever the first statement",
 		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
@@ -267,23 +267,23 @@ var callMutations = []mutation{
 		old: " && !tx.ended {", new: " {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
-		name: "late-outside", file: "ratelimit/late.go", what: "a statement on the connection of a transaction that did not begin is committed by itself",
+		name: "late-outside", file: "ratelimit/tx_late.go", what: "a statement on the connection of a transaction that did not begin is committed by itself",
 		old: "		_ = t.conn.Close(t.ctx)\n", new: "		_ = t.conn\n",
 		tests: "TestInTxWhoseTransactionDoesNotBegin",
 	}, {
-		name: "late-kept", file: "ratelimit/late.go", what: "a caller that keeps a transaction that did not begin closes a connection that another caller has",
+		name: "late-kept", file: "ratelimit/tx_late.go", what: "a caller that keeps a transaction that did not begin closes a connection that another caller has",
 		old: "!t.ended && ", new: "",
 		tests: "TestATransactionThatIsKeptClosesNoConnection",
 	}, {
-		name: "late-lapsed", file: "ratelimit/late.go", what: "a first statement that is not sent aborts the transaction",
+		name: "late-lapsed", file: "ratelimit/tx_late.go", what: "a first statement that is not sent aborts the transaction",
 		old: "		if t.lapsed(ctx) {\n", new: "		if false {\n",
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
-		name: "late-after-rollback", file: "ratelimit/late.go", what: "a transaction that was rolled back before it began can still begin",
+		name: "late-after-rollback", file: "ratelimit/tx_late.go", what: "a transaction that was rolled back before it began can still begin",
 		old: "		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()\n", new: "",
 		tests: "TestInTxOfAFunctionThatRollsBackItself",
 	}, {
-		name: "late-answers-unread", file: "ratelimit/late.go", what: "errors of BEGIN and of the lock of a turn are ignored if a query was sent with them",
+		name: "late-answers-unread", file: "ratelimit/tx_late.go", what: "errors of BEGIN and of the lock of a turn are ignored if a query was sent with them",
 		old: "		r.late.failed = err\n", new: "",
 		tests: "TestHotPassesOnATimeoutOfTheDatabase|TestInTxWhoseTransactionDoesNotBegin",
 	}, {
@@ -295,35 +295,35 @@ var callMutations = []mutation{
 		old: "	if err := rows.Err(); err != nil {\n		return err\n	}\n", new: "",
 		tests: "TestDatabaseSQLNoticesACommitThatFails",
 	}, {
-		name: "batch-commit-ignored", file: "ratelimit/sendtx.go", what: "an error of a batch, or of its COMMIT, is ignored",
+		name: "batch-commit-ignored", file: "ratelimit/tx_sendtx.go", what: "an error of a batch, or of its COMMIT, is ignored",
 		old: "	err = results.Close()\n", new: "	_ = results.Close()\n",
 		tests: "TestSendTxRunsAgainAndGivesUpAsInTxDoes",
 	}, {
-		name: "batch-anybodys-denial", file: "ratelimit/answer.go", what: "a PT429 from another source is taken for a denial",
+		name: "batch-anybodys-denial", file: "ratelimit/call_answer.go", what: "a PT429 from another source is taken for a denial",
 		old: "	decoder.DisallowUnknownFields()\n", new: "",
 		tests: "TestOnlyWhatTheRaisingFunctionWritesIsADenial",
 	}, {
-		name: "batch-requests-aliased", file: "ratelimit/batch.go", what: "queued requests change with the caller's slice",
+		name: "batch-requests-aliased", file: "ratelimit/tx_batch.go", what: "queued requests change with the caller's slice",
 		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
 		tests: "TestABatchAnswersAsConsumeDoes",
 	}, {
-		name: "batch-not-rolled-back", file: "ratelimit/sendtx.go", what: "the connection of a denied batch stays in a failed transaction",
+		name: "batch-not-rolled-back", file: "ratelimit/tx_sendtx.go", what: "the connection of a denied batch stays in a failed transaction",
 		old: "		_ = tx.Rollback(rollbackCtx) // after", new: "		_ = rollbackCtx // after",
 		tests: "TestADenialStopsABatchWhereverItStands|TestAFloodOfDenialsCausesNoReconnect",
 	}, {
-		name: "batch-reprepares", file: "ratelimit/sendtx.go", what: "after each denial, the statements of a batch are prepared again",
+		name: "batch-reprepares", file: "ratelimit/tx_sendtx.go", what: "after each denial, the statements of a batch are prepared again",
 		old: "		batch.QueuedQueries = nil\n", new: "",
 		tests: "TestAFloodOfDenialsCausesNoReconnect|TestSendTxIsOneRoundTrip|TestConflictsAtTheFirstStatementPrepareNothing",
 	}, {
-		name: "hot-unfair", file: "ratelimit/hot.go", what: "the last caller in the queue gets the next turn",
+		name: "hot-unfair", file: "ratelimit/tx_hot.go", what: "the last caller in the queue gets the next turn",
 		old: "		close(l.waiting[0])\n		l.waiting = slices.Delete(l.waiting, 0, 1)", new: "		close(l.waiting[len(l.waiting)-1])\n		l.waiting = l.waiting[:len(l.waiting)-1]",
 		tests: "TestTheQueueIsFirstInFirstOut",
 	}, {
-		name: "hot-cancelled-stays", file: "ratelimit/hot.go", what: "a cancelled caller stays in the queue, and gets a turn that is never released",
+		name: "hot-cancelled-stays", file: "ratelimit/tx_hot.go", what: "a cancelled caller stays in the queue, and gets a turn that is never released",
 		old: "		l.waiting = slices.Delete(l.waiting, i, i+1)\n", new: "",
 		tests: "TestWhoIsCancelledLeavesTheQueueAndTheOthersMoveUp",
 	}, {
-		name: "hot-cancelled-at-its-turn", file: "ratelimit/hot.go", what: "a caller that is cancelled when it gets its turn does not release it",
+		name: "hot-cancelled-at-its-turn", file: "ratelimit/tx_hot.go", what: "a caller that is cancelled when it gets its turn does not release it",
 		old: "	q.leave(n) // the turn came at the same moment\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck",
 	}, {
@@ -331,39 +331,39 @@ var callMutations = []mutation{
 		old: "		defer leave()\n", new: "		_ = leave\n",
 		tests: "TestHotLimitsAreExact|TestHotGivesItsTurnBackOnPanicAndGoexit",
 	}, {
-		name: "hot-half-entered", file: "ratelimit/hot.go", what: "a caller that stops waiting for a second limit keeps its turn on the first",
+		name: "hot-half-entered", file: "ratelimit/tx_hot.go", what: "a caller that stops waiting for a second limit keeps its turn on the first",
 		old: "			leave()\n			return nil, nil, fmt.Errorf", new: "			return nil, nil, fmt.Errorf",
 		tests: "TestWhoGivesUpWaitingForOneLimitKeepsNoTurnOnAnother",
 	}, {
-		name: "hot-lanes-leak", file: "ratelimit/hot.go", what: "every key that was ever queued is remembered",
+		name: "hot-lanes-leak", file: "ratelimit/tx_hot.go", what: "every key that was ever queued is remembered",
 		old: "		delete(q.byStripe, n.stripe())\n", new: "",
 		tests: "TestQueuesNeverLetMoreThanTwoPassAndNeverGetStuck|TestTheQueueIsFirstInFirstOut",
 	}, {
-		name: "hot-views-order", file: "ratelimit/hot.go", what: "views are locked in the order of the limits, not in the common order",
+		name: "hot-views-order", file: "ratelimit/tx_hot.go", what: "views are locked in the order of the limits, not in the common order",
 		old: "	slices.Sort(numbers)\n", new: "",
 		tests: "TestTheStripesStayTheSame|TestSeveralHotLimitsInAnyOrderNeverDeadlock",
 	}, {
-		name: "hot-queues-order", file: "ratelimit/hot.go", what: "queues are entered in the order of the limits, not in the common order",
+		name: "hot-queues-order", file: "ratelimit/tx_hot.go", what: "queues are entered in the order of the limits, not in the common order",
 		old: "cmp.Compare(a.stripe(), b.stripe())", new: "cmp.Compare(a.name, b.name)",
 		tests: "TestQueuesAreEnteredInTheOrderOfTheViews",
 	}, {
-		name: "hot-waits-for-itself", file: "ratelimit/hot.go", what: "two limits that share a view take two places in one queue",
+		name: "hot-waits-for-itself", file: "ratelimit/tx_hot.go", what: "two limits that share a view take two places in one queue",
 		old: "if i > 0 && n.stripe() == t[i-1].stripe() {", new: "if i > 0 && n == t[i-1] {",
 		tests: "TestKeysThatMeetWaitInOneQueue",
 	}, {
-		name: "hot-weak-lock", file: "ratelimit/hot.go", what: "the lock on the view excludes no transaction",
+		name: "hot-weak-lock", file: "ratelimit/tx_hot.go", what: "the lock on the view excludes no transaction",
 		old: "in share update exclusive mode", new: "in row exclusive mode",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-late-lock", file: "ratelimit/late.go", what: "the views are locked after a snapshot was taken",
+		name: "hot-late-lock", file: "ratelimit/tx_late.go", what: "the views are locked after a snapshot was taken",
 		old: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n", new: "	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})\n	batch.Queue(\"select 1\")\n",
 		tests: "TestHotTransactionsDoNotConflict",
 	}, {
-		name: "hot-other-shard", file: "ratelimit/statement.go", what: "the shard with the turn is not the shard that is taken from",
+		name: "hot-other-shard", file: "ratelimit/call_statement.go", what: "the shard with the turn is not the shard that is taken from",
 		old: "	if shard, ok := hotShard(ctx, d.limit, d.key); ok {\n		return int32(shard), int32(shard)\n	}\n", new: "	_, _ = hotShard(ctx, d.limit, d.key)\n",
 		tests: "TestAHotLimitsShardIsChosenWhenQueueing",
 	}, {
-		name: "hot-in-hot", file: "ratelimit/hot.go", what: "a transaction may wait for itself",
+		name: "hot-in-hot", file: "ratelimit/tx_hot.go", what: "a transaction may wait for itself",
 		old: "if ctx.Value(turnKey{}) != nil {", new: "if ctx.Value(turnKey{}) == ctx {",
 		tests: "TestHotInHotIsRefused",
 	}, {
@@ -379,11 +379,11 @@ var callMutations = []mutation{
 		old: "ok && l.Clock == nil && !isNil(db) {", new: "ok && false {",
 		tests: "TestCalendarsFollowTheClock",
 	}, {
-		name: "memory-pool", file: "ratelimit/outside.go", what: "a call on the database in memory inside its transaction is not refused",
+		name: "memory-pool", file: "ratelimit/tx_outside.go", what: "a call on the database in memory inside its transaction is not refused",
 		old: "		inMemory\n		txBeginner\n	}:\n		return db\n", new: "		inMemory\n		txBeginner\n	}:\n		return nil\n",
 		tests: "TestThePoolInsideATransactionIsRefused",
 	}, {
-		name: "sendtx-denial", file: "ratelimit/sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
+		name: "sendtx-denial", file: "ratelimit/tx_sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
 	}, {
@@ -395,7 +395,7 @@ var callMutations = []mutation{
 		old: "c.receipt.covers(c.rowless)", new: "c.receipt.covers(nil)",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
-		name: "plans-exceeds", file: "ratelimit/demand.go", what: "a token of a rate of 0 exceeds the capacity instead of being denied",
+		name: "plans-exceeds", file: "ratelimit/call_demand.go", what: "a token of a rate of 0 exceeds the capacity instead of being denied",
 		old: "|| d.limit.grantsNothing() {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
@@ -415,7 +415,7 @@ var callMutations = []mutation{
 		old: "if !sameRefill(&joined[i], &limit) {", new: "if false {",
 		tests: "TestWhereASweepWorks",
 	}, {
-		name: "plans-batch", file: "ratelimit/batch.go", what: "a denial by policy is queued",
+		name: "plans-batch", file: "ratelimit/tx_batch.go", what: "a denial by policy is queued",
 		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",
 		tests: "TestPlansWithoutRowsInABatch",
 	},

@@ -91,11 +91,11 @@ var inMemoryMutations = []mutation{
 		old: "		close(s.done)\n		return true\n", new: "		return true\n",
 		tests: "TestSleepEndsByTheClock",
 	}, {
-		name: "replay-exceeds", file: "ratelimit/inmemory.go", what: "the suggestion forgets the part above the capacity",
+		name: "replay-exceeds", file: "ratelimit/call_inmemory.go", what: "the suggestion forgets the part above the capacity",
 		old: "return result, charge.demands[0].numbers, err", new: "return result, algebra.Limit{Period: 1 + charge.demands[0].numbers.Period}, err",
 		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
 	}, {
-		name: "replay-stored-key", file: "ratelimit/inmemory.go", what: "a replay escapes a stored key again, so the key has another grid",
+		name: "replay-stored-key", file: "ratelimit/call_inmemory.go", what: "a replay escapes a stored key again, so the key has another grid",
 		old: "if r.key = key; checkText", new: "if r.key = joinKey([]string{key}); checkText",
 		tests: "TestReplayPredictsARun",
 	},

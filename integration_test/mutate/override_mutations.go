@@ -71,7 +71,7 @@ var overrideMutations = []mutation{
 		old: "if limit, err = l.Overrides.widened(limit); err != nil {", new: "if false {",
 		tests: "TestASweepMindsOverrides",
 	}, {
-		name: "override-retry-at", file: "ratelimit/policy.go", what: "a denial by a block does not say when the block ends",
+		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
 		old: "if until := c.blockedUntil(); until < algebra.Forever {", new: "if until := c.blockedUntil(); false {\n			_ = until",
 		tests: "TestABlockHolds",
 	}, {

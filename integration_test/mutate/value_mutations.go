@@ -3,7 +3,7 @@ package main
 // valueMutations are edits of what a caller holds: limits, requests, results, receipts, and their files.
 var valueMutations = []mutation{
 	{
-		name: "calendar-units", file: "ratelimit/definitions.go", what: "a day and a month may share a name",
+		name: "calendar-units", file: "ratelimit/limit_definitions.go", what: "a day and a month may share a name",
 		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
 		tests: "TestPlansOfACalendarShareItsUnit",
 	}, {
@@ -11,19 +11,19 @@ var valueMutations = []mutation{
 		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
-		name: "definitions-later", file: "ratelimit/definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
+		name: "definitions-later", file: "ratelimit/limit_definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
 		old: "first != nil && !sameRefill(first, limit)", new: "false",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
-		name: "definitions-race", file: "ratelimit/definitions.go", what: "of two definitions at once, both are granted",
+		name: "definitions-race", file: "ratelimit/limit_definitions.go", what: "of two definitions at once, both are granted",
 		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
 		tests: "TestADefinitionIsDecidedOnce",
 	}, {
-		name: "definitions-grid", file: "ratelimit/definitions.go", what: "another start does not count as another definition",
+		name: "definitions-grid", file: "ratelimit/limit_definitions.go", what: "another start does not count as another definition",
 		old: "a.numbers.Start == b.numbers.Start", new: "true",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
-		name: "definitions-bounded", file: "ratelimit/definitions.go", what: "limit names fill the memory",
+		name: "definitions-bounded", file: "ratelimit/limit_definitions.go", what: "limit names fill the memory",
 		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
@@ -51,11 +51,11 @@ var valueMutations = []mutation{
 		old: "max(resetAt, reset)", new: "reset",
 		tests: "TestSeveralLimitsAreAllOrNothing",
 	}, {
-		name: "record-rest", file: "ratelimit/record.go", what: "an answer with extra data is accepted",
+		name: "record-rest", file: "ratelimit/call_record.go", what: "an answer with extra data is accepted",
 		old: "return !r.failed && len(r.rest) == 0", new: "return !r.failed",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-infinity", file: "ratelimit/record.go", what: "a row in the infinite future counts as one from long ago",
+		name: "record-infinity", file: "ratelimit/call_record.go", what: "a row in the infinite future counts as one from long ago",
 		old: "		return algebra.Max\n", new: "		return algebra.Min\n",
 		tests: "TestInfiniteInstantsAreTheFirstAndTheLast",
 	}, {
@@ -223,59 +223,59 @@ var valueMutations = []mutation{
 		old: "r.tokens, r.upTo = tokens, false", new: "r.tokens = tokens",
 		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "plans-nothing-wanted", file: "ratelimit/policy.go", what: "0 tokens of a limit with a rate of 0 are denied",
+		name: "plans-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a limit with a rate of 0 are denied",
 		old: "d.limit.grantsNothing() && d.count > 0", new: "d.limit.grantsNothing()",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-check", file: "ratelimit/policy.go", what: "a check grants what a rate of 0 would deny",
+		name: "plans-check", file: "ratelimit/call_policy.go", what: "a check grants what a rate of 0 would deny",
 		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.consumes()",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-charge", file: "ratelimit/policy.go", what: "a rate of 0 denies a charge, which is always granted",
+		name: "plans-charge", file: "ratelimit/call_policy.go", what: "a rate of 0 denies a charge, which is always granted",
 		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.verb != VerbReset",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
-		name: "plans-asks-others", file: "ratelimit/policy.go", what: "the other limits are asked although one denies by policy",
+		name: "plans-asks-others", file: "ratelimit/call_policy.go", what: "the other limits are asked although one denies by policy",
 		old: "if !denied && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
-		name: "plans-clock", file: "ratelimit/policy.go", what: "without a statement, the instant is not the Clock's",
+		name: "plans-clock", file: "ratelimit/call_policy.go", what: "without a statement, the instant is not the Clock's",
 		old: "at: c.overrides.now(c.local)", new: "at: algebra.At(time.Now())",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-blames-others", file: "ratelimit/policy.go", what: "a denial by policy is reported for the other limits, too",
+		name: "plans-blames-others", file: "ratelimit/call_policy.go", what: "a denial by policy is reported for the other limits, too",
 		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
-		name: "plans-retry-at", file: "ratelimit/policy.go", what: "a denial by policy says to retry at once",
+		name: "plans-retry-at", file: "ratelimit/call_policy.go", what: "a denial by policy says to retry at once",
 		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-retry-after", file: "ratelimit/policy.go", what: "a caller that waits as long as a denial by policy says asks again at once",
+		name: "plans-retry-after", file: "ratelimit/call_policy.go", what: "a caller that waits as long as a denial by policy says asks again at once",
 		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt, r.RetryAfter = time.Time{}, 0*math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-remaining", file: "ratelimit/policy.go", what: "0 tokens remain of an unlimited limit",
+		name: "plans-remaining", file: "ratelimit/call_policy.go", what: "0 tokens remain of an unlimited limit",
 		old: "r.Remaining = min(r.Remaining, left)", new: "r.Remaining = min(r.Remaining, left, 0)",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-reset-at", file: "ratelimit/policy.go", what: "an unlimited limit is never full",
+		name: "plans-reset-at", file: "ratelimit/call_policy.go", what: "an unlimited limit is never full",
 		old: "if left > 0 && r.ResetAt.Before(r.At) {", new: "if false {",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-receipt", file: "ratelimit/policy.go", what: "the grant of an unlimited limit is not in the receipt",
+		name: "plans-receipt", file: "ratelimit/call_policy.go", what: "the grant of an unlimited limit is not in the receipt",
 		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = false",
 		tests: "TestAReceiptOfAnotherPlan",
 	}, {
-		name: "plans-receipt-denied", file: "ratelimit/policy.go", what: "a denial has a receipt",
+		name: "plans-receipt-denied", file: "ratelimit/call_policy.go", what: "a denial has a receipt",
 		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = c.consumes()",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
-		name: "plans-receipt-check", file: "ratelimit/policy.go", what: "a check has a receipt",
+		name: "plans-receipt-check", file: "ratelimit/call_policy.go", what: "a check has a receipt",
 		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = r.OK",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
-		name: "plans-infinite-rate", file: "ratelimit/policy.go", what: "an infinite rate, which is a mistake, is described as unlimited",
+		name: "plans-infinite-rate", file: "ratelimit/call_policy.go", what: "an infinite rate, which is a mistake, is described as unlimited",
 		old: "l.err == nil && l.numbers.Rate > algebra.MaxTokens", new: "l.numbers.Rate > algebra.MaxTokens",
 		tests: "TestALimitWithoutRowsDescribesItself",
 	}, {
@@ -291,39 +291,39 @@ var valueMutations = []mutation{
 		old: "if e.RetryAt.IsZero() {", new: "if false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "config-rate-missing", file: "ratelimit/config.go", what: "a missing rate is 0",
+		name: "config-rate-missing", file: "ratelimit/limit_config.go", what: "a missing rate is 0",
 		old: "\t\tmistake(\"rate is missing\")\n", new: "",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-rate-0-capacity", file: "ratelimit/config.go", what: "a rate of 0 may have a capacity",
+		name: "config-rate-0-capacity", file: "ratelimit/limit_config.go", what: "a rate of 0 may have a capacity",
 		old: "*optional.to != 0 && c.Rate != nil && *c.Rate == 0", new: "false",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-unlimited-numbers", file: "ratelimit/config.go", what: "an unlimited limit may have numbers, which are ignored",
+		name: "config-unlimited-numbers", file: "ratelimit/limit_config.go", what: "an unlimited limit may have numbers, which are ignored",
 		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-fixed-calendar", file: "ratelimit/config.go", what: "a fixed window of a month has a period of 0",
+		name: "config-fixed-calendar", file: "ratelimit/limit_config.go", what: "a fixed window of a month has a period of 0",
 		old: "case unit != \"\" && !onCalendar:", new: "case false:",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-calendar-fixed", file: "ratelimit/config.go", what: "a calendar window of 24 hours has no unit",
+		name: "config-calendar-fixed", file: "ratelimit/limit_config.go", what: "a calendar window of 24 hours has no unit",
 		old: "case err != nil && onCalendar, unit == \"\" && onCalendar:", new: "case err != nil && onCalendar:",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-unknown-field", file: "ratelimit/config_json.go", what: "a misspelt field is ignored",
+		name: "config-unknown-field", file: "ratelimit/limit_config_json.go", what: "a misspelt field is ignored",
 		old: "\t\t\tmistakes = append(mistakes, fmt.Sprintf(\"unknown field %q\", name))\n", new: "",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "config-field-twice", file: "ratelimit/config_json.go", what: "of a duplicate field, the last one counts",
+		name: "config-field-twice", file: "ratelimit/limit_config_json.go", what: "of a duplicate field, the last one counts",
 		old: "case seen[name]:", new: "case false:",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
-		name: "plans-up-to", file: "ratelimit/demand.go", what: "an unlimited limit does not bound the other limits",
+		name: "plans-up-to", file: "ratelimit/call_demand.go", what: "an unlimited limit does not bound the other limits",
 		old: "ds[i].most = min(ds[i].most, leastUpTo(rowless))", new: "_ = i",
 		tests: "TestUpToOfPlansWithoutRows",
 	}, {
-		name: "plans-up-to-taken", file: "ratelimit/policy.go", what: "an unlimited limit reports that it took more than the others",
+		name: "plans-up-to-taken", file: "ratelimit/call_policy.go", what: "an unlimited limit reports that it took more than the others",
 		old: "if takesUpTo(c.demands) {", new: "if false {",
 		tests: "TestUpToOfPlansWithoutRows",
 	},

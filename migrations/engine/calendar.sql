@@ -1,5 +1,5 @@
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
--- (ratelimit/calendar.go).
+-- (ratelimit/limit_calendar.go).
 
 -- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
 -- unit of the calendar.
