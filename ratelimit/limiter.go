@@ -8,10 +8,11 @@ import (
 // Limiter decides requests. The zero value is ready: it uses the database's clock and has no observer. A Limiter is safe
 // for concurrent use. After its first use, it must not be copied, nor its fields changed.
 //
-// The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Check], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset].
-// Each takes one request or several, but Wait takes one. It is one statement, and one round trip unless the driver needs more.
+// The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
+// [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one request or several, but Wait takes one. It is one
+// statement, and one round trip unless the driver needs more.
 //
-// A denial, by Consume, Wait or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
+// A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome, errors of Reset and a canceled Wait, an error means that nothing was consumed or
 // given back.
@@ -62,11 +63,14 @@ type Decision struct {
 	// Took is the time of the call, including the wait for transactions that hold the row. For the first statement in InTx,
 	// it also includes BEGIN and, with Hot, the wait for the turn in the database.
 	Took time.Duration
+
+	// Delay is how long the work of a granted Reserve or Wait has to wait for its tokens. Otherwise it is 0.
+	Delay time.Duration
 }
 
 // observe reports a call to the observer.
 func (l *Limiter) observe(ctx context.Context, v Verb, began time.Time, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began)})
+		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began), Delay: result.delay()})
 	}
 }

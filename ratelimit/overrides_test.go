@@ -83,7 +83,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 			}
 			o.table.Store(table)
 			requests := []Request{tt.limit.Key("ann").Count(2), TokenBucket("other", 1, time.Minute).Key("ann")}
-			applied, err := o.applied(tt.verb, requests, pgtype.Timestamptz{Time: now.Time(), Valid: true})
+			applied, _, err := o.applied(verbs[tt.verb], requests, pgtype.Timestamptz{Time: now.Time(), Valid: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +164,7 @@ func TestOneLimitForACall(t *testing.T) {
 	requests := slices.Repeat([]Request{TokenBucket("api", 10, time.Minute).Key("ann")}, 100)
 	blocked := 0
 	for calls, begin := 0, time.Now(); time.Since(begin) < 100*time.Millisecond || blocked == 0 && time.Since(begin) < 10*time.Second; calls++ {
-		applied, err := o.applied(VerbConsume, requests, pgtype.Timestamptz{})
+		applied, _, err := o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	if n := testing.AllocsPerRun(100, func() {
-		if _, err := o.applied(VerbConsume, requests, pgtype.Timestamptz{}); err != nil {
+		if _, _, err := o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{}); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -261,7 +261,7 @@ func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = o.applied(VerbConsume, requests, pgtype.Timestamptz{})
+		_, _, _ = o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{})
 	}
 }
 
