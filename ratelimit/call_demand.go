@@ -121,7 +121,7 @@ func (d *demand) validate(does *rules) error {
 	if d.count > algebra.MaxTokens {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if does.refunds || d.limit.grantsNothing() { // the last is a denial by policy
+	if does.refunds || d.limit.grantsNothing() { // the last is denied without asking
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity

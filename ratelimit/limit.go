@@ -100,7 +100,7 @@ type Option func(*Config)
 // must reserve.
 func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
 
-// MaxReserved bounds how many tokens reservations ([Request.Reserve]) may owe at any time. The default is no bound or, for a
+// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is no bound or, for a
 // calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
 func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
 
