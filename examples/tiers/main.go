@@ -135,14 +135,14 @@ func upgrade(ctx context.Context, pool *pgxpool.Pool, user string, old, upgraded
 		if _, err := tx.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = $1", user); err != nil {
 			return err
 		}
-		status, err := limits.Check(ctx, tx, old.Key(user).Count(0))
+		balances, err := limits.Balance(ctx, tx, old.Key(user))
 		if err != nil {
 			return err
 		}
 		if err := limits.Reset(ctx, tx, old.Key(user)); err != nil {
 			return err
 		}
-		_, err = limits.Charge(ctx, tx, upgraded.Key(user).Count(old.Capacity()-status.Remaining))
+		_, err = limits.Charge(ctx, tx, upgraded.Key(user).Count(balances[0].Used))
 		return err
 	})
 }

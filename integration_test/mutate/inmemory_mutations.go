@@ -28,7 +28,15 @@ var inMemoryMutations = []mutation{
 		tests: "TestInMemoryAnswersAsPostgresDoes",
 	}, {
 		name: "inmemory-all-or-nothing", file: "internal/inmemory/inmemory.go", what: "in memory, several limits are granted if the last one is",
-		old: "a.Granted = a.Granted && d.Enough(", new: "a.Granted = d.Enough(",
+		old: "granted = granted && d.Enough(", new: "granted = d.Enough(",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-take-least", file: "internal/inmemory/inmemory.go", what: "in memory, a Take of several limits takes what the last one has",
+		old: "a.Taken = min(a.Taken, d.Limit.Whole(", new: "a.Taken = min(most, d.Limit.Whole(",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-take-most", file: "internal/inmemory/inmemory.go", what: "in memory, a Take takes more than it asked for",
+		old: "	a.Taken = most\n", new: "	a.Taken, most = 1e15, 1e15\n",
 		tests: "TestModel",
 	}, {
 		name: "inmemory-time-backwards", file: "internal/inmemory/inmemory.go", what: "in memory, a row forgets that the clock has stepped back",

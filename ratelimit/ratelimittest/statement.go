@@ -22,6 +22,7 @@ type statement struct {
 	op      string // of dbsqlc.Apply
 	demands []inmemory.Demand
 	taken   []algebra.Taken // for a refund
+	most    float64         // for a take
 	reserve bool
 	within  algebra.Micros // how long the work may wait
 	now     *time.Time     // nil: the clock of the database
@@ -72,8 +73,8 @@ func read(query string, args []any) (s statement, ok bool) {
 		}
 		s.reserve, s.now, s.orRaise = take[bool](&a), take[*time.Time](&a), take[bool](&a)
 		a.windows(s.demands)
-		for i, most := range take[[]float64](&a) {
-			s.demands[i].Most = most
+		if mosts := take[[]float64](&a); mosts != nil {
+			s.most = mosts[0] // they are all the same
 		}
 		if within := take[pgtype.Interval](&a); within.Valid {
 			s.within = algebra.Micros(within.Microseconds)
@@ -205,7 +206,9 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
 		a = t.Refund(s.demands, s.taken, now)
 	case s.op == "check":
-		a = t.Check(s.demands, s.reserve, now)
+		a = t.Check(s.demands, now)
+	case s.op == "take":
+		a = t.Take(s.demands, s.most, now)
 	default:
 		a = t.Consume(s.demands, s.reserve, s.within, level, now)
 	}
