@@ -132,7 +132,7 @@ func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	result, err := w.limiter.Check(w.Context(), w.db, requests...)
 	var exceeded *ratelimit.DeniedError
 	switch {
-	case result.OK && err != nil, !result.OK && !errors.As(err, &exceeded):
+	case result.OK && (err != nil || !result.RetryAt.IsZero() || result.RetryAfter != 0), !result.OK && !errors.As(err, &exceeded):
 		w.Fatalf("check: %+v, %v", result, err)
 	case !result.OK && !reflect.DeepEqual(exceeded.Result, result):
 		w.Fatalf("check: the error says %+v, the result %+v", exceeded.Result, result)
