@@ -419,9 +419,6 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 			var requests []ratelimit.Request
 			for i, count := range a.counts {
 				request := w.limits[i].Key("k").Count(count)
-				if a.reserve {
-					request = request.Reserve()
-				}
 				if count > 0 {
 					requests = append(requests, request)
 				}
@@ -806,7 +803,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 			var requests []ratelimit.Request
 			for _, l := range limits {
 				if request := l.Global().Count(oneOf(r, 1.0, 3, 7)); r.IntN(3) == 0 {
-					requests = append(requests, oneOf(r, request, request.Reserve(), request.Reserve()))
+					requests = append(requests, request)
 				}
 			}
 			if len(requests) == 0 {

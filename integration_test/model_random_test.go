@@ -47,13 +47,7 @@ func (a ask) request() ratelimit.Request {
 	if a.key != "" {
 		request = a.limit.Key(a.key)
 	}
-	if request = request.Count(a.count); a.reserve {
-		request = request.Reserve()
-	}
-	if a.upTo {
-		request = request.UpTo(int(a.count))
-	}
-	return request
+	return request.Count(a.count)
 }
 
 // numbers returns the limit's definition for the algebra, with the key's grid.
@@ -140,7 +134,7 @@ func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
 		floor := 0.0
-		if verb == "charge" || verb == "check" && a.count == 0 {
+		if verb == "charge" {
 			floor = math.Inf(-1)
 		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
 			floor = -*c.MaxReserved

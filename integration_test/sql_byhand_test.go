@@ -362,7 +362,7 @@ func TestByHandReservations(t *testing.T) {
 		if err != nil || !r.ok {
 			w.Fatalf("%+v, %v", r, err)
 		}
-		w.grant(rounded.Key("bob").Count(3.7).Reserve())
+		w.reserve(rounded.Key("bob").Count(3.7))
 	})
 }
 
@@ -587,8 +587,8 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 			full := limit.Capacity()
 			w.grant(limit.Key("some").Count(full / 2))
 			w.grant(limit.Key("none").Count(full))
-			w.grant(limit.Key("debt").Count(full + 7).Reserve())
-			w.grant(limit.Global().Count(full).Reserve())
+			w.reserve(limit.Key("debt").Count(full + 7))
+			w.reserve(limit.Global().Count(full))
 			for _, later := range []time.Duration{0, 5 * time.Second, time.Minute, time.Hour} {
 				w.clock.now = noon.Add(later)
 				got := keys(limit)

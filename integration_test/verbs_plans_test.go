@@ -28,14 +28,18 @@ var (
 	enterprise = ratelimit.Unlimited("exports")
 )
 
-// denyByPolicy consumes and checks. Both must be denied permanently.
+// denyByPolicy consumes, reserves and checks. Each must be denied permanently.
 func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	before := w.rows()
-	result := w.deny(requests...)
+	result, reserved := w.deny(requests...), w.denyReserve(requests...)
 	checked, err := w.limiter.Check(w.Context(), w.db, requests...)
-	for _, denied := range []ratelimit.Result{result, checked} {
-		if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
+	denial, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || denial.Reason != ratelimit.ReasonPlan || !denial.Permanent() {
+		w.Fatalf("%+v, want a permanent denial by a plan", err)
+	}
+	for _, denied := range []ratelimit.Result{result, reserved, checked} {
+		if !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
 			w.Fatalf("%+v, %v, want a permanent denial", denied, err)
 		}
 		for _, s := range denied.Requests {
@@ -60,11 +64,11 @@ func TestARateOfZeroDeniesByPolicy(t *testing.T) {
 			ratelimit.CalendarWindow("exports", 0, ratelimit.Month, ratelimit.Shards(3)),
 		} {
 			w.denyByPolicy(limit.Key("ann"))
-			w.denyByPolicy(limit.Key("ann").Count(1e15).Reserve())
+			w.denyByPolicy(limit.Key("ann").Count(1e15))
 			w.denyByPolicy(limit.Global().Count(1e-15))
 			w.holds(limit.Key("ann"), 0)
 			granted := w.grant(limit.Key("ann").Count(0))
-			if !granted.RetryAt.Equal(noon) || !granted.ResetAt.IsZero() || granted.Remaining != 0 {
+			if !granted.At.Equal(noon) || !granted.ResetAt.IsZero() || granted.Remaining != 0 {
 				w.Fatalf("0 tokens: %+v", granted)
 			}
 			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(-1))
@@ -80,14 +84,14 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 		month := ratelimit.CalendarWindow("month", 5, ratelimit.Month).Key("ann")
 		w.grant(api.Count(2), month.Count(2))
 		for _, requests := range [][]ratelimit.Request{
-			{api, open, free.Key("ann")}, {free.Key("ann"), month, api}, {api.Reserve(), free.Key("ann").Reserve(), free.Key("bob")},
+			{api, open, free.Key("ann")}, {free.Key("ann"), month, api}, {api, free.Key("ann"), free.Key("bob")},
 			{api.Count(5), free.Key("ann").Count(0), free.Key("ann").Count(2)},
 		} {
 			for i, s := range w.denyByPolicy(requests...).Requests {
 				switch {
 				case s.OK == (s.Limit.Name() == "exports"):
 					w.Fatalf("request %d: %+v", i, s)
-				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.Equal(noon)):
+				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.IsZero()):
 					w.Fatalf("the unlimited one: %+v", s)
 				case s.Limit.Name() == "api" && (s.Remaining != 0 || !s.RetryAt.IsZero() || !s.ResetAt.IsZero()):
 					w.Fatalf("a limit that is not asked: %+v", s)
@@ -105,9 +109,10 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := enterprise.Key("ann")
-		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), limit.Count(1e15).Reserve(), enterprise.Global()} {
+		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), enterprise.Global()} {
+			w.runs(w.reserve(request), 0)
 			granted := w.grant(request)
-			if !granted.At.Equal(noon) || !granted.RetryAt.Equal(noon) || !granted.ResetAt.Equal(noon) || granted.RetryAfter != 0 || !math.IsInf(granted.Remaining, 1) {
+			if !granted.At.Equal(noon) || !granted.ResetAt.Equal(noon) || !math.IsInf(granted.Remaining, 1) {
 				w.Fatalf("granted %+v", granted)
 			}
 			if checked := w.check(request); !checked.OK || checked.Receipt() != "" || !math.IsInf(checked.Remaining, 1) {
@@ -299,8 +304,17 @@ func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
 		if err := limiter.Reset(t.Context(), db, free.Key("bob"), enterprise.Key("ann")); err != nil {
 			t.Error(err)
 		}
-		if decided != 6 {
-			t.Errorf("%d decisions were observed, want 6", decided)
+		if reserved, err := limiter.Reserve(t.Context(), db, enterprise.Key("ann")); err != nil || reserved.Delay != 0 || reserved.Receipt() == "" {
+			t.Errorf("%+v, %v", reserved, err)
+		}
+		if n, _, err := limiter.Take(t.Context(), db, 7, enterprise.Key("ann")); err != nil || n != 7 {
+			t.Errorf("took %d, %v", n, err)
+		}
+		if balances, err := limiter.Balance(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil || !math.IsInf(balances[0].Remaining, 1) || balances[1].Remaining != 0 {
+			t.Errorf("%+v, %v", balances, err)
+		}
+		if decided != 9 {
+			t.Errorf("%d decisions were observed, want 9", decided)
 		}
 		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("without a receipt: %v", err)
@@ -438,33 +452,26 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 	}
 }
 
-// TestUpToOfPlansWithoutRows: an unlimited limit gives the number asked for, which bounds the other limits. A rate of 0
-// gives none.
-func TestUpToOfPlansWithoutRows(t *testing.T) {
+// TestTakeOfPlansWithoutRows: an unlimited limit gives the number asked for. A rate of 0 gives none.
+func TestTakeOfPlansWithoutRows(t *testing.T) {
 	behaviour(t, func(w world) {
 		api := ratelimit.TokenBucket("api", 7, time.Minute).Key("ann")
-		taken := func(want float64, requests ...ratelimit.Request) {
-			w.Helper()
-			for _, result := range []ratelimit.Result{w.check(requests...), w.grant(requests...)} {
-				for i, s := range result.Requests {
-					if s.Taken != want {
-						w.Fatalf("request %d took %v, want %v: %+v", i, s.Taken, want, result)
-					}
-				}
-			}
-		}
-		taken(100, enterprise.Key("ann").UpTo(100))
-		taken(3, enterprise.Key("ann").UpTo(100), enterprise.Key("bob").UpTo(3), enterprise.Key("cid").Count(3))
-		taken(2, enterprise.Key("ann").UpTo(2), api.UpTo(100))
-		taken(5, api.UpTo(100), enterprise.Key("ann").UpTo(100))
-		denied := w.deny(api.UpTo(1), enterprise.Key("ann").UpTo(100))
-		if denied.RetryAt.IsZero() || denied.Requests[0].Taken != 0 || denied.Requests[1].Taken != 0 {
+		w.take(100, 100, enterprise.Key("ann"))
+		w.take(3, 3, enterprise.Key("ann"), enterprise.Key("bob"), enterprise.Key("cid"))
+		w.take(2, 2, enterprise.Key("ann"), api)
+		w.take(5, 100, api, enterprise.Key("ann"))
+		if denied := w.denyTake(100, api, enterprise.Key("ann")); denied.RetryAt.IsZero() || denied.Requests[0].OK || !denied.Requests[1].OK {
 			w.Fatalf("%+v", denied)
 		}
-		w.denyByPolicy(free.Key("ann").UpTo(100))
-		w.denyByPolicy(free.Key("ann").UpTo(100), ratelimit.TokenBucket("other", 5, time.Minute).Key("ann").UpTo(3))
+		other := ratelimit.TokenBucket("other", 5, time.Minute).Key("ann")
+		for _, requests := range [][]ratelimit.Request{{free.Key("ann")}, {free.Key("ann"), other}, {enterprise.Key("bob"), free.Key("ann"), other}} {
+			if denied := w.denyTake(100, requests...); !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 {
+				w.Fatalf("%+v, want a permanent denial", denied)
+			}
+		}
 		w.holds(api, 0)
-		_, err := w.limiter.Refund(w.Context(), w.db, w.grant(enterprise.Key("ann").UpTo(4)).Receipt(), enterprise.Key("ann").Count(5))
+		w.holds(other, 5)
+		_, err := w.limiter.Refund(w.Context(), w.db, w.take(4, 4, enterprise.Key("ann")).Receipt(), enterprise.Key("ann").Count(5))
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			w.Fatalf("more than was taken: %v", err)
 		}
