@@ -44,6 +44,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if err = l.definitions.check(c.demands); err != nil {
 		return c, err
 	}
+	if v == VerbMove {
+		err = c.moved()
+	}
 	if v == VerbRefund {
 		if c.receipt, err = from.read(); err == nil {
 			err = c.covered()
@@ -118,7 +121,7 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 
 // fill fills in the result from the statement's answer.
 func (c *call) fill(result *Result, a *answer) {
-	if c.verb == VerbReset {
+	if c.verb == VerbReset || c.verb == VerbMove {
 		result.OK = true
 		return
 	}

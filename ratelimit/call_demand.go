@@ -143,7 +143,7 @@ func (d *demand) validate(v Verb) error {
 	if d.count > algebra.MaxTokens && v != VerbReset {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if v == VerbRefund || v == VerbReset || d.limit.grantsNothing() { // the last is a denial by policy
+	if v == VerbRefund || v == VerbReset || v == VerbMove || d.limit.grantsNothing() { // the last is a denial by policy
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity

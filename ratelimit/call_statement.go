@@ -27,6 +27,8 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)
+	case c.verb == VerbMove:
+		return c.move(now)
 	case c.verb == VerbRefund:
 		return refund(c.receipt, c.demands, now)
 	case c.reserves(), takesUpTo(c.demands):

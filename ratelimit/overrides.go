@@ -463,7 +463,7 @@ func (o *Overrides) inForce(v Verb, limit Limit, lists [2][]override, now algebr
 				return limit.withNumbers(in, o.lapsed())
 			case in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):
 				return limit.blockedUntil(in.until)
-			case in.effect == noLimit && v != VerbRefund && v != VerbReset && !o.lapsed():
+			case in.effect == noLimit && v != VerbRefund && v != VerbReset && v != VerbMove && !o.lapsed():
 				return Unlimited(limit.name)
 			}
 		}

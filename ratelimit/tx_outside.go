@@ -11,8 +11,8 @@ import (
 
 // OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
 // verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
-// [Limiter.Consume], [Limiter.Wait], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and
-// send nothing. [Limiter.Check], which only reads, is allowed.
+// [Limiter.Consume], [Limiter.Wait], [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move] then return
+// [ErrInvalid] and send nothing. [Limiter.Check], which only reads, is allowed.
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
