@@ -55,7 +55,7 @@ func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
 	if n.Window {
-		sum := sha256.Sum256([]byte(c.Name + "\x00" + key))
+		sum := sha256.Sum256([]byte(cmp.Or(key, c.Name)))
 		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)
 		if c.Start != nil {
 			offset = algebra.At(*c.Start) - algebra.Min

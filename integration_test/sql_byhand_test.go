@@ -167,7 +167,7 @@ func (w world) must(sql string, args ...any) {
 	}
 }
 
-// Without a start, a fixed window's grid is a hash of name and key. SQL and Go must use the same windows.
+// Without a start, a fixed window's grid is a hash of the key, or of the name if the key is empty. SQL and Go must use the same windows.
 func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)

@@ -53,6 +53,13 @@ SELECT _ratelimit_wire_refund_one(
       @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
+-- name: Move :one
+SELECT _ratelimit_wire_move(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[], @shards::integer[],
+      @floor::double precision, sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
+
 -- name: Reset :one
 SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 

@@ -46,6 +46,9 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if err = l.definitions.check(c.demands); err != nil {
 		return c, err
 	}
+	if c.does.moves {
+		err = c.moved()
+	}
 	if c.does.refunds {
 		if c.receipt, err = from.read(); err == nil {
 			err = c.covered()

@@ -27,6 +27,8 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)
+	case c.does.moves:
+		return c.move(now)
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
 	case plain && len(c.demands) == 1 && sharded(c.demands):

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -67,8 +68,8 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 // period long. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
 // nothing: see [DeniedError].
 //
-// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of name and key, so that the windows of
-// different keys do not begin together.
+// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of the key alone, or of the name if the key
+// is empty. So the windows of different keys do not begin together, and those of one key do if their periods are the same.
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
@@ -195,11 +196,8 @@ func (l Limit) Config() Config {
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
 	if n.Window && !l.hasStart && !l.onCalendar() {
-		h := sha256.New()
-		h.Write([]byte(l.name))
-		h.Write([]byte{0})
-		h.Write([]byte(key))
-		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h.Sum(nil)) >> 1))
+		h := sha256.Sum256([]byte(cmp.Or(key, l.name)))
+		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h[:]) >> 1))
 	}
 	return n
 }

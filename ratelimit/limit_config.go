@@ -25,7 +25,7 @@ type Config struct {
 	Period      string     `json:"period,omitempty"`      // required: see New
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
-	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
+	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of the key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
 	Zone        string     `json:"zone,omitempty"`        // only for a calendar window: see In; "": UTC
 	Anchor      string     `json:"anchor,omitempty"`      // only for a calendar window: see Anchor; "": "2001-01-01"

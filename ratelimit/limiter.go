@@ -9,12 +9,12 @@ import (
 // for concurrent use. After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one request or several, but Wait takes one. It is one
-// statement, and one round trip unless the driver needs more.
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Each takes one request or several, but Wait takes one,
+// and Move two. It is one statement, and one round trip unless the driver needs more.
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome, errors of Reset and a canceled Wait, an error means that nothing was consumed or
+// the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
 // given back.
 //
 // A Limiter remembers how each limit refills. A limit of the same name with another kind, period or [Start] is
@@ -55,7 +55,7 @@ type Limiter struct {
 type Decision struct {
 	Verb Verb
 
-	// Result is the caller's result. For Reset, and if Err is set and is not a *DeniedError, its requests hold only Limit,
+	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,
 	// Key and Count.
 	Result Result
 	Err    error // the caller's error

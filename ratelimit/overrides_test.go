@@ -57,6 +57,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"unlimited":                           {limit: burst, own: []override{row(1, noLimit, nil)}, want: "api: unlimited"},
 		"unlimited charges":                   {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbCharge, want: "api: unlimited"},
 		"tokens from before come back":        {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbRefund},
+		"a move, by older numbers":            {limit: burst, own: []override{row(3, block, nil), row(2, noLimit, nil), row(1, newNumbers, rate(20))}, verb: VerbMove, want: "api: token bucket, 20 per 1m, capacity 30"},
 		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbReset},
 		"a plan without a bound stays so":     {limit: Unlimited("api"), own: []override{row(1, newNumbers, rate(3))}},
 		"a plan that has nothing gets some":   {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, rate(3))}, want: "api: token bucket, 3 per 1m, capacity 3"},

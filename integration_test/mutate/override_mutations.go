@@ -24,11 +24,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
-		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset &&", new: "in.effect == noLimit &&",
+		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset && v != VerbMove &&", new: "in.effect == noLimit &&",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
-		old: "v != VerbReset && !o.lapsed():", new: "v != VerbReset:",
+		old: "v != VerbMove && !o.lapsed():", new: "v != VerbMove:",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",

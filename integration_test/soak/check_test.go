@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -967,7 +968,7 @@ func numbersOf(p place) algebra.Limit {
 	c := subjects[p.subject].Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == "fixed window"}
 	if n.Window {
-		sum := sha256.Sum256([]byte(c.Name + "\x00" + p.key))
+		sum := sha256.Sum256([]byte(cmp.Or(p.key, c.Name)))
 		n.Start = algebra.Min + algebra.Micros(binary.BigEndian.Uint64(sum[:])>>1)%algebra.Micros(n.Period.Microseconds())
 	}
 	return n

@@ -263,6 +263,49 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	return answer, err
 }
 
+const Move = `-- name: Move :one
+SELECT _ratelimit_wire_move(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
+      $8::double precision, $9::timestamptz,
+      $10::timestamptz[], $11::integer[], $12::integer[])::double precision AS balance
+`
+
+type MoveParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Floor      float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Move(ctx context.Context, arg MoveParams) (float64, error) {
+	row := q.db.QueryRow(ctx, Move,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Floor,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var balance float64
+	err := row.Scan(&balance)
+	return balance, err
+}
+
 const Refund = `-- name: Refund :one
 SELECT _ratelimit_wire_refund(
       $1::text[], $2::text[],

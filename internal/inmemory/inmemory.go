@@ -187,6 +187,17 @@ func (t Table) Refund(ds []Demand, taken []algebra.Taken, now algebra.Micros) An
 	return a
 }
 
+// Move counts what is used of one limit and key against another, whose balance is floor or more afterwards. Rows that were missing
+// are full.
+func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
+	for _, d := range []Demand{from, to} {
+		if len(t[d.ID]) == 0 {
+			t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
+		}
+	}
+	t.set(to, to.Limit.Move(t.rows(to.ID), to.Shards, from.Limit, t.rows(from.ID), floor, now))
+}
+
 // Reset makes limits full again. It returns the number of deleted rows.
 func (t Table) Reset(ids []ID) (deleted int) {
 	for _, id := range ids {

@@ -9,7 +9,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     period       interval,
     capacity     double precision,
     max_reserved double precision,          -- NULL: no bound
-    start        timestamptz,               -- NULL: by a hash of name and key
+    start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
     anchor       date,

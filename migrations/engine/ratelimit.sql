@@ -187,7 +187,7 @@ Arguments:
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
                 reserve
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
-                Default NULL: an offset that is a hash of name and key. A token bucket has none
+                Default NULL: an offset that is a hash of the key, or of the name if global. A token bucket has none
   reserve       true: take tokens even before they are refilled; retry_at says when they will be. Default false
   max_reserved  the most tokens that may be owed with reserve: 0, or 1e-15 to 1e15; default NULL, no bound. With 0, nothing
                 can be reserved

@@ -654,7 +654,7 @@ FOR f IN
     SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.route
       FROM (VALUES ('_ratelimit_consume', '_ratelimit_route(key)'), ('_ratelimit_consume_sharded', '_ratelimit_route(key)'),
                    ('_ratelimit_consume_several', '_ratelimit_route(keys)'), ('_ratelimit_apply', '_ratelimit_route(keys)'),
-                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)')) AS d (name, route)
+                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)'), ('_ratelimit_move', '_ratelimit_route(keys)')) AS d (name, route)
       JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
 LOOP
     EXECUTE format('CREATE OR REPLACE FUNCTION %I(%s) RETURNS %s LANGUAGE plproxy SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1 AS %L',

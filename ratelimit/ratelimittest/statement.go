@@ -89,6 +89,14 @@ func read(query string, args []any) (s statement, ok bool) {
 			s.taken = append(s.taken, algebra.Taken{At: algebra.At(at.Time), RunAt: algebra.At(runAt.Time), Count: taken[i], Held: held[i], Part: parts[i]})
 		}
 		a.windows(s.demands)
+	case dbsqlc.Move:
+		s.demands = a.demands()
+		for i, n := range take[[]int32](&a) {
+			s.demands[i].Shards = int(n)
+		}
+		s.demands[1].Floor = take[float64](&a)
+		s.now = take[*time.Time](&a)
+		a.windows(s.demands)
 	case dbsqlc.Reset:
 		names, keys := take[[]string](&a), take[[]string](&a)
 		for i := range names {
@@ -203,6 +211,9 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 			ids[i] = d.ID
 		}
 		return row{value: int32(t.Reset(ids))}
+	case s.query == dbsqlc.Move:
+		t.Move(s.demands[0], s.demands[1], s.demands[1].Floor, now)
+		return row{value: 0.0} // the balance, which nobody reads
 	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
 		a = t.Refund(s.demands, s.taken, now)
 	case s.op == "check":
@@ -259,6 +270,9 @@ func (r row) Scan(dest ...any) error {
 		switch d := dest[0].(type) {
 		case *[]byte:
 			*d, _ = r.value.([]byte)
+			return nil
+		case *float64:
+			*d, _ = r.value.(float64)
 			return nil
 		case *int32:
 			*d, _ = r.value.(int32)
