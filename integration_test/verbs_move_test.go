@@ -127,8 +127,8 @@ func TestMoveOfDebts(t *testing.T) {
 		w.holds(owing.Key("bob"), -50)
 
 		// Tokens of waiting work are used, and so are those that it forfeits: the work of the second window is on the old plan.
-		w.grant(small.Key("cid").Count(80).Reserve())
-		w.grant(small.Key("cid").Count(50).Reserve())
+		w.reserve(small.Key("cid").Count(80))
+		w.reserve(small.Key("cid").Count(50))
 		w.holds(small.Key("cid"), -50)
 		w.move(small.Key("cid"), large.Key("cid"))
 		w.holds(large.Key("cid"), 850)
