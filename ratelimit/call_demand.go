@@ -129,7 +129,7 @@ func (d *demand) validate(does *rules) error {
 		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
 	}
 	if left := capacity - d.count; left < d.floor {
-		if d.count+d.floor <= capacity+1e-15*(d.count+capacity) { // too much only by rounding
+		if d.count <= capacity-d.floor { // too much only by rounding, of a floor below 0
 			d.floor = left
 			return nil
 		}

@@ -197,6 +197,18 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 	}
 }
 
+// TestACountJustAboveTheCapacityIsRefused: rounding is forgiven only where tokens may be owed.
+func TestACountJustAboveTheCapacityIsRefused(t *testing.T) {
+	for _, capacity := range []float64{1e-9, 0.1, 1, 10, 1e6, 1e15 - 1} {
+		limit := TokenBucket("limit", capacity, time.Hour)
+		for _, v := range []Verb{VerbConsume, VerbCheck} {
+			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(math.Nextafter(capacity, math.Inf(1)))}, pgtype.Timestamptz{}); !errors.Is(err, ErrExceedsCapacity) {
+				t.Errorf("%s of just above %v: %v", v, capacity, err)
+			}
+		}
+	}
+}
+
 func TestADenialForCenturiesDoesNotOverflowItsText(t *testing.T) {
 	err := &DeniedError{Result: Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
 	if text := err.Error(); strings.Contains(text, "-") {
