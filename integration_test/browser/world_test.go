@@ -49,11 +49,11 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
 func drain(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, key string, leave float64) {
 	t.Helper()
 	limiter := new(ratelimit.Limiter)
-	result, err := limiter.Check(t.Context(), pool, limit.Key(key).Count(0))
+	balances, err := limiter.Balance(t.Context(), pool, limit.Key(key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Consume(t.Context(), pool, limit.Key(key).Count(math.Floor(result.Remaining-leave))); err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key(key).Count(math.Floor(balances[0].Remaining-leave))); err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 		t.Fatal(err)
 	}
 }
