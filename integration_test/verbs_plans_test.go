@@ -228,9 +228,8 @@ func TestPlansOfOneNameMayHaveNoRows(t *testing.T) {
 func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, arguments := range []string{
-			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', reserve => true, capacity => 0",
-			"'exports', 'ann', 0, '1 month', kind => 'calendar window', reserve => true, shards => 5, max_reserved => 0",
-			"'exports', NULL, 0, '1 hour', 1e-15, global => true",
+			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', capacity => 0",
+			"'exports', 'ann', 0, '1 month', kind => 'calendar window', shards => 5", "'exports', NULL, 0, '1 hour', 1e-15, global => true",
 		} {
 			var ok, never bool
 			var remaining float64
@@ -242,9 +241,13 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 			}
 		}
 		var ok, now bool
-		w.do(w.db.QueryRow(w.Context(), "SELECT ok, retry_at = at AND retry_after = '0' FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
+		w.do(w.db.QueryRow(w.Context(), "SELECT ok, num_nulls(retry_at, retry_after) = 2 FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
 		if !ok || !now {
 			w.Fatalf("0 tokens: %v, %v", ok, now)
+		}
+		w.do(w.db.QueryRow(w.Context(), "SELECT retry_at = at AND delay = '0' FROM ratelimit_reserve('exports', 'ann', 0, '1 hour', 0)").Scan(&now))
+		if !now {
+			w.Fatal("a reservation of 0 tokens does not run now")
 		}
 		savepoint := w.begin()
 		err := savepoint.QueryRow(w.Context(), "SELECT ok FROM ratelimit_or_raise('exports', 'ann', 0, '1 hour')").Scan(&ok)
