@@ -1746,12 +1746,15 @@ BEGIN
 END
 $body$;
 
--- The limits that programs define, as each program publishes them. Whoever passes no numbers gets them here: ratelimit,
--- ratelimit_keys and ratelimit_sweep by hand, the tool and the page. No decision of a program depends on this table.
+-- The limits that programs define, as each program publishes them. Without numbers, SQL by hand takes them from here, and so do the
+-- tool and the page. A sweep minds all of them. No other decision of a program depends on this table.
+--
+-- A program has one definition of a name. Those that it had before stay for 7 days, since older processes may still use them. Of the
+-- definitions that several programs have of a name, the newest is taken.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
-    plan         text COLLATE "C" NOT NULL, -- all the numbers as text; plans of one name differ in them
+    definition   text COLLATE "C" NOT NULL, -- all the numbers as text
     kind         text             NOT NULL,
     rate         double precision,          -- NULL, as all that follow: an unlimited limit
     period       interval,
@@ -1760,24 +1763,52 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       date,
+    anchor       timestamp,                 -- in the zone
+    varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
-    published_at timestamptz      NOT NULL,
-    PRIMARY KEY (name, program, plan)
+    published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
+    PRIMARY KEY (name, program, definition)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
 
+-- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
+    name text, rate double precision, period interval, kind text, capacity double precision, varies interval
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    needed double precision; -- seconds
+BEGIN
+    IF NOT (isfinite(varies) AND varies > '0' AND varies <= '106751 days 23:47:16.854775'
+            AND date_part('year', varies) = '0' AND date_part('month', varies) = '0') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: varies %s is not between a microsecond and 106751 days, written without months and years', name, varies);
+    END IF;
+    needed := CASE WHEN rate = '0' THEN 0
+        WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
+        WHEN kind = 'fixed window' THEN ceil(capacity / rate) * date_part('epoch', period)
+        ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
+    IF needed > date_part('epoch', varies) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: its numbers need %s s to fill a row, and it varies within %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
 LANGUAGE plpgsql
-SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- plans are texts
+SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
 AS $body$
 #variable_conflict use_variable
 DECLARE
     d record;
     other record;
-    plan text;
-    plans text[] := '{}'; -- names and plans
+    definition text;
+    names text[] := '{}';
+    list text[] := '{}'; -- the definitions of these names
 BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
@@ -1785,27 +1816,30 @@ BEGIN
     IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
     END IF;
-    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO plan
+    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO definition
       FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
-     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor');
-    IF plan IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
+     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
     LOOP
+        IF d.name = ANY (names) THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it is in the list twice, and a name has one definition', d.name);
+        END IF;
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
-            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
             END IF;
         ELSE
             d.shards := coalesce(d.shards, 1);
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
-                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
+                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor::date);
             d.capacity := coalesce(d.capacity, d.rate);
             IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
@@ -1814,9 +1848,12 @@ BEGIN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
             END IF;
-            IF d.rate > '0' THEN
+            IF d.varies IS NOT NULL THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
+            END IF;
+            IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
+                 WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
@@ -1828,16 +1865,20 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        plan := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+        definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
-            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from ' || d.anchor::text);
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
+                || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
+            'varies within ' || d.varies::text);
         INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
-        VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
+        VALUES (program, d.name, definition, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies, true, clock_timestamp())
         ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        plans := pg_catalog.array_append(plans, d.name || E'\n' || plan);
+        names := pg_catalog.array_append(names, d.name);
+        list := pg_catalog.array_append(list, definition);
     END LOOP;
     UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
-     WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
+     WHERE old.program = program AND old.current
+       AND old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)];
     DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
      WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
 END
@@ -1851,12 +1892,15 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Plans of one name are several objects
+               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
+               fills a row from 0
 
-What the program has published before and is not among them counts for sweeps for another day.
+What the program has published before and is not among them counts for sweeps for another 7 days.
 
 Errors:
-  22023        an argument is invalid, or another program defines a limit of that name with another kind, period or start
+  22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
+               start
 $text$;
 
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
@@ -1912,51 +1956,63 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the definition, under the newest override. effect is 'numbers', 'block' or
+-- Returns the numbers in force for a key: those of the newest definition, under the newest override. effect is 'numbers', 'block' or
 -- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+--
+-- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
+-- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
+-- anchor are NULL.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
-    name text, key text, at timestamptz, before bigint DEFAULT NULL,
+    name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
+    OUT varies interval
 )
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
-    plans bigint;
-    list text;
+    published boolean;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
-    SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
-      INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-      FROM (
-        SELECT DISTINCT d.kind, CASE WHEN n.new THEN coalesce(o.rate, d.rate) ELSE d.rate END AS rate, d.period,
-               CASE WHEN n.new THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE d.capacity END AS capacity,
-               CASE WHEN n.new THEN coalesce(o.max_reserved, d.max_reserved) ELSE d.max_reserved END AS max_reserved, d.start, d.shards, d.zone, d.anchor
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-         -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-         CROSS JOIN LATERAL (SELECT o.effect = 'numbers' AND coalesce(o.rate, d.rate) > '0' AS new) AS n
-         WHERE d.name = name AND d.current
-      ) AS d;
+    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER ()
+      INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+     WHERE d.name = name AND d.current
+     ORDER BY d.published_at DESC, d.program
+     LIMIT 1;
+    published := FOUND;
+    -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
+    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+        capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
+        rate := coalesce(o.rate, rate);
+        max_reserved := coalesce(o.max_reserved, max_reserved);
+    END IF;
     IF effect <> 'numbers' THEN
         RETURN;
     END IF;
-    IF plans <> '1' THEN
-        SELECT pg_catalog.string_agg(DISTINCT d.plan, '; ') INTO list
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current;
+    IF NOT published THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), CASE
-                WHEN plans = '0' THEN 'no program has published it'
-                ELSE 'it has several plans: ' || list END),
-            HINT = CASE WHEN plans = '0' THEN 'Pass rate and period, or have a program publish its limits (ratelimit_publish).'
-                ELSE 'Pass the numbers of the plan that you mean.' END;
+            MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
+            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+        effect := 'varies';
+        rate := o.rate;
+        capacity := o.capacity;
+        zone := NULL;
+        anchor := NULL;
+        IF NOT varying THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
+        END IF;
     END IF;
 END
 $body$;
@@ -1992,6 +2048,10 @@ BEGIN
     VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
     RETURNING o.id INTO id;
     PERFORM pg_notify('rate_limit_overrides', '');
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+            WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
+    END IF;
     RETURN id;
 END
 $body$;
@@ -2020,7 +2080,7 @@ Arguments:
   who           who decides; default NULL: SESSION_USER
 
 It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins. ratelimit_restore ends it.
+override wins. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
@@ -2137,12 +2197,10 @@ BEGIN
         END IF;
         more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
     ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
-        more := coalesce(o.capacity, more) - capacity;
+        more := o.capacity - capacity;
     END IF;
     IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, or %s is not one', o.name, id, capacity);
     END IF;
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
@@ -2162,7 +2220,8 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
+  capacity  the capacity before; default NULL: as published, under older overrides. Of a limit whose keys have numbers of their own, it
+            is the key's, and the override has to give a capacity
 
 Errors:
   22023  there is no such override in force, it is of this transaction, or the numbers before it are not known
@@ -2588,9 +2647,11 @@ DECLARE
     o record;              -- an override, and the keys that have it
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
+        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
         FOR o IN
-            SELECT CASE WHEN d.kind = 'unlimited' AND x.effect = 'numbers' THEN 'unlimited' ELSE x.effect END AS effect, nullif(x.until, 'infinity') AS until,
+            SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
+                   WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
+                   nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
@@ -2607,21 +2668,27 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT CASE WHEN d.kind = 'unlimited' THEN 'unlimited' ELSE 'numbers' END, NULL, d.rate, d.capacity, '{NULL}'
+            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}'
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
             IF o.own[1] IS NULL THEN -- the keys that have none of their own
                 RETURN QUERY
-                    SELECT k.key, CASE WHEN o.effect = 'unlimited' THEN 'Infinity' WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
+                    SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
+                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
-                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
+                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor::date, keys) AS k
                      WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                              WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
             ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
                 RETURN QUERY
-                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
+                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor::date, o.own) AS k;
+            ELSIF o.effect = 'varies' THEN
+                RETURN QUERY
+                    SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = name AND r.key = ANY (o.own);
             ELSE
                 RETURN QUERY
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
@@ -2691,7 +2758,8 @@ Without any numbers, they are those that a program has published, each key's und
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
-give another answer. An invalid argument is an error, SQLSTATE 22023.
+give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
+known. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
 -- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
@@ -2701,46 +2769,73 @@ $text$;
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
 -- the primary key, from where the batch before ended.
 
--- Reports whether a row, one of `shards`, was full at `upto` (see _ratelimit_available) and at every later instant. Then no call can
--- tell it from a missing row. A row whose ts lies after `upto` differs from a missing one: its refills begin at that ts.
+-- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
+-- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+--
+-- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- row in debt may need longer, and stays.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
-    value double precision, ts timestamptz, shards smallint, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    value double precision, ts timestamptz, shards smallint, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, varies interval
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
-        = capacity / shards::double precision
+RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
+    (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
+            rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
+    AND (varies IS NULL OR value >= '0' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
 
--- Returns the numbers of a sweep without any: what is full by the largest capacity and the slowest rate is full by each plan, under each
--- override. What ended less than a day ago counts, too: a process may not know yet. nothing: there are no rows to sweep, or old and new
--- processes refill them differently.
+-- Returns the numbers of a sweep. A row is deleted if it is full by every definition that counts, of any program or version: the one
+-- passed, those that are current, and those that were within 7 days, since older processes may still use them. So they are joined: what is
+-- full by the largest capacity and the slowest rate is full by each of them, under each override. An override that ended less than a day
+-- ago counts, too: a process may not know yet. Where definitions vary, their numbers say nothing, and varies is the longest of them.
+-- nothing: there are no rows to sweep, or they do not all refill alike, or an override of all keys changes numbers that are not known.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(
-    name text, at timestamptz,
-    OUT nothing boolean, OUT kind text, OUT period interval, OUT start timestamptz, OUT rate double precision, OUT capacity double precision
+    name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz,
+    INOUT varies interval, OUT nothing boolean
 )
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    since timestamptz := clock_timestamp() - interval '1 day';
+    given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
+    IF given THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' AND varies IS NOT NULL THEN '1' ELSE rate END, period, kind,
+            capacity, start, NULL, 1, NULL, NULL);
+        capacity := coalesce(capacity, rate);
+        IF varies IS NOT NULL THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
+        END IF;
+    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
+    END IF;
     SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
-           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
-      INTO nothing, kind, period, start, rate, capacity
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     CROSS JOIN LATERAL (
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
+      INTO nothing, kind, period, start, rate, capacity, varies
+      FROM (
+        SELECT d.*, d.start - date_bin(d.period, d.start, '2000-01-01 00:00+00') AS grid
+          FROM (
+            SELECT d.kind, d.period, d.start, d.rate, d.capacity, d.varies
+              FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+             WHERE d.name = name AND d.kind <> 'unlimited' AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
+            UNION ALL
+            SELECT kind, period, start, rate, capacity, varies WHERE given
+          ) AS d
+      ) AS d
+      LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
         SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
-     ) AS n
-     WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-    IF nothing AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
-    END IF;
+         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
+     ) AS n ON d.varies IS NULL
+     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
 
@@ -2749,10 +2844,12 @@ $body$;
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+--
+-- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay. spared: more such keys, which another
+-- server knows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
+    spared text[], first text, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -2764,7 +2861,6 @@ DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
-    nothing boolean; -- to delete
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -2773,19 +2869,9 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, at) AS n;
-        IF nothing THEN
-            deleted := 0;
-            RETURN;
-        END IF;
-    END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
-    capacity := coalesce(capacity, rate);
     deleted := 0;
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest
     -- windows fit in between, so the grid of a calendar window begins at ts.
@@ -2796,8 +2882,8 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, r.grid),
-                   rate, period, capacity, r.grid)) AS idle
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                   rate, period, capacity, r.grid, varies)) AS idle
           FROM (
             SELECT r.*, CASE WHEN NOT isfinite(r.ts) OR r.ts > at THEN NULL WHEN kind = 'calendar window' THEN r.ts
                    WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
@@ -2811,7 +2897,13 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF keys IS NULL THEN
+    IF varies IS NOT NULL THEN
+        keys := ARRAY(SELECT u.key
+            FROM pg_catalog.unnest(keys) AS u (key)
+           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+                 WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
+    END IF;
+    IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
         RETURN;
     END IF;
 
@@ -2823,9 +2915,8 @@ BEGIN
                 SELECT r.shards
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = k
-                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards,
-                           /* TEMPLATE: schema */_ratelimit_upto(at, period, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END),
-                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END)
+                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END, varies)
                    FOR UPDATE OF r SKIP LOCKED
               ) AS l;
             IF idle THEN
@@ -2851,8 +2942,8 @@ BEGIN
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, own.grid),
-                       rate, period, capacity, own.grid)
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                       rate, period, capacity, own.grid, varies)
                FOR UPDATE OF r SKIP LOCKED
           ) AS l
          GROUP BY l.key
@@ -2866,17 +2957,43 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n record;
+BEGIN
+    SELECT s.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS s;
+    IF n.nothing THEN
+        deleted := 0;
+        RETURN;
+    END IF;
+    SELECT r.deleted, r.next INTO deleted, next
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, NULL, first, now) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
-    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
-
-Without any numbers, they are the largest capacity and the slowest rate that programs have published or that an override gives:
-
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-Arguments: as for ratelimit, with the numbers that the program uses, without zone and anchor, and
+A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
+the numbers that they use. They count in addition to those that are published:
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+Arguments: as for ratelimit, without zone and anchor, and
+  varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
+           are deleted that were not used for so long, unless they are in debt, or their key has an override
   first    the key to begin with; default '', the first of all
 
 Result:
@@ -2885,7 +3002,7 @@ Result:
 
 Errors:
   RL003    the transaction is not READ COMMITTED
-  22023    an argument is invalid
+  22023    an argument is invalid; without numbers, also if no program has published the limit
 $text$;
 
 -- What was granted and denied, as the recorders of package ratelimit/usage have counted it. No decision depends on these tables.
@@ -3139,9 +3256,10 @@ DROP FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text, since timestamptz
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_denials;
 DROP TABLE /* TEMPLATE: schema */rate_limit_usage;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, now timestamptz, varies interval);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, spared text[], first text, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor date, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_take(name text, key text, most bigint, rate double precision, period interval, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor date);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
@@ -3158,11 +3276,12 @@ DROP FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(name text, key text, unt
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_block(name text, key text, until timestamptz, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_decide(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at timestamptz, before bigint);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at timestamptz, before bigint, varying boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(rate double precision, capacity double precision, new_rate double precision, new_capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint);
 DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);

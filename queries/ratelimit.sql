@@ -67,4 +67,4 @@ SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz) AS s;
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz, (sqlc.narg('varies')::text)::interval) AS s;

@@ -43,7 +43,7 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
 		return c, err
 	}
-	if err = l.definitions.check(c.demands); err != nil {
+	if err = l.definitions.check(requests); err != nil {
 		return c, err
 	}
 	if c.does.moves {

@@ -41,11 +41,6 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
-	for i := 1; i < len(ds); i++ {
-		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
-			return nil, nil, twoDefinitions(a, b)
-		}
-	}
 	return ds, rowless, nil
 }
 

@@ -17,10 +17,9 @@ import (
 // the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
 // given back.
 //
-// A Limiter remembers how each limit refills. A limit of the same name with another kind, period or [Start] is
-// [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor.
-// Plans that are [Unlimited] or have a rate of 0 may differ in everything.
-// To change how a limit refills while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
+// A Limiter remembers the definition of each name. Another definition of that name is [ErrInvalid], since both would grant, or
+// one would cut what the other has saved up. The numbers of a key, by [Limit.With], and overrides are no other definition. To
+// change a definition while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
 type Limiter struct {
 	// Clock tells the time, for tests and replays. It is called by several goroutines at once. Its time must stay between
 	// the years 1000 and 9999. If Clock is nil, the time is the database's clock_timestamp(), the one clock that all

@@ -430,7 +430,7 @@ const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
-      $7::timestamptz, $8::text, $9::timestamptz) AS s
+      $7::timestamptz, $8::text, $9::timestamptz, ($10::text)::interval) AS s
 `
 
 type SweepParams struct {
@@ -443,6 +443,7 @@ type SweepParams struct {
 	Start    *time.Time
 	First    string
 	Now      *time.Time
+	Varies   pgtype.Text
 }
 
 type SweepRow struct {
@@ -461,6 +462,7 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Start,
 		arg.First,
 		arg.Now,
+		arg.Varies,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)

@@ -427,39 +427,43 @@ BEGIN ATOMIC
 END;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_sweep(
-    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_first text, v_now timestamptz
+    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_varies interval,
+    v_spared text[], v_first text, v_now timestamptz
 ) RETURNS TABLE (deleted integer, next text)
 LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
     SELECT r.deleted, r.next
-      FROM /* TEMPLATE: schema */ratelimit_sweep($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::text, $8::timestamptz) AS r; $body$;
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz,
+          $7::interval, $8::text[], $9::text, $10::timestamptz) AS r; $body$;
 
 -- Sweeps one batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    nothing boolean; -- to delete
+    n record;
+    spared text[]; -- if the numbers vary, the keys with an override
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, coalesce(now, clock_timestamp())) AS n; -- in the tables of the proxy
-        IF nothing THEN
-            deleted := 0;
-            RETURN;
-        END IF;
+    SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS f; -- in the tables of the proxy
+    IF n.nothing THEN
+        deleted := 0;
+        RETURN;
+    END IF;
+    IF n.varies IS NOT NULL THEN
+        spared := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name AND o.key >= first AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day');
     END IF;
     SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, rate, period, kind, capacity, start, first, now) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, spared, first, now) AS r;
 END
 $body$;
 
