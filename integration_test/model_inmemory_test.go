@@ -98,7 +98,7 @@ func playInMemory(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "refund", "reset", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -124,10 +124,14 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+	verb := oneOf(s.r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset", "move")
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
+	}
+	if verb == "move" {
+		from, to := randomMove(s.r, s.limits)
+		asks = []ask{from, to}
 	}
 	if (verb == "consume" || verb == "check") && s.r.IntN(4) == 0 {
 		asks = randomUpTo(s.r, asks)
@@ -156,7 +160,7 @@ func (s *sides) ask() ask {
 // note counts outcomes, and keeps receipts.
 func (s *sides) note(verb string, result ratelimit.Result, err error) {
 	switch {
-	case err == nil && (verb == "refund" || verb == "reset"):
+	case err == nil && (verb == "refund" || verb == "reset" || verb == "move"):
 		s.told[verb]++
 	case err == nil:
 		s.told["granted"]++

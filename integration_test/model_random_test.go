@@ -323,7 +323,7 @@ func playModel(t *testing.T, calls int) {
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption
-	granted, denied, ups := 0, 0, 0
+	granted, denied, ups, moves := 0, 0, 0, 0
 	for n := range calls {
 		for i := range limits {
 			if n == 0 || r.IntN(40) == 0 {
@@ -333,8 +333,21 @@ func playModel(t *testing.T, calls int) {
 		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
 		now := algebra.At(clock.now)
 
-		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset", "move")
 		if verb == "reset" && r.IntN(4) > 0 {
+			continue
+		}
+		if verb == "move" {
+			from, to := randomMove(r, limits)
+			err := (&ratelimit.Limiter{Clock: clock.Now}).Move(t.Context(), pool, from.request(), to.request())
+			if together := m.move(from, to, now); together != (err == nil) || !together && !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Fatalf("call %d at %v: move from %+v to %+v: %v; by the model, they refill together: %v", n, clock.now, from, to, err, together)
+			} else if together {
+				moves++
+			}
+			if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
+				t.Fatalf("call %d at %v: move from %+v to %+v\nthe table:  %v\nthe model: %v", n, clock.now, from, to, table, m)
+			}
 			continue
 		}
 		var asks []ask
@@ -416,9 +429,39 @@ func playModel(t *testing.T, calls int) {
 			t.Fatalf("%s\na receipt, of nothing: %s", story, receipt)
 		}
 	}
-	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
-		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls: this tested too little", granted, denied, ups, calls)
+	if granted < calls/10 || denied < calls/20 || ups < calls/20 || moves < calls/40 {
+		t.Errorf("%d grants, %d denials, %d calls up to a number and %d moves in %d calls: this tested too little", granted, denied, ups, moves, calls)
 	}
+}
+
+// randomMove chooses what to move. Most often, the second limit is defined anew, such that it refills with the first.
+func randomMove(r *rand.Rand, limits []ratelimit.Limit) (from, to ask) {
+	i, j := r.IntN(len(limits)), r.IntN(len(limits))
+	key := oneOf(r, "", "a", "b")
+	if i != j && key != "" && r.IntN(4) > 0 {
+		c, other := limits[i].Config(), randomLimit(r, limits[j].Name(), 1+r.IntN(5)).Config()
+		c.Name, c.Rate, c.Capacity, c.MaxReserved, c.Shards = other.Name, other.Rate, other.Capacity, other.MaxReserved, other.Shards
+		limits[j], _ = ratelimit.New(c)
+		return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: key, count: 1}
+	}
+	return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: oneOf(r, "", "a", "b"), count: 1}
+}
+
+// move moves, and reports whether it can be.
+func (m model) move(from, to ask, now algebra.Micros) (together bool) {
+	demand := func(a ask) inmemory.Demand {
+		return inmemory.Demand{ID: rowsOf{Name: a.limit.Name(), Key: a.key}, Limit: numbers(a.limit, a.key), Shards: a.limit.Config().Shards}
+	}
+	a, b := demand(from), demand(to)
+	if a.ID == b.ID || a.Limit.Window != b.Limit.Window || a.Limit.Window && (a.Limit.Period != b.Limit.Period || a.Limit.Start != b.Limit.Start) {
+		return false
+	}
+	floor := 0.0
+	if most := to.limit.Config().MaxReserved; most != nil {
+		floor = -*most
+	}
+	inmemory.Table(m).Move(a, b, floor, now)
+	return true
 }
 
 // randomUpTo turns a call into an UpTo call: without a reservation, and with each key once.
@@ -494,6 +537,8 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 		return l.Charge(ctx, db, requests...)
 	case "refund":
 		return l.Refund(ctx, db, receipt, requests...)
+	case "move":
+		return ratelimit.Result{}, l.Move(ctx, db, requests[0], requests[1])
 	default:
 		return ratelimit.Result{}, l.Reset(ctx, db, requests...)
 	}

@@ -108,6 +108,8 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
 		"refund":               only(limiter.Refund(ctx, db, receiptOf(clock.now, bucket.Key("seeded")), bucket.Key("seeded"))),
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
+		"move, seeded":         limiter.Move(ctx, db, bucket.Key("seeded"), wide.Key("seeded")),
+		"move, fresh":          limiter.Move(ctx, db, bucket.Key("seeded"), bucket.Key(rand.Text())),
 		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
 		"sweep":                sweep(),
 	}
@@ -222,10 +224,10 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
 	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "move, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
 		"DELETE": {"reset", "another shard number", "sweep"},
 	} {
 		t.Run(missing, func(t *testing.T) {

@@ -784,8 +784,8 @@ $body$;
 -- that is repeated or that goes there and back. It returns the balance of the limit to move to.
 --
 -- Locks all rows of both limits, in the common order (name, key, shard). A limit without rows is full; its rows are inserted, and
--- so locked. If another transaction has changed the set of rows meanwhile, the subtransaction releases the locks and the loop
--- tries again (CONCURRENCY.md, H).
+-- so locked. If another transaction has inserted them meanwhile, the subtransaction releases the locks and the loop tries again
+-- (CONCURRENCY.md, H).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_move(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     floor double precision, now timestamptz DEFAULT NULL,
@@ -797,7 +797,6 @@ AS $body$
 DECLARE
     at      timestamptz;
     places  integer[];          -- the positions in lock order
-    locked  integer[] := '{}';  -- the number of locked rows of each limit
     totals  double precision[] := '{}'; -- the tokens in all rows of each limit
     latest  timestamptz;        -- the latest ts of all rows of both limits, or now if that is later
     v       double precision[]; -- the values of one limit's rows
@@ -838,7 +837,6 @@ BEGIN
                         RAISE SQLSTATE 'RL001';
                     END IF;
                 END IF;
-                locked[i] := m;
             END LOOP;
             at := coalesce(now, clock_timestamp()); -- locking may have waited
             latest := at;
@@ -848,9 +846,6 @@ BEGIN
                   INTO v, t, m, latest, alike
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
-                IF m <> locked[i] THEN
-                    RAISE SQLSTATE 'RL001';
-                END IF;
                 totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
             END LOOP;
             balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));

@@ -326,6 +326,12 @@ func (t *trial) reset(step string, requests ...ratelimit.Request) {
 	})
 }
 
+func (t *trial) move(step string, from, to ratelimit.Request) {
+	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
+		return ratelimit.Result{}, l.Move(ctx, db, from, to)
+	})
+}
+
 // want ends the trial unless what the script expects is so. (The model could be wrong as the server is.)
 func (t *trial) want(so bool, format string, args ...any) {
 	if !so {

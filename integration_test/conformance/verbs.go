@@ -33,6 +33,8 @@ func verbCases() []testCase {
 		c("Check", check),
 		everywhere("Balance", balance),
 		c("Reset", reset),
+		c("Move: token buckets", move),
+		c("Move: calendar windows, of which one is sharded", moveCalendar),
 		{name: "Wait", ways: append(only(poolWays(), func(w way) bool { return !w.unprepared }), coalescerWays()[0]), script: wait},
 	}
 }
@@ -205,6 +207,36 @@ func reset(t *trial) {
 	t.charge("a debt", ann.Count(100))
 	t.reset("the reset", ann)
 	t.grant("a use of everything", ann.Count(10))
+}
+
+func move(t *trial) {
+	small, large := t.of(t.bucket("small"), t.key(0)), t.of(t.bucket("large", ratelimit.Capacity(100)), t.key(0))
+	t.grant("a use", small.Count(8))
+	t.move("an upgrade, before the first use", small, large)
+	r := t.check("after the upgrade", large.Count(0))
+	t.want(r.Remaining == 92, "92 tokens, came %v", r.Remaining)
+	t.grant("a use of the new plan", large.Count(50))
+	t.move("a downgrade", large, small)
+	t.deny("a use after the downgrade", small)
+	t.memory.Advance(6 * time.Second)
+	t.grant("a token that was refilled", small)
+	t.move("an upgrade again", small, large)
+	r = t.check("after it", large.Count(0))
+	t.want(r.Remaining == 43, "43 tokens, came %v", r.Remaining)
+}
+
+func moveCalendar(t *trial) {
+	zone := ratelimit.In("Europe/Berlin")
+	small := t.of(ratelimit.CalendarWindow(t.name("monthly"), 10, ratelimit.Month, zone, ratelimit.Shards(2)), t.key(0))
+	large := t.of(ratelimit.CalendarWindow(t.name("more monthly"), 100, ratelimit.Month, zone, ratelimit.MaxReserved(5)), t.key(0))
+	t.charge("a debt", large.Count(130))
+	t.move("a downgrade of a debt", large, small)
+	t.deny("a use after the downgrade", small)
+	t.move("back", small, large)
+	r := t.check("after it", large.Count(0))
+	t.want(r.Remaining == -30, "a debt of 30, came %v", r.Remaining)
+	t.memory.Advance(31 * 24 * time.Hour)
+	t.grant("a use in the next month", small.Count(10))
 }
 
 // wait uses the server's clock.

@@ -3,6 +3,10 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
+		old: "&& v != VerbMove && !o.lapsed()", new: "&& !o.lapsed()",
+		tests: "TestMoveUnderOverrides",
+	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
 		old: "func(o override, id int64) int { return int(id - o.id) }", new: "func(o override, id int64) int { return int(o.id - id) }",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",

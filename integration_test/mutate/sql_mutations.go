@@ -9,6 +9,7 @@ const (
 	consumeKeys    = "migrations/engine/consume_keys.sql"
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
+	move           = "migrations/engine/move.sql"
 	grid           = "migrations/engine/grid.sql"
 	guard          = "migrations/engine/guard.sql"
 	raise          = "migrations/engine/raise.sql"
@@ -414,6 +415,70 @@ var sqlMutations = []mutation{
 		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to may have a count with a fraction",
 		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count < '1'",
 		tests: "TestByHandRefusesWhatIsWrong",
+	},
+
+	// _ratelimit_move
+
+	{
+		name: "move-order", file: move, what: "the two limits are locked in the order in which they are named",
+		old: "pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "pg_catalog.array_agg(p ORDER BY p)",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-shards-order", file: move, what: "shards are locked from the last to the first",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-no-lock", file: move, what: "rows that are there are read without a lock",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-locks-to", file: move, what: "only the limit to move to is locked",
+		old: "FOREACH i IN ARRAY places LOOP", new: "FOREACH i IN ARRAY ARRAY[2] LOOP",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-first-lost-race", file: move, what: "rows that another transaction has inserted meanwhile are read without a lock",
+		old: "IF m <> shards[i] THEN", new: "IF false THEN",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-clock-read-once", file: move, what: "the clock is not read again after a wait",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, at, clock_timestamp()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-now", file: move, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, now()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-mints", file: move, what: "a move gives tokens to a limit that has less",
+		old: "balance := least(totals[2], greatest(floor,", new: "balance := (greatest(floor,",
+		tests: "TestMove",
+	}, {
+		name: "move-floor", file: move, what: "a move leaves no debt that the limit may have",
+		old: "greatest(floor, capacities[2]", new: "greatest(0, capacities[2]",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-capacity", file: move, what: "the balance is moved, and not what is used",
+		old: "capacities[2] - (capacities[1] - totals[1])", new: "totals[1]",
+		tests: "TestMove",
+	}, {
+		name: "move-ts", file: move, what: "tokens are refilled for a time in which they were used, if the clock has stepped back",
+		old: "count(*), greatest(max(r.ts), latest), bool_and", new: "count(*), latest, bool_and",
+		tests: "TestModel",
+	}, {
+		name: "move-reshard", file: move, what: "a move writes to the shards that are there, however many there are to be",
+		old: "IF m = shards[2] AND alike THEN", new: "IF true THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-alike", file: move, what: "rows of another number of shards stay if there are as many",
+		old: "IF m = shards[2] AND alike THEN", new: "IF m >= shards[2] THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-valid", file: move, what: "NaN, NULL and the same limit twice are accepted",
+		old: "IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN", new: "IF m > 2 THEN",
+		tests: "TestMoveRefusesHostileArguments",
+	}, {
+		name: "move-wire", file: wire, what: "a move over the wire is by the database's clock",
+		old: "starts, shards, floor, now, windows, firsts, lasts);", new: "starts, shards, floor, NULL, windows, firsts, lasts);",
+		tests: "TestModel",
 	},
 
 	// _ratelimit_refund
