@@ -116,12 +116,13 @@ func TestMetricsOfDecisions(t *testing.T) {
 		}
 
 		want := map[string]float64{
-			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=consume":          2,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=reserve":          1,
 			"ratelimit.limit=perSite,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=consume":           2,
 			"ratelimit.limit=perSite,ratelimit.outcome=withheld,ratelimit.verb=consume":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=check":            1,
+			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         2,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=balance":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=exceeds_capacity,ratelimit.verb=consume": 1,
 			"ratelimit.limit=perUser,ratelimit.outcome=invalid,ratelimit.verb=consume":          1,
 			"ratelimit.limit=_OTHER,ratelimit.outcome=invalid,ratelimit.verb=consume":           1,
