@@ -216,10 +216,10 @@ func TestCallsThatShareNoStatementGoToThePool(t *testing.T) {
 			return err
 		},
 		"charge":  func() error { _, err := limiter.Charge(t.Context(), coalescer, sharded.Key("a")); return err },
-		"up to":   func() error { _, err := limiter.Consume(t.Context(), coalescer, bucket.Key("b").UpTo(3)); return err },
-		"reserve": func() error { _, err := limiter.Consume(t.Context(), coalescer, window.Key("a").Reserve()); return err },
+		"take":    func() error { _, _, err := limiter.Take(t.Context(), coalescer, 3, bucket.Key("b")); return err },
+		"reserve": func() error { _, err := limiter.Reserve(t.Context(), coalescer, window.Key("a")); return err },
 		"several": func() error {
-			_, err := limiter.Consume(t.Context(), coalescer, bucket.Key("c").Reserve(), bucket.Key("d").Reserve())
+			_, err := limiter.Reserve(t.Context(), coalescer, bucket.Key("c"), bucket.Key("d"))
 			return err
 		},
 		"wait": func() error { _, err := limiter.Wait(t.Context(), coalescer, window.Key("b")); return err },
