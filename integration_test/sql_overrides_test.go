@@ -44,20 +44,24 @@ func lines(t *testing.T, pool *pgxpool.Pool, sql string) string {
 func TestByHandWithoutNumbers(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
-	for name, numbers := range map[string]string{
+	for name, all := range map[string]string{
 		"bucket":   "10, '1 minute', capacity => 20, max_reserved => 5",
 		"window":   "7, '36:00:00.000001', kind => 'fixed window', start => '2026-01-01 12:00+00'",
 		"calendar": "5, '1 month', kind => 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31'",
 		"none":     "0, '1 hour'",
 	} {
 		if name == "window" {
-			numbers = strings.Replace(numbers, "2026-01-01 12:00+00", noon.Format(time.RFC3339), 1)
+			all = strings.Replace(all, "2026-01-01 12:00+00", noon.Format(time.RFC3339), 1)
 		}
 		for i := range 12 {
 			at := noon.Add(time.Duration(i*i) * time.Hour).Format(time.RFC3339)
-			more := fmt.Sprintf("count => %d, reserve => %v, now => '%s'", 1+i%4, name != "none" && i%3 == 0, at)
-			with := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit('%s', 'with', %s, %s)", name, numbers, more))
-			without := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit('%s', 'without', %s)", name, more))
+			more := fmt.Sprintf("count => %d, now => '%s'", 1+i%4, at)
+			function, numbers := "ratelimit", strings.Replace(all, ", max_reserved => 5", "", 1)
+			if name != "none" && i%3 == 0 {
+				function, numbers = "ratelimit_reserve", all
+			}
+			with := lines(t, pool, fmt.Sprintf("SELECT * FROM %s('%s', 'with', %s, %s)", function, name, numbers, more))
+			without := lines(t, pool, fmt.Sprintf("SELECT * FROM %s('%s', 'without', %s)", function, name, more))
 			if with != without || with == "" {
 				t.Errorf("%s at %s: with numbers\n%s\nwithout\n%s", name, at, with, without)
 			}
@@ -66,7 +70,7 @@ func TestByHandWithoutNumbers(t *testing.T) {
 	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit('sharded', 'ann', count => 4)"); !near(got, 8) {
 		t.Errorf("sharded: %v remain, want 8", got)
 	}
-	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit('open', 'ann', count => 1e9)"); got != "Infinity 1000000000" {
+	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit_take('open', 'ann', 1000000000)"); got != "Infinity 1000000000" {
 		t.Errorf("unlimited: %s", got)
 	}
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_or_raise('none', 'ann')"); sqlState(err) != "PT429" {

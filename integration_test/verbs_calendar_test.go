@@ -1,11 +1,14 @@
 package integration_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -264,7 +267,7 @@ func TestPlansOfACalendarShareItsUnit(t *testing.T) {
 	})
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys have the same windows as the library.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_reserve() and ratelimit_keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -282,25 +285,32 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
 			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
-			want, err := decide(t.Context(), limiter, pool, reserve, byGo.Key("k").Count(count))
-			if err != nil && !denied(err) {
+			want, err := askGo(t.Context(), limiter, pool, ask{limit: byGo, key: "k", count: count, reserve: reserve})
+			if err != nil {
 				t.Fatal(err)
 			}
-			wantAt := want.RetryAt
-			if want.OK {
-				wantAt = want.runAt
+			query, detail := `SELECT true, remaining, retry_at, reset_at FROM ratelimit_reserve($1, 'k', 5, $2::text::interval, $3, 'calendar window',
+					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::date)`, struct {
+				Remaining float64
+				RetryAt   *time.Time `json:"retry_at"`
+				ResetAt   time.Time  `json:"reset_at"`
+			}{}
+			if !reserve {
+				query = `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::date)`
 			}
 			var ok bool
-			var remaining float64
-			var retryAt, resetAt time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window',
-					$4, reserve => $5, max_reserved => 10, now => $6, zone => $7, anchor => $8::text::date)`,
-				byHand.Name(), period, count, capacity, reserve, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
+			err = pool.QueryRow(t.Context(), query, byHand.Name(), period, count, capacity, clock.now, zone, anchor).Scan(&ok, &detail.Remaining, &detail.RetryAt, &detail.ResetAt)
+			if pgErr, denied := errors.AsType[*pgconn.PgError](err); denied && pgErr.Code == "PT429" {
+				err = json.Unmarshal([]byte(pgErr.Detail), &detail)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
-			if ok != want.OK || !near(remaining, want.Remaining) || !retryAt.Equal(wantAt) || !resetAt.Equal(want.ResetAt) {
-				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %v left, retry at %v, reset at %v; the library says %+v", byHand, clock.now, count, reserve,
-					ok, remaining, retryAt, resetAt, want)
+			if detail.RetryAt == nil {
+				detail.RetryAt = new(time.Time)
+			}
+			if ok != want.ok || !near(detail.Remaining, want.remaining) || !detail.RetryAt.Equal(want.retryAt) || !detail.ResetAt.Equal(want.resetAt) {
+				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %+v; the library says %+v", byHand, clock.now, count, reserve, ok, detail, want)
 			}
 			var left float64
 			var retryKey *time.Time

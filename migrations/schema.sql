@@ -1545,10 +1545,10 @@ END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time.
+-- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;
 
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
@@ -2518,7 +2518,7 @@ Result:
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or with several plans
+                the limit, or only the program knows the numbers of this key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
