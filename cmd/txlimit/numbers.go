@@ -42,7 +42,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Zone = *zone
 		}
 		if anchor.Valid {
-			d.Anchor = calendar.AnchorText(anchor.Time)
+			d.Anchor = anchorText(anchor.Time)
 		}
 		if varies.Valid {
 			d.Varies = periodOf(varies, ratelimit.KindTokenBucket)
@@ -57,6 +57,17 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, published_at,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
+}
+
+// anchorText is an anchor as Config.Anchor has it: a date, and the time of day unless it is midnight.
+func anchorText(anchor time.Time) string {
+	layout := time.DateOnly
+	if _, _, second := anchor.Clock(); second != 0 {
+		layout = time.DateTime
+	} else if !anchor.Equal(anchor.Truncate(24 * time.Hour)) {
+		layout = "2006-01-02 15:04"
+	}
+	return anchor.Format(layout)
 }
 
 // unitIntervals are the units of the calendar as intervals.
