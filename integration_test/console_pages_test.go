@@ -181,13 +181,13 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(31*24*time.Hour))
+	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(32*24*time.Hour))
 	bucket := ratelimit.TokenBucket("crawls", 100, 1000*time.Hour, ratelimit.Varies(1000*time.Hour))
 	if err := ratelimit.Publish(t.Context(), pool, "api", month, bucket); err != nil {
 		t.Fatal(err)
 	}
 	limiter := new(ratelimit.Limiter)
-	anchor := time.Now().UTC().AddDate(0, 0, -10).Format("2006-01-02 15:04")
+	anchor := time.Now().UTC().AddDate(0, 0, -10).Format(time.DateOnly)
 	for _, request := range []ratelimit.Request{
 		month.With(ratelimit.Rate(20), ratelimit.Anchor(anchor)).Key("acme").Count(20), bucket.With(ratelimit.Rate(7)).Key("acme").Count(4), bucket.Key("blocked"),
 	} {
@@ -215,7 +215,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	const acme = "key?name=reports&key=acme"
 	lacks(p.get(http.StatusOK, acme, "Not known", "The numbers of this key are the program's. 0 tokens were left at the last use", "Its own numbers"),
 		"of 1,000", "data-series=\"{", "Denied now", "Full in", "class=\"level\"")
-	p.get(http.StatusOK, "key?name=reports&key=nobody", "Full", "Of how many tokens is not known")
+	p.get(http.StatusOK, "key?name=reports&key=nobody", "Not known", "it is full, unless the program gives it a rate of 0")
 	own := acme + "&rate=20&anchor=" + url.QueryEscape(anchor)
 	text := p.get(http.StatusOK, own, "0 of 20 tokens", "Denied now", "By the numbers that were given", "20 per month")
 	if left := time.Until(denied.RetryAt); !strings.Contains(text, fmt.Sprintf("in %d d", int(left.Hours()/24))) {
@@ -230,7 +230,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	}
 	p.get(http.StatusBadRequest, "key?name=crawls&key=acme&zone=UTC", "only a calendar window has a zone")
 
-	lacks(p.get(http.StatusOK, "limit?name=crawls&q=a", "3 at the last use", "blocked", "full", "A key may have numbers of its own"), "of 100")
+	lacks(p.get(http.StatusOK, "limit?name=crawls&q=a", "3 at the last use", "blocked0", "nothing stored", "A key may have numbers of its own"), "of 100")
 	// An override that says all there is to know.
 	everyKey := url.Values{"action": {"numbers"}, "rate": {"50"}, "capacity": {"60"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}}
 	p.post(http.StatusOK, "limit?name=crawls", everyKey, "Overridden", "1 key has an override of its own, and keeps it", "Keys to which the program gives numbers of their own get these, too")

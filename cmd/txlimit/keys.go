@@ -76,7 +76,7 @@ It reads all rows of the limit, without locking any. With a million keys that ma
 REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.
 
 A limit may be defined so that its keys have numbers of their own, which the program alone knows (Varies). Then the keys are listed that had less
-than one token left at their last use, which may be denied now. With --rate, --capacity, --zone or --anchor, all keys are taken to have these numbers.`,
+than one token left at their last use: they may be denied now. (A key to which the program gives a rate of 0 is, whatever it has.) With --rate, --capacity, --zone or --anchor, all keys are taken to have these numbers.`,
 		Example: `  txlimit keys sendMessage
   txlimit keys apiCalls --all --limit 0
   txlimit keys logins --denied --since 3h
@@ -344,7 +344,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::timestamp, $10::text[]) AS k
+	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
 		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)

@@ -135,7 +135,7 @@ const balanceSQL = `
 		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
 		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
 	), w AS (
-		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::timestamp, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
+		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::date, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
 	), g AS (
 		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
 		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
@@ -169,7 +169,7 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 	case o != nil && o.Effect == effectBlock:
 		block := "block"
 		k.Denied, k.RetryAt = &block, o.Until
-	case o != nil && o.Effect == effectUnlimited, k.Rows == 0 && k.Denied == nil: // whatever its numbers are, a key without a row is full
+	case o != nil && o.Effect == effectUnlimited:
 		k.Denied = &granted
 	}
 	return nil
@@ -263,7 +263,7 @@ func (k *keyDetails) print(w io.Writer) {
 	case k.unlimited():
 		line("balance", "unlimited: nothing is taken")
 	case k.Unknown != nil && k.Rows == 0:
-		line("balance", "full: the key has no row. Of how many tokens is not known: %s", *k.Unknown)
+		line("balance", "not known: %s. %s", *k.Unknown, k.how)
 	case k.Unknown != nil:
 		line("balance", "not known: %s. %s", *k.Unknown, k.how)
 		line("stored", "%s tokens at the last use", tokens(*k.Stored))
@@ -289,8 +289,10 @@ func (k *keyDetails) print(w io.Writer) {
 	case denied == "policy":
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:
+	case k.Denied == nil && k.Rows == 0:
+		line("denied", "no, unless its rate is 0: a key without a row is full")
 	case k.Denied == nil:
-		line("denied", "not known, as it depends on these numbers")
+		line("denied", "not known: it depends on these numbers")
 	case denied == "":
 		line("denied", "no: one token would be granted now")
 	default:

@@ -249,7 +249,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for _, list := range [][]keyRow{p.Denied, p.Found} {
 			for i, k := range list {
 				row := left[k.Key]
-				list[i].Unknown, list[i].Remaining, list[i].Stored = row.Unknown, row.Remaining, row.Stored
+				list[i].Remaining, list[i].Stored = row.Remaining, row.Stored
 			}
 		}
 		return nil

@@ -191,7 +191,6 @@ type keyRow struct {
 	Denied     *int64
 	LastDenied *time.Time
 
-	Unknown   bool     `db:"-"` // the key's numbers
 	Remaining *float64 `db:"-"` // nil: not known
 	Stored    *float64 `db:"-"` // the tokens that were left at the last use; nil: nothing is stored
 	Share     float64  `db:"-"` // of the most denied key
@@ -278,7 +277,7 @@ stored AS (
 ),
 windowed AS (
     SELECT f.*, CASE WHEN f.kind = 'calendar window' AND f.rate > 0 THEN
-                _ratelimit_windows(f.period, f.zone, f.anchor, now(), _ratelimit_back(f.rate, f.capacity, NULL), 100) END AS windows
+                _ratelimit_windows(f.period, f.zone, f.anchor::date, now(), _ratelimit_back(f.rate, f.capacity, NULL), 100) END AS windows
       FROM inforce AS f
 ),
 grids AS (
@@ -346,7 +345,6 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 // leftRow is what a key has under the override in force for it: 0 if it is blocked.
 type leftRow struct {
 	Key       string
-	Unknown   bool     // its numbers
 	Remaining *float64 // nil: not known
 	Stored    *float64
 }
@@ -354,7 +352,7 @@ type leftRow struct {
 // queryLeft reads what some keys have. A program must define the limit. It does not use ratelimit_keys, which reads all overrides of the limit.
 func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
 	rows, err := collect[leftRow](tx.Query(ctx, `
-		SELECT k.key, n.effect = 'varies' AS unknown, s.total AS stored, CASE
+		SELECT k.key, s.total AS stored, CASE
 		       WHEN n.effect = 'varies' THEN NULL
 		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
 		       WHEN n.effect = 'unlimited' THEN 'Infinity'
@@ -363,7 +361,7 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		  FROM unnest($2::text[]) AS k (key)
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
-		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
+		           _ratelimit_windows(n.period, n.zone, n.anchor::date, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
 		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total
 		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys))
 	left := make(map[string]leftRow)
