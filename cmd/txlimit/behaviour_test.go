@@ -749,7 +749,7 @@ func TestOneDefinitionCounts(t *testing.T) {
 	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); *k.Numbers.Capacity != 20 || !slices.Equal(k.Programs, []string{"worker"}) || len(k.Others) != 1 || k.Others[0].Program != "api" || k.Others[0].Counts {
 		t.Errorf("%+v", k)
 	}
-	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*: token bucket, 1 per`)
+	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*Z: token bucket, 1 per`)
 	// It is withdrawn.
 	if err := ratelimit.Publish(t.Context(), w.conn, "worker"); err != nil {
 		t.Fatal(err)

@@ -166,8 +166,8 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	}
 	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil })
 	if anyUnknown {
-		fmt.Fprintf(a.stderr, "The keys of %s have numbers of their own, which the program alone knows: who is denied now is not known. STORED is what was left at the last use. %s: `txlimit show %s KEY`\n",
-			printable(name), d.how(), shellQuote(name))
+		fmt.Fprintf(a.stderr, "The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n",
+			printable(name), shellQuote(name), d.how())
 	} else if d.given != nil && d.Varies != "" {
 		fmt.Fprintf(a.stderr, "As if every key had the numbers that were given: %s\n", describe(*d.given))
 	}

@@ -253,6 +253,9 @@ func printLimits(w io.Writer, list []limitSummary) {
 				continue
 			}
 			cells[1], cells[2] = strings.Join(programs, ", "), describe(d.Config)
+			if !d.Counts && !d.Current && cells[2] == describe(l.Definitions[0].Config) && l.Definitions[0].Counts {
+				continue // which says nothing
+			}
 			if !d.Counts {
 				cells[1], cells[2] = short(d.Program, 30), since(&d)+": "+cells[2]
 			}

@@ -358,7 +358,7 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defin
 	return d, usagef("no program has published the numbers of the limit %s. Give them: --rate and --period, and --kind, --capacity and --start where they differ from the defaults", printable(name))
 }
 
-// how says which flags give the numbers of a key.
+// how names the flags that give the numbers of a key.
 func (d *defined) how() string {
 	flags := "--rate and --capacity"
 	if d.Kind == ratelimit.KindCalendarWindow {
@@ -366,9 +366,9 @@ func (d *defined) how() string {
 	}
 	as := ""
 	if d.Rate != nil {
-		as = fmt.Sprintf("; as defined: --rate %s", number(*d.Rate))
+		as = fmt.Sprintf(" (--rate %s: all as defined)", number(*d.Rate))
 	}
-	return "Give them: " + flags + ", where they differ from the definition" + as
+	return flags + ", where they differ from the definition" + as
 }
 
 // knownLimits are the names that are published, have rows or have an override in force.

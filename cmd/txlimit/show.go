@@ -240,7 +240,9 @@ func (k *keyDetails) print(w io.Writer) {
 	}
 	line("defined", "%s (%s)", describe(k.Definition), whose)
 	for _, other := range k.Others {
-		line("", "%s: %s", since(&other), describe(other.Config))
+		if other.Current || describe(other.Config) != describe(k.Definition) {
+			line("", "%s, %s: %s", printable(other.Program), since(&other), describe(other.Config))
+		}
 	}
 	if k.Given != nil && len(k.Programs) > 0 {
 		line("given", "%s", describe(*k.Given))
@@ -262,11 +264,11 @@ func (k *keyDetails) print(w io.Writer) {
 	case keyless:
 	case k.unlimited():
 		line("balance", "unlimited: nothing is taken")
-	case k.Unknown != nil && k.Rows == 0:
-		line("balance", "not known: %s. %s", *k.Unknown, k.how)
 	case k.Unknown != nil:
-		line("balance", "not known: %s. %s", *k.Unknown, k.how)
-		line("stored", "%s tokens at the last use", tokens(*k.Stored))
+		line("balance", "not known: %s. Give them: %s", *k.Unknown, k.how)
+		if k.Stored != nil {
+			line("stored", "%s tokens at the last use", tokens(*k.Stored))
+		}
 	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && *k.Denied == "policy":
 		line("balance", "0")
 	default:
@@ -331,12 +333,12 @@ func (k *keyDetails) print(w io.Writer) {
 	}
 }
 
-// since says whose a definition is that does not count, and since or until when.
+// since says since or until when a program has a definition.
 func since(d *definition) string {
 	if d.Current {
-		return fmt.Sprintf("%s, since %s", printable(d.Program), instant(d.PublishedAt))
+		return "since " + instant(d.PublishedAt)
 	}
-	return fmt.Sprintf("%s, until %s", printable(d.Program), instant(d.PublishedAt))
+	return "until " + instant(d.PublishedAt)
 }
 
 // ending is when an override ends.
