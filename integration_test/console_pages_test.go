@@ -153,7 +153,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	}
 	p.get(http.StatusOK, "limit?name=sendMessage", "1,200", "user-17", "user-16", "10 per minute")
 	p.get(http.StatusOK, "limit?name=sendMessage&q=user-1", "user-17", "Used, beginning with “user-1”")
-	p.get(http.StatusOK, "limit?name=shared", "worker published", "9 per hour", "api published", "1 per hour token bucket does not count here")
+	p.get(http.StatusOK, "limit?name=shared", "workerpublished", "9 per hour", "apipublished", "1 per hour token bucketdoes not count here")
 	p.get(http.StatusOK, "limit?name=unpublished", "No program publishes this limit")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-17", "5", "of 20 tokens", "Full in", "2 times")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-16", "Once, last")
@@ -166,7 +166,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "key?name=shared&key=acme", "9 of 9 tokens", "does not count here")
 	mustExec(t, pool, "SELECT ratelimit_publish('worker', '[]')")
 	p.get(http.StatusOK, "key?name=shared&key=acme", "1 of 1 tokens")
-	p.get(http.StatusOK, "limit?name=shared", "worker until", "9 per hour")
+	p.get(http.StatusOK, "limit?name=shared", "workeruntil", "9 per hour")
 	p.get(http.StatusOK, "key?name=unpublished&key=x", "Not known")
 	p.get(http.StatusNotFound, "limit?name=nowhere", "There is no such limit")
 	usage := p.get(http.StatusOK, "usage.json?name=sendMessage")
@@ -214,7 +214,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	p.get(http.StatusOK, "", "1,000 per month, or a key's own numbers", "100 per 1,000 hours, or a key's own numbers")
 	const acme = "key?name=reports&key=acme"
 	lacks(p.get(http.StatusOK, acme, "Not known", "The numbers of this key are the program's. 0 tokens were left at the last use", "Its own numbers"),
-		"of 1,000", "data-series=\"{", "Denied now", "Full in", "class=\"level\"")
+		"of 1,000", "name=\"rate\" inputmode=\"decimal\" autocomplete=\"off\" value=\"\" placeholder=\"1,000\"><small>", "data-series=\"{", "Denied now", "Full in", "class=\"level\"")
 	p.get(http.StatusOK, "key?name=reports&key=nobody", "Not known", "it is full, unless the program gives it a rate of 0")
 	own := acme + "&rate=20&anchor=" + url.QueryEscape(anchor)
 	text := p.get(http.StatusOK, own, "0 of 20 tokens", "Denied now", "By the numbers that were given", "20 per month")
@@ -224,7 +224,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 7 tokens", "Full in")
 	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7&capacity=1%2C000", "3 of 1,000 tokens")
 	for query, want := range map[string]string{
-		"&rate=many": "The rate is not a number", "&capacity=-1": "Capacity -1 is neither 0 nor between", "&zone=Nowhere%2FNo": "zone", "&anchor=tomorrow": "anchor", "&rate=1e99": "rate 1e+99",
+		"&rate=many": "The rate is not a number", "&capacity=-1": "Capacity -1 is neither 0 nor between", "&zone=Nowhere%2FNo": "zone", "&anchor=tomorrow": "Anchor \"tomorrow\" is not a date", "&rate=1e99": "Rate 1e+99 is neither",
 	} {
 		p.get(http.StatusBadRequest, acme+query, "Not known", want)
 	}

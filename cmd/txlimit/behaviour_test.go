@@ -746,7 +746,17 @@ func TestOneDefinitionCounts(t *testing.T) {
 	}
 	r := w.run("show", "l", "k")
 	r.wants(t, exitOK, "defined +token bucket, 2 per .*, capacity 20 .of worker.\n +api, since 20.*: token bucket, 1 per .*, capacity 10\n", "balance +20 of 20")
-	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); *k.Numbers.Capacity != 20 || !slices.Equal(k.Programs, []string{"worker"}) || len(k.Others) != 1 || k.Others[0].Program != "api" || k.Others[0].Counts {
+	type details struct {
+		Numbers  struct{ Capacity float64 }
+		Programs []string
+		Others   []struct {
+			Program         string
+			Capacity        float64
+			Counts, Current bool
+		}
+	}
+	k := parse[details](t, w.run("show", "l", "k", "--json"))
+	if k.Numbers.Capacity != 20 || !slices.Equal(k.Programs, []string{"worker"}) || len(k.Others) != 1 || k.Others[0].Program != "api" || k.Others[0].Capacity != 10 || k.Others[0].Counts || !k.Others[0].Current {
 		t.Errorf("%+v", k)
 	}
 	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*Z: token bucket, 1 per`)

@@ -289,8 +289,8 @@ grids AS (
 // queryBalance reads what a key has, or nil if no program defines the limit.
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers) (*balanceRow, error) {
 	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
-		SELECT d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
-		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.known, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
+		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
+		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
 		       CASE WHEN d.known AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
 		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
 		           least(d.capacity, 1), 0, false, d.windows), now()) END AS next_at,
