@@ -228,9 +228,13 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	} {
 		p.get(http.StatusBadRequest, acme+query, "Not known", want)
 	}
-	p.get(http.StatusBadRequest, "key?name=crawls&key=acme&zone=UTC", "only a calendar window has a zone")
+	p.get(http.StatusBadRequest, "key?name=crawls&key=acme&zone=UTC", "Only a calendar window has a zone and an anchor")
 
-	lacks(p.get(http.StatusOK, "limit?name=crawls&q=a", "3 at the last use", "blocked0", "nothing stored", "A key may have numbers of its own"), "of 100")
+	p.get(http.StatusOK, "limit?name=crawls&q=a", "acme3 at the last use")
+	text = p.get(http.StatusOK, "limit?name=crawls", "3 at the last use", "nothing stored", "A key may have numbers of its own")
+	if lacks(text, "of 100"); strings.Count(text, `<td class="n">0</td>`) != 1 { // the blocked one
+		t.Errorf("the keys have other tokens:\n%s", text)
+	}
 	// An override that says all there is to know.
 	everyKey := url.Values{"action": {"numbers"}, "rate": {"50"}, "capacity": {"60"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}}
 	p.post(http.StatusOK, "limit?name=crawls", everyKey, "Overridden", "1 key has an override of its own, and keeps it", "Keys to which the program gives numbers of their own get these, too")
@@ -239,6 +243,12 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	p.post(http.StatusOK, "limit?name=crawls", everyKey)
 	p.get(http.StatusOK, "key?name=crawls&key=acme", "Not known", "rate 50")
 	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 50 tokens")
+
+	// Of a calendar window, zone and anchor stay the program's.
+	mustExec(t, pool, "SELECT ratelimit_override('reports', 'acme', rate => 30, capacity => 40)")
+	lacks(p.get(http.StatusOK, acme, "Not known", "rate 30, capacity 40"), "of 40", "Denied now")
+	p.get(http.StatusOK, acme+"&anchor="+url.QueryEscape(anchor), "0 of 40 tokens", "Denied now", "30 per month")
+	lacks(p.get(http.StatusOK, "limit?name=reports&q=acme", "0 at the last use"))
 
 	// What is added depends on the capacity that the program alone knows. The page keeps the numbers that were given.
 	const crawler = "key?name=crawls&key=acme&rate=7"
