@@ -55,7 +55,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	type asked struct {
 		verb     string
 		requests []ratelimit.Request
-		result   ratelimit.Result
+		result   answered
 		err      error
 	}
 	answers := map[bool]int{}
@@ -74,7 +74,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		for i := range calls {
 			c := &calls[i]
 			ctx := newArrival(t.Context())
-			wg.Go(func() { c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.requests) })
+			wg.Go(func() { c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", 0, c.requests) })
 			<-ctx.arrived
 		}
 		release()
@@ -85,7 +85,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		}
 		for i, c := range calls {
 			for name, db := range map[string]ratelimit.DB{"pool": apart, "model": memory} {
-				want, wantErr := call(t.Context(), limiter, db, c.verb, "", c.requests)
+				want, wantErr := call(t.Context(), limiter, db, c.verb, "", 0, c.requests)
 				if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 					t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\n%s %+v, %v",
 						round, i, len(calls), clock.Now(), c.verb, c.requests, c.result, c.err, name, want, wantErr)

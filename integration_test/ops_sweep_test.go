@@ -239,7 +239,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			var requests []ratelimit.Request
 			for range oneOf(r, 1, 1, 1, 2, 3, 4) {
 				limit := oneOf(r, limits...)
-				a := ask{limit: limit, key: oneOf(r, "", "a", "b", "c"), count: randomTokens(r, limit.Capacity()), reserve: verb == "reserve"}
+				a := ask{limit: limit, key: oneOf(r, "", "a", "b", "c"), count: randomTokens(r, limit.Capacity())}
 				asks, requests = append(asks, a), append(requests, a.request())
 			}
 			var from consumption
@@ -250,15 +250,8 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 			ds := sums(verb, asks)
-			var result answered
-			var err error
-			ctx, limiter := shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}
-			if verb == "reserve" {
-				result, err = decide(ctx, limiter, pool, true, requests...)
-				verb = "consume" // the model knows it by its asks
-			} else {
-				result.Result, err = call(ctx, limiter, pool, verb, from.receipt, requests)
-			}
+			ctx := shardpick.With(t.Context(), pick.again())
+			result, err := call(ctx, &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, 0, requests)
 			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
 			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				continue
@@ -277,15 +270,9 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 				if got := err == nil && (result.OK || verb == "reset"); got != want {
 					t.Fatalf("%s\nthe model that is %s: %v", story, name, want)
 				}
-				retryAt, at := m.retryAt(verb, ds, answer, now), result.RetryAt
-				if want && !result.runAt.IsZero() {
-					at = result.runAt
-				}
-				if (!want || !result.runAt.IsZero()) && !at.Equal(retryAt.Time()) {
-					t.Fatalf("%s\nRetryAt by the model that is %s: %v", story, name, retryAt.Time())
-				}
-				if want && !result.RetryAt.IsZero() {
-					t.Fatalf("%s\nRetryAt of a grant", story)
+				retryAt, runAt := m.instants(verb, ds, answer, now)
+				if !result.RetryAt.Equal(retryAt) || verb == "reserve" && want && !result.runAt.Equal(runAt.Time()) {
+					t.Fatalf("%s\nby the model that is %s, RetryAt is %v, and the work may run at %v", story, name, retryAt, runAt.Time())
 				}
 			}
 			if err == nil {
