@@ -322,11 +322,13 @@ BEGIN
             rate := rates[p]; period := periods[p]; start := starts[p];
             IF start IS NOT NULL THEN
                 listed := windows[firsts[p]:lasts[p]];
-                upto := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, listed);
+                upto := CASE WHEN listed IS NULL THEN date_bin(period, at, start) ELSE at END;
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                ELSIF listed IS NULL THEN
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
                 ELSE
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
@@ -343,6 +345,13 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSIF listed IS NULL THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
