@@ -29,7 +29,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 		var period pgtype.Interval
 		var shards *int
 		var zone *string
-		var anchor pgtype.Date
+		var anchor pgtype.Timestamp
 		err = row.Scan(&d.Program, &d.Name, &d.Kind, &d.Rate, &period, &d.Capacity, &d.MaxReserved, &d.Start, &shards, &zone, &anchor, &d.Current, &d.PublishedAt)
 		d.PublishedAt = d.PublishedAt.UTC()
 		if shards != nil {
@@ -39,7 +39,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Zone = *zone
 		}
 		if anchor.Valid {
-			d.Anchor = anchor.Time.Format(time.DateOnly)
+			d.Anchor = calendar.AnchorText(anchor.Time)
 		}
 		if d.Start != nil {
 			*d.Start = d.Start.UTC()
@@ -205,7 +205,7 @@ func (n *numbers) flags(command *cobra.Command) {
 	f.StringVar(&n.kind, "kind", string(ratelimit.KindTokenBucket), "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")
 	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default UTC)")
-	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window (default 2001-01-01)")
+	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as 2026-01-31 or \"2026-01-31 15:00\" (default 2001-01-01)")
 	choices(command, "kind", string(ratelimit.KindTokenBucket), string(ratelimit.KindFixedWindow), string(ratelimit.KindCalendarWindow))
 	command.MarkFlagsMutuallyExclusive("plan", "rate")
 	command.MarkFlagsRequiredTogether("rate", "period")

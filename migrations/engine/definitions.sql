@@ -12,7 +12,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     start        timestamptz,               -- NULL: by a hash of name and key
     shards       integer,
     zone         text,
-    anchor       date,
+    anchor       timestamp,                 -- local time in the zone
     current      boolean          NOT NULL, -- the program published it last
     published_at timestamptz      NOT NULL,
     PRIMARY KEY (name, program, plan)
@@ -43,11 +43,17 @@ BEGIN
     IF plan IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
     END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO plan FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF plan IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', plan);
+    END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp)
     LOOP
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);

@@ -56,7 +56,7 @@ RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capac
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint
 )
 LANGUAGE plpgsql STABLE
 AS $body$

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
@@ -160,7 +160,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, timestamp, boolean) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -195,9 +195,11 @@ Arguments:
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
-                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
-  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
-                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+                'Europe/Berlin'. Postgres' own zone files decide when its days begin
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
+                time of day, such as '2026-01-31 15:00'. It is local time in the zone, in the years 1 to 9999, without fractions of a
+                second. In a month with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first
+                day, at midnight
   up_to         true: take as many whole tokens as there are, at least 1 and at most count, which may be above the capacity.
                 taken says how many. Not together with reserve. Default false
 
@@ -223,7 +225,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, up_to boolean DEFAULT false,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
     OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
 )
@@ -244,7 +246,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, timestamp, boolean) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/calendar"
 )
 
 // The most rows that the pages show, and read.
@@ -117,7 +119,15 @@ type numbers struct {
 	Start                                *time.Time
 	Shards                               *int32
 	Zone                                 *string
-	Anchor                               *time.Time
+	Anchor                               *time.Time // local time in the zone
+}
+
+// AnchorText is when a calendar window begins, if that is not the default.
+func (n numbers) AnchorText() string {
+	if n.Anchor == nil || n.Anchor.Equal(time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)) {
+		return ""
+	}
+	return calendar.AnchorText(*n.Anchor)
 }
 
 // Numbers are for templates, which cannot name what is embedded.
