@@ -118,7 +118,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	pool := newPool(t, 4)
 	publish(t, pool, `[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20},
 		{"name": "signUps", "kind": "fixed window", "rate": 100, "period": "1 hour"},
-		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin"},
+		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin", "anchor": "2026-01-31 15:00"},
 		{"name": "free", "kind": "unlimited"}, {"name": "never", "kind": "token bucket", "rate": 0, "period": "1 hour"},
 		{"name": "shared", "kind": "token bucket", "rate": 1, "period": "1 hour"}]`)
 	mustExec(t, pool, `SELECT ratelimit_publish('worker', '[{"name": "shared", "kind": "token bucket", "rate": 9, "period": "1 hour"}]')`) // later
@@ -154,6 +154,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "limit?name=sendMessage", "1,200", "user-17", "user-16", "10 per minute")
 	p.get(http.StatusOK, "limit?name=sendMessage&q=user-1", "user-17", "Used, beginning with “user-1”")
 	p.get(http.StatusOK, "limit?name=shared", "workerpublished", "9 per hour", "apipublished", "1 per hour token bucketdoes not count here")
+	p.get(http.StatusOK, "limit?name=reports", "calendar window, Europe/Berlin from 2026-01-31 15:00")
 	p.get(http.StatusOK, "limit?name=unpublished", "No program publishes this limit")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-17", "5", "of 20 tokens", "Full in", "2 times")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-16", "Once, last")

@@ -1531,24 +1531,25 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
--- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
--- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
+-- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
-    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+    period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    today  date := (at AT TIME ZONE zone)::date;
+    first  date := anchor::date;
+    today  date := ((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date; -- until the anchor's time of day, it is yesterday
     months integer := date_part('year', period) * '12' + date_part('month', period);
     number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', first)) * '12' + date_part('month', today) - date_part('month', first)) / months::double precision)
+        ELSE floor((today - first)::double precision / date_part('day', period)) END;
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+    RETURN ARRAY(SELECT DISTINCT (anchor + period * n::double precision) AT TIME ZONE zone
         FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
@@ -1562,7 +1563,7 @@ RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1',
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer, zone text, anchor date
+    max_reserved double precision, shards integer, zone text, anchor timestamp
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -1580,7 +1581,8 @@ DECLARE
         WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
         WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
             pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
-        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
         WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
             pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
@@ -1781,7 +1783,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       timestamp,                 -- in the zone
+    anchor       timestamp,                 -- local time in the zone
     varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
     published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
@@ -1839,6 +1841,12 @@ BEGIN
      WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+    END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
@@ -2298,7 +2306,7 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean,
-    now timestamptz, zone text, anchor date,
+    now timestamptz, zone text, anchor timestamp,
     OUT ok boolean, OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz,
     OUT taken double precision
 )
@@ -2467,7 +2475,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -2480,7 +2488,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -2512,9 +2520,11 @@ Arguments:
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
-                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
-  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
-                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+                'Europe/Berlin'. Postgres' own zone files decide when its days begin
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
+                time of day, such as '2026-01-31 15:00'. It is local time in the zone, in the years 1 to 9999, without fractions of a
+                second. In a month with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first
+                day, at midnight
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -2535,7 +2545,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -2551,7 +2561,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -2567,7 +2577,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT 1,
-    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT retry_at timestamptz, OUT delay interval, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -2584,7 +2594,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
@@ -2613,7 +2623,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_take(
     name text, key text DEFAULT NULL, most bigint DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT taken bigint, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -2631,7 +2641,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 
@@ -2653,7 +2663,7 @@ $text$;
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -2757,7 +2767,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -3278,13 +3288,13 @@ DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double preci
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, spared text[], first text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor date, keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_take(name text, key text, most bigint, rate double precision, period interval, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor date);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor date);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, now timestamptz, zone text, anchor timestamp, keys text[]);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_take(name text, key text, most bigint, rate double precision, period interval, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor timestamp);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor timestamp);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor timestamp);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, now timestamptz, zone text, anchor timestamp);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_denied(name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean, now timestamptz, zone text, anchor timestamp);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision);
@@ -3308,9 +3318,9 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], t
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor date);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_windows(period interval, zone text, anchor date, at timestamptz, back integer, ahead integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_windows(period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval);
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_30;

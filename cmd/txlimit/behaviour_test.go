@@ -51,7 +51,7 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 		ratelimit.TokenBucket("small", 0.5, time.Hour),
 		ratelimit.FixedWindow("window", 2, 1000*time.Hour, ratelimit.Capacity(5)),
 		ratelimit.FixedWindow("start", 2, 1000*time.Hour, ratelimit.Capacity(5), ratelimit.Start(start)),
-		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin")),
+		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
 	}
 	w := newPublished(t, limits...)
 	var limiter ratelimit.Limiter

@@ -344,7 +344,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
+	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::timestamp, $10::text[]) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
 		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)

@@ -42,7 +42,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Zone = *zone
 		}
 		if anchor.Valid {
-			d.Anchor = anchorText(anchor.Time)
+			d.Anchor = calendar.AnchorText(anchor.Time)
 		}
 		if varies.Valid {
 			d.Varies = periodOf(varies, ratelimit.KindTokenBucket)
@@ -57,17 +57,6 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, published_at,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
-}
-
-// anchorText is an anchor as Config.Anchor has it: a date, and the time of day unless it is midnight.
-func anchorText(anchor time.Time) string {
-	layout := time.DateOnly
-	if _, _, second := anchor.Clock(); second != 0 {
-		layout = time.DateTime
-	} else if !anchor.Equal(anchor.Truncate(24 * time.Hour)) {
-		layout = "2006-01-02 15:04"
-	}
-	return anchor.Format(layout)
 }
 
 // unitIntervals are the units of the calendar as intervals.
@@ -218,7 +207,7 @@ func (n *numbers) flags(command *cobra.Command) {
 	f.Float64Var(&n.rate, "rate", 0, "tokens per period, of a key with numbers of its own, or of a limit that no program has published")
 	f.Float64Var(&n.capacity, "capacity", 0, "its capacity in tokens (default: as defined or, if that is the rate, the rate)")
 	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default: as defined, or UTC)")
-	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as \"2026-01-31\" (default: as defined, or 2001-01-01)")
+	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as 2026-01-31 or \"2026-01-31 15:00\" (default: as defined, or 2001-01-01)")
 	f.StringVar(&n.period, "period", "", "the period, such as 1m, 1h30m, 1d, \"1 month\", of a limit that no program has published")
 	f.StringVar(&n.kind, "kind", string(ratelimit.KindTokenBucket), "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")

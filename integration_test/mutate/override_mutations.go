@@ -140,6 +140,10 @@ var overrideMutations = []mutation{
 		old: "                IF FOUND THEN", new: "                IF false THEN",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
+		name: "steer-publish-anchor", file: "migrations/engine/definitions.sql", what: "a zone in a published anchor is ignored",
+		old: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$'", new: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}'",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
 		tests: "TestPublish",

@@ -292,13 +292,29 @@ var sqlMutations = []mutation{
 		old: "least(windows[1], upto) - ts", new: "windows[1] - ts",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
+		name: "calendar-number", file: "migrations/engine/calendar.sql", what: "a window is counted from midnight, although it begins later in the day",
+		old: "((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date", new: "((at AT TIME ZONE zone) + (anchor - date_trunc('day', anchor)))::date",
+		tests: "TestCalendarWindows",
+	}, {
+		name: "calendar-anchor-time", file: "migrations/engine/calendar.sql", what: "SQL by hand begins every window at midnight",
+		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
+		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
+	}, {
+		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
+		old: "WHEN anchor <> date_trunc('second', anchor)", new: "WHEN false",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "anchor-years-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor of any year",
+		old: "WHEN NOT anchor BETWEEN '0001-01-01' AND", new: "WHEN NOT anchor BETWEEN '-infinity' AND",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
 		name: "calendar-denial", file: consume, what: "a denial of a calendar window is decided as by a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                denied", new: "            ELSIF false THEN\n                denied",
-		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+		tests: "TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-update", file: consume, what: "a calendar window is refilled as a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                UPDATE", new: "            ELSIF false THEN\n                UPDATE",
-		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+		tests: "TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-refund-unknown", file: refund, what: "a refund counts windows that are not in the list as not begun",
 		old: "WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'", new: "WHEN false THEN '-1'",

@@ -311,6 +311,10 @@ var valueMutations = []mutation{
 		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
 		tests: "TestAConfigNamesLimitAndField",
 	}, {
+		name: "anchor-canonical", file: "ratelimit/limit_config.go", what: "two texts of one anchor are two anchors",
+		old: "l.calendar.Anchor = calendar.AnchorText(anchor)", new: "_ = anchor",
+		tests: "TestPeriodsOfAConfig",
+	}, {
 		name: "config-fixed-calendar", file: "ratelimit/limit_config.go", what: "a fixed window of a month has a period of 0",
 		old: "case unit != \"\" && !onCalendar:", new: "case false:",
 		tests: "TestAConfigNamesLimitAndField",

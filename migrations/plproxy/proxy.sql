@@ -473,18 +473,18 @@ $body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_keys(
     v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_now timestamptz,
-    v_zone text, v_anchor date, v_keys text[]
+    v_zone text, v_anchor timestamp, v_keys text[]
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
     SELECT r.key, r.remaining, r.retry_at
       FROM /* TEMPLATE: schema */ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::timestamptz,
-          $8::text, $9::date, $10::text[]) AS r; $body$;
+          $8::text, $9::timestamp, $10::text[]) AS r; $body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
