@@ -140,6 +140,18 @@ var overrideMutations = []mutation{
 		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
 		tests: "TestPublish",
 	}, {
+		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
+		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
+		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-newest", file: "ratelimit/console/queries.go", what: "the page computes by the oldest definition of a name",
+		old: "WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC", new: "WHERE d.name = $1 AND d.current ORDER BY d.published_at",
+		tests: "TestTheConsoleShowsLimitsAndKeys",
+	}, {
 		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
 		old: "before >= 0 { // one limit", new: "false { // one limit",
 		tests: "TestOneLimitForACall",
