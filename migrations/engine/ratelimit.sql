@@ -213,7 +213,7 @@ Result:
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or with several plans
+                the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
