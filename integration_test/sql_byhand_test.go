@@ -354,7 +354,7 @@ func TestByHandReservations(t *testing.T) {
 		if r := sql(five, 1, false); r.ok || r.retryAfter != 36 {
 			w.Fatalf("max_reserved 5, not reserving: %+v", r)
 		}
-		w.holds(five.Key("ann"), -5)
+		w.redeployed().holds(five.Key("ann"), -5)
 
 		// 3 - 3.7 is below -0.7, although 3.7 - 0.7 is 3: enough except for rounding, as in Go.
 		rounded := ratelimit.TokenBucket("rounded", 3, time.Minute, ratelimit.MaxReserved(0.7))
