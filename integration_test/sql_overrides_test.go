@@ -241,6 +241,7 @@ func TestPublish(t *testing.T) {
 		t.Error("without a DB, it worked")
 	}
 	publish("web")
+	publish("worker")
 	if got := current(); got != "" {
 		t.Errorf("of nothing:\n%s", got)
 	}
