@@ -255,42 +255,6 @@ func TestMistakesOfACalendar(t *testing.T) {
 	}
 }
 
-func TestACoalescerDecidesCalendars(t *testing.T) {
-	pool := newPool(t, 3)
-	limiter, clock := newLimiter()
-	clock.now = utc("2026-01-30 12:00:00")
-	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) {
-		if calls != 1 { // a statement for several calls cannot decide calendar windows
-			t.Errorf("a statement for %d calls", calls)
-		}
-	}}
-	defer coalescer.Close()
-	limit := ratelimit.CalendarWindow("calls", 5, ratelimit.Month, ratelimit.Anchor("2026-01-31"))
-	for _, days := range []int{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
-		granted := make(chan bool)
-		for i := range 20 {
-			key := limit.Key([]string{"ann", "bob"}[i%2])
-			go func() {
-				_, err := limiter.Consume(t.Context(), coalescer, key)
-				if err != nil && !denied(err) {
-					t.Error(err)
-				}
-				granted <- err == nil
-			}()
-		}
-		n := 0
-		for range 20 {
-			if <-granted {
-				n++
-			}
-		}
-		if n != 10 {
-			t.Fatalf("at %v, %d of 20 were granted, want 10", clock.now, n)
-		}
-		clock.Advance(time.Duration(days) * 24 * time.Hour)
-	}
-}
-
 // TestPlansOfACalendarShareItsUnit: one name may have several zones and anchors, but one unit.
 func TestPlansOfACalendarShareItsUnit(t *testing.T) {
 	behaviour(t, func(w world) {

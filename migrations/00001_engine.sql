@@ -283,7 +283,8 @@ $body$;
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -296,6 +297,7 @@ DECLARE
     period    interval;
     capacity  double precision;
     start     timestamptz;
+    listed    timestamptz[]; -- the windows of a calendar window
     upto      timestamptz;
     count     double precision;
     floor     double precision;
@@ -319,13 +321,16 @@ BEGIN
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];
             IF start IS NOT NULL THEN
-                upto := date_bin(period, at, start);
+                listed := windows[firsts[p]:lasts[p]];
+                upto := CASE WHEN listed IS NULL THEN date_bin(period, at, start) ELSE at END;
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
-                ELSE
+                ELSIF listed IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                ELSE
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -341,12 +346,19 @@ BEGIN
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
+            ELSIF listed IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -365,7 +377,8 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
+        windows, firsts, lasts);
 END
 $body$;
 
@@ -799,10 +812,12 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(n
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+    windows, firsts, lasts));
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     op text, names text[], keys text[],
@@ -952,6 +967,9 @@ $body$;
 --   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
 --                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
+--   windows, firsts, lasts              the windows of all calendar windows, one list after another. The list of definition d is
+--                                       windows[firsts[d]:lasts[d]], and firsts[d] is 0 for the other kinds. NULL: no
+--                                       definition is a calendar window
 --
 -- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
 -- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
@@ -969,7 +987,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     repeats integer[], counts double precision[], floors double precision[],
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL,
+    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -1000,6 +1018,7 @@ DECLARE
     -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
+    listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
     first   integer;
     last    integer;
     granted boolean;
@@ -1046,9 +1065,12 @@ BEGIN
             last := first;
             LOOP
                 k := asks[last]; d := ask_defs[last];
-                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                IF windows IS NOT NULL THEN
+                    listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
+                END IF;
+                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -1084,11 +1106,12 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
-                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                               starts[i] AS start, CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows,
+                               CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
@@ -2982,19 +3005,19 @@ DROP VIEW /* TEMPLATE: schema */rate_limits_turn_02;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_01;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_00;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply_one(op text, name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;

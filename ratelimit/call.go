@@ -74,9 +74,9 @@ func (c *call) consumes() bool { return c.verb == VerbConsume || c.verb == VerbW
 // reserves reports whether algebra.Reserve has the rule for the call.
 func (c *call) reserves() bool { return forfeits(c.demands) || c.within != algebra.Forever }
 
-// goesAlone reports whether a Coalescer sends the call as a statement of its own.
+// goesAlone reports whether the call can share no statement with others.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || takesUpTo(c.demands)
+	return sharded(c.demands) || c.reserves() || takesUpTo(c.demands)
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin

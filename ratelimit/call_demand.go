@@ -194,11 +194,6 @@ func takesUpTo(ds []demand) bool {
 	return anyOf(ds, func(d *demand) bool { return d.most > 0 })
 }
 
-// onCalendar reports whether any of the limits is a calendar window.
-func onCalendar(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.numbers.Windows != nil })
-}
-
 // sharded reports whether any of the limits has shards.
 func sharded(ds []demand) bool {
 	return anyOf(ds, func(d *demand) bool { return d.limit.shards > 1 })

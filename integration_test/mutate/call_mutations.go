@@ -4,11 +4,11 @@ package main
 var callMutations = []mutation{
 	{
 		name: "calendar-several", file: "ratelimit/call_statement.go", what: "a calendar window beside another limit is sent without its windows",
-		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
+		old: "		c.windows, c.firsts, c.lasts,\n	)}\n}\n\n// noBound", new: "		nil, nil, nil,\n	)}\n}\n\n// noBound",
 		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
 	}, {
-		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendar windows without their windows",
-		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
+		name: "calendar-coalesced", file: "ratelimit/coalescer_batch.go", what: "a Coalescer sends calendar windows without their windows",
+		old: "		a.Windows = b.windows // otherwise NULL, which is faster\n", new: "",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
 		name: "calendar-waits", file: "ratelimit/call_demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
@@ -160,7 +160,7 @@ var callMutations = []mutation{
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
-		old: "onCalendar(c.demands) || c.reserves()", new: "onCalendar(c.demands) || forfeits(c.demands)",
+		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || forfeits(c.demands)",
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",

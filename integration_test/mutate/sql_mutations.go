@@ -744,6 +744,34 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerInsertsARowThatIsFullForEveryPlan",
 	},
 
+	// Calendar windows of several limits
+
+	{
+		name: "several-calendar", file: consumeSeveral, what: "a calendar window is refilled as a fixed window as long as the longest month",
+		old: "                listed := windows[firsts[p]:lasts[p]];\n", new: "",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "several-calendar-passed-on", file: consumeSeveral, what: "where the first row is missing or has too little, a calendar window counts as a fixed window",
+		old: "        windows, firsts, lasts);\n", new: "        NULL, NULL, NULL);\n",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "coalesce-calendar", file: coalesce, what: "a calendar window that calls ask for alone counts as a fixed window",
+		old: "CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows", new: "NULL::timestamptz[] AS windows",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-upto", file: coalesce, what: "a calendar's refills count up to the start of a window of the longest month",
+		old: "CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at", new: "CASE WHEN starts[i] IS NULL THEN at",
+		tests: "TestACoalescerDecidesCalendars|TestCoalescerIsExact",
+	}, {
+		name: "coalesce-calendar-asks", file: coalesce, what: "a calendar window in a call for several limits counts as a fixed window",
+		old: "                IF windows IS NOT NULL THEN\n", new: "                IF false THEN\n",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-stale", file: coalesce, what: "a fixed window after a calendar's is refilled at the calendar's windows",
+		old: "listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;", new: "listed := coalesce(windows[nullif(firsts[d], 0):lasts[d]], listed);",
+		tests: "TestACoalescerDecidesCalendars",
+	},
+
 	// ratelimit_refuse
 
 	{
@@ -768,7 +796,7 @@ var sqlMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is returned where it should stop the batch",
-		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now);",
+		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,\n", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now, false,\n",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is returned where it should stop the batch",
