@@ -234,13 +234,16 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			}
 			deleted += got
 		} else {
-			verb := oneOf(r, "consume", "consume", "consume", "reserve", "reserve", "check", "charge", "refund", "reset")
+			verb := oneOf(r, "consume", "consume", "consume", "reserve", "reserve", "take", "check", "balance", "charge", "refund", "reset")
 			var asks []ask
 			var requests []ratelimit.Request
 			for range oneOf(r, 1, 1, 1, 2, 3, 4) {
 				limit := oneOf(r, limits...)
-				a := ask{limit: limit, key: oneOf(r, "", "a", "b", "c"), count: randomTokens(r, limit.Capacity()), reserve: verb == "reserve"}
+				a := ask{limit: limit, key: oneOf(r, "", "a", "b", "c"), count: randomTokens(r, limit.Capacity())}
 				asks, requests = append(asks, a), append(requests, a.request())
+			}
+			if verb == "take" {
+				asks = randomTake(r, asks)
 			}
 			var from consumption
 			if verb == "refund" {
@@ -250,15 +253,8 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 			ds := sums(verb, asks)
-			var result answered
-			var err error
 			ctx, limiter := shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}
-			if verb == "reserve" {
-				result, err = decide(ctx, limiter, pool, true, requests...)
-				verb = "consume" // the model knows it by its asks
-			} else {
-				result.Result, err = call(ctx, limiter, pool, verb, from.receipt, requests)
-			}
+			result, err := call(ctx, limiter, pool, verb, from.receipt, asks)
 			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
 			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				continue
@@ -272,20 +268,14 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			}
 			for name, m := range models {
 				left := from.grant
+				ds := slices.Clone(ds)
 				answer := m.do(verb, ds, pick.again(), &left, now)
 				want := answer.Granted
-				if got := err == nil && (result.OK || verb == "reset"); got != want {
+				if got := err == nil && (result.OK || verb == "reset" || verb == "balance"); got != want {
 					t.Fatalf("%s\nthe model that is %s: %v", story, name, want)
 				}
-				retryAt, at := m.retryAt(verb, ds, answer, now), result.RetryAt
-				if want && !result.runAt.IsZero() {
-					at = result.runAt
-				}
-				if (!want || !result.runAt.IsZero()) && !at.Equal(retryAt.Time()) {
-					t.Fatalf("%s\nRetryAt by the model that is %s: %v", story, name, retryAt.Time())
-				}
-				if want && !result.RetryAt.IsZero() {
-					t.Fatalf("%s\nRetryAt of a grant", story)
+				if err := m.compare(verb, asks, ds, result, answer, now); err != nil {
+					t.Fatalf("%s\nthe model that is %s: %v", story, name, err)
 				}
 			}
 			if err == nil {

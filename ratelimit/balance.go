@@ -27,7 +27,7 @@ type Balance struct {
 	Capacity float64
 
 	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken. It is zero
-	// if the limit is full, if its rate is 0, or if the key is blocked for good.
+	// if there is none: the capacity holds no more whole tokens than are there, the rate is 0, or the key is blocked for good.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit
@@ -108,6 +108,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		if !d.limit.blocked {
 			more.count += max(math.Floor(left), 0)
 		}
+		possible := more.count <= d.numbers.Capacity
 		more.count = min(more.count, d.numbers.Capacity)
 		numbers, shards := more.reaching(rows, at), d.limit.shards
 		b.Remaining, b.Used = left, d.numbers.Capacity-left
@@ -116,7 +117,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		} else {
 			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
 		}
-		if more.count > left {
+		if possible && more.count > left {
 			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
 		}
 	}
@@ -130,7 +131,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 func (b *Balance) block(until algebra.Micros) {
 	b.Remaining = min(b.Remaining, 0)
 	switch end := until.Time(); {
-	case until == algebra.Forever || b.Capacity == 0:
+	case until == algebra.Forever || b.Capacity < 1:
 		b.NextAt = time.Time{}
 	case b.NextAt.Before(end):
 		b.NextAt = end
