@@ -62,7 +62,7 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"zero Limit":              ratelimit.Limit{}.Key("ann"),
 			"zero Limit, global":      ratelimit.Limit{}.Global(),
 			"zero Request":            {},
-			"zero Request, count":     ratelimit.Request{}.Count(3).Reserve(),
+			"zero Request, count":     ratelimit.Request{}.Count(3),
 
 			"rate 0, capacity 1": bucket("l", 0, time.Minute, ratelimit.Capacity(1)),
 			"rate 0, reserved 1": window("l", 0, time.Minute, ratelimit.MaxReserved(1)),
@@ -95,23 +95,39 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"count NaN":   ten.Key("ann").Count(nan),
 			"count Inf":   ten.Key("ann").Count(inf),
 			"count -Inf":  ten.Key("ann").Count(-inf),
-			"count 1e300": ten.Key("ann").Count(1e300).Reserve(),
+			"count 1e300": ten.Key("ann").Count(1e300),
 		}
 		tooMuch := map[string]ratelimit.Request{
-			"count 1e15":              ten.Key("ann").Count(1e15),
-			"count just above":        ten.Key("ann").Count(math.Nextafter(10, 11)),
-			"count of capacity 0":     bucket("l", 1, time.Minute, ratelimit.Capacity(0)),
-			"reserving beyond all":    bucket("l", 1, time.Minute, ratelimit.MaxReserved(1)).Count(2.1).Reserve(),
-			"count of a sharded":      sharded("l", 5).Key("ann").Count(11),
-			"reserving, maxReserved0": sharded("l", 5, ratelimit.MaxReserved(0)).Key("ann").Count(11).Reserve(),
+			"count 1e15":          ten.Key("ann").Count(1e15),
+			"count just above":    ten.Key("ann").Count(math.Nextafter(10, 11)),
+			"count of capacity 0": bucket("l", 1, time.Minute, ratelimit.Capacity(0)),
+			"count of a sharded":  sharded("l", 5).Key("ann").Count(11),
+		}
+		tooMuchReserved := map[string]ratelimit.Request{
+			"more than all":  bucket("l", 1, time.Minute, ratelimit.MaxReserved(1)).Count(2.1),
+			"maxReserved 0":  sharded("l", 5, ratelimit.MaxReserved(0)).Key("ann").Count(11),
+			"capacity 0":     bucket("l", 1, time.Minute, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Count(1.1),
+			"a window's all": window("l", 1, time.Minute, ratelimit.MaxReserved(1)).Count(2.1),
 		}
 		verbs := map[string]func(...ratelimit.Request) error{
 			"consume": func(r ...ratelimit.Request) error {
 				_, err := w.limiter.Consume(w.Context(), w.db, r...)
 				return err
 			},
+			"reserve": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Reserve(w.Context(), w.db, r...)
+				return err
+			},
+			"take": func(r ...ratelimit.Request) error {
+				_, _, err := w.limiter.Take(w.Context(), w.db, 3, r...)
+				return err
+			},
 			"check": func(r ...ratelimit.Request) error {
 				_, err := w.limiter.Check(w.Context(), w.db, r...)
+				return err
+			},
+			"balance": func(r ...ratelimit.Request) error {
+				_, err := w.limiter.Balance(w.Context(), w.db, r...)
 				return err
 			},
 			"charge": func(r ...ratelimit.Request) error {
@@ -141,6 +157,11 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 				if err := verbs[verb](ten.Key("bob"), request); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 					w.Errorf("%s, %s: %v", verb, name, err)
 				}
+			}
+		}
+		for name, request := range tooMuchReserved {
+			if err := verbs["reserve"](ten.Key("bob"), request); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				w.Errorf("reserve, %s: %v", name, err)
 			}
 		}
 		if rows := w.rows(); rows != "" {
@@ -225,7 +246,7 @@ func TestClocksFarInThePastAndFuture(t *testing.T) {
 		}
 		// The clock steps from its first instant to its last, and back.
 		key := bucket.Key("traveller")
-		w.grant(key.Count(10).Reserve())
+		w.reserve(key.Count(10))
 		w.clock.now = time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
 		w.deny(key)
 		w.holds(key, 0)
@@ -274,11 +295,28 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 	for _, advance := range []time.Duration{0, 400 * time.Millisecond, 200 * 365 * 24 * time.Hour} {
 		w.clock.Advance(advance)
 		for _, count := range []float64{smallest, limit.Capacity(), algebra.MaxTokens} {
+			balances, err := w.limiter.Balance(ctx, db, key.Count(count))
+			if err != nil {
+				return fmt.Errorf("balance, %v after noon: %w", w.clock.now.Sub(noon), err)
+			}
+			if b := balances[0]; math.IsNaN(b.Remaining) || math.IsInf(b.Remaining, 0) || b.Remaining > limit.Capacity()+1e-9 || math.IsNaN(b.Used) || b.NextAt.Year() > 9999 || b.ResetAt.Year() > 9999 {
+				return fmt.Errorf("balance: %+v", b)
+			}
 			for verb, call := range map[string]func() (ratelimit.Result, error){
 				"consume": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count)) },
-				"reserve": func() (ratelimit.Result, error) { return w.limiter.Consume(ctx, db, key.Count(count).Reserve()) },
-				"check":   func() (ratelimit.Result, error) { return w.limiter.Check(ctx, db, key.Count(count)) },
-				"charge":  func() (ratelimit.Result, error) { return w.limiter.Charge(ctx, db, key.Count(count)) },
+				"reserve": func() (ratelimit.Result, error) {
+					answer, err := decide(ctx, w.limiter, db, true, key.Count(count))
+					if err == nil && (answer.delay() < 0 || answer.runAt.Year() > 9999) {
+						return answer.Result, fmt.Errorf("it runs at %v", answer.runAt)
+					}
+					return answer.Result, err
+				},
+				"take": func() (ratelimit.Result, error) {
+					_, result, err := w.limiter.Take(ctx, db, int(min(max(count, 1), algebra.MaxTokens)), key)
+					return result, err
+				},
+				"check":  func() (ratelimit.Result, error) { return w.limiter.Check(ctx, db, key.Count(count)) },
+				"charge": func() (ratelimit.Result, error) { return w.limiter.Charge(ctx, db, key.Count(count)) },
 				"refund": func() (ratelimit.Result, error) {
 					return w.limiter.Refund(ctx, db, receiptOf(w.clock.now, key.Count(count)), key.Count(count))
 				},
@@ -290,8 +328,11 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 				if err != nil && !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.DeniedError)) {
 					return fmt.Errorf("%s %v: %w", verb, count, err)
 				}
+				if err != nil {
+					continue
+				}
 				s := result.Requests[0]
-				if err == nil && (math.IsNaN(s.Remaining) || math.IsInf(s.Remaining, 0) || s.Remaining > limit.Capacity()+1e-9 || result.RetryAfter < 0 || result.RetryAt.Year() > 9999) {
+				if math.IsNaN(s.Remaining) || math.IsInf(s.Remaining, 0) || s.Remaining > limit.Capacity()+1e-9 || result.RetryAfter != 0 || !result.RetryAt.IsZero() {
 					return fmt.Errorf("%s %v: %+v", verb, count, result)
 				}
 			}
@@ -499,8 +540,11 @@ func TestTheRefundFunctionMintsNothing(t *testing.T) {
 				if err != nil {
 					return left, err
 				}
-				result, err := w.limiter.Check(w.Context(), tx, ann.Count(0))
-				return result.Requests[0].Remaining, err
+				balances, err := w.limiter.Balance(w.Context(), tx, ann)
+				if err != nil {
+					return left, err
+				}
+				return balances[0].Remaining, nil
 			}
 
 			if got, err := refund("", ""); err != nil || !near(got, left+1) {
@@ -591,9 +635,6 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 					continue
 				}
 				request := limit.Key(text()).Count(number())
-				if random.IntN(2) == 0 {
-					request = request.Reserve()
-				}
 				requests = append(requests, request)
 				shown = append(shown, fmt.Sprintf("%+v", request))
 			}
@@ -604,6 +645,18 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			limiter := &ratelimit.Limiter{Clock: w.clock.Now} // it has seen no other definition of the names
 			verb := oneOf(random, limiter.Consume, limiter.Check, limiter.Charge, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
 				return limiter.Refund(ctx, db, receiptOf(w.clock.now, r...), r...)
+			}, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
+				_, err := limiter.Reserve(ctx, db, r...)
+				return ratelimit.Result{}, err
+			}, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
+				for i := range r {
+					r[i] = r[i].Count(1)
+				}
+				_, result, err := limiter.Take(ctx, db, random.IntN(100), r...)
+				return result, err
+			}, func(ctx context.Context, db ratelimit.DB, r ...ratelimit.Request) (ratelimit.Result, error) {
+				_, err := limiter.Balance(ctx, db, r...)
+				return ratelimit.Result{}, err
 			})
 			_, err := verb(w.Context(), w.db, requests...)
 			switch {

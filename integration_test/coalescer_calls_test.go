@@ -42,7 +42,7 @@ func playBatches(t *testing.T, rounds int) {
 		verb     string
 		asks     []ask
 		requests []ratelimit.Request
-		result   ratelimit.Result
+		result   answered
 		err      error
 	}
 	granted, denials := 0, 0
@@ -53,10 +53,10 @@ func playBatches(t *testing.T, rounds int) {
 		}
 		for i := range limits {
 			if round == 0 || r.IntN(8) == 0 {
-				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1)
+				limits[i] = randomLimitOfAnyKind(r, fmt.Sprintf("limit %d", i), 1)
 			}
 		}
-		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
+		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), r.Int64N(1e13), -r.Int64N(1e9))) * time.Microsecond)
 		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
 		changing := r.IntN(4) == 0
 		same := randomTokens(r, limits[0].Capacity())
@@ -68,14 +68,15 @@ func playBatches(t *testing.T, rounds int) {
 			if r.IntN(5) == 0 && reserve > 0 {
 				c.verb = "charge"
 			}
+			reserving := c.verb == "consume" && several == 0 && reserve > 0 && r.IntN(3) == 0
 			for range 1 + r.IntN(several+1) {
 				limit := oneOf(r, of...)
 				if changing && r.IntN(3) == 0 {
-					limit = randomLimit(r, limit.Name(), 1)
+					limit = randomLimitOfAnyKind(r, limit.Name(), 1)
 				}
-				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same, reserve: reserve > 0 && r.IntN(3) == 0}
-				if several > 0 || limit.Config().Kind == ratelimit.KindFixedWindow {
-					a.reserve = false // a reservation is sent alone, in no known order with the others
+				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same}
+				if reserving && limit.Config().Kind == ratelimit.KindTokenBucket { // others go straight to the pool, in no known order
+					c.verb = "reserve"
 				}
 				switch {
 				case whole:
@@ -87,6 +88,15 @@ func playBatches(t *testing.T, rounds int) {
 			}
 		}
 
+		call := func(ctx context.Context, db ratelimit.DB, c asked) (answered, error) {
+			// Each call has its own Limiter: a Limiter refuses a name with two definitions.
+			l := &ratelimit.Limiter{Clock: limiter.Clock}
+			if c.verb == "charge" {
+				result, err := l.Charge(ctx, db, c.requests...)
+				return answered{Result: result}, err
+			}
+			return decide(ctx, l, db, c.verb == "reserve", c.requests...)
+		}
 		release := holdFlights(t, coalescer, together)
 		var wg sync.WaitGroup
 		for i := range calls {
@@ -95,8 +105,7 @@ func playBatches(t *testing.T, rounds int) {
 			gone := make(chan struct{})
 			wg.Go(func() {
 				defer close(gone)
-				// Each call has its own Limiter: a Limiter refuses a name with two definitions.
-				c.result, c.err = call(ctx, &ratelimit.Limiter{Clock: limiter.Clock}, coalescer, c.verb, "", c.requests)
+				c.result, c.err = call(ctx, coalescer, *c)
 			})
 			select {
 			case <-ctx.arrived:
@@ -107,7 +116,7 @@ func playBatches(t *testing.T, rounds int) {
 		wg.Wait()
 
 		for i, c := range calls {
-			want, wantErr := call(t.Context(), &ratelimit.Limiter{Clock: limiter.Clock}, apart, c.verb, "", c.requests)
+			want, wantErr := call(t.Context(), apart, c)
 			if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 				t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\napart    %+v, %v", round, i, len(calls), clock.now, c.verb, c.asks, c.result, c.err, want, wantErr)
 			}

@@ -307,7 +307,7 @@ func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), coalescer, requests[0]); err != nil {
 		t.Error(err)
 	}
-	expectStatements(t, 0, coalescer, admin, s, requests, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
+	expectStatements(t, 0, coalescer, admin, s, requests, 0, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
 }
 
 // cancelUntil makes the server cancel each statement that waits for a transaction, until all calls have returned.

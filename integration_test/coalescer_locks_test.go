@@ -73,9 +73,8 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			wg.Wait()
-			result, err := limiter.Check(t.Context(), pool, asked.Count(0))
-			if err != nil || result.Requests[0].Remaining != c.left {
-				t.Errorf("%v are left, %v, want %v", result.Requests[0].Remaining, err, c.left)
+			if left := readBalance(t, limiter, pool, asked); left != c.left {
+				t.Errorf("%v are left, want %v", left, c.left)
 			}
 		}
 		t.Run(c.name+", batch", func(t *testing.T) {
@@ -119,12 +118,9 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 			for since := time.Duration(0); since < sized(3*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
 				var requests []ratelimit.Request
 				for range oneOf(r, 1, 1, 2, 4) {
-					request := oneOf(r, limits...).Key(fmt.Sprint(r.IntN(6))).Count(oneOf(r, 1, 1, 1, 0.5, 3))
-					if r.IntN(5) == 0 {
-						request = request.Reserve()
-					}
-					requests = append(requests, request)
+					requests = append(requests, oneOf(r, limits...).Key(fmt.Sprint(r.IntN(6))).Count(oneOf(r, 1, 1, 1, 0.5, 3)))
 				}
+				reserve := r.IntN(4) == 0
 				var err error
 				way := oneOf(r, 0, 0, 0, 0, 0, 0, 1, 2, 3)
 				if i < 32 {
@@ -132,12 +128,12 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 				}
 				switch way {
 				case 0:
-					_, err = limiter.Consume(t.Context(), coalescers[i%2], requests...)
+					_, err = decide(t.Context(), &limiter, coalescers[i%2], reserve, requests...)
 				case 1:
-					_, err = limiter.Consume(t.Context(), pool, requests...)
+					_, err = decide(t.Context(), &limiter, pool, reserve, requests...)
 				case 2:
 					err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						_, err := limiter.Consume(ctx, tx, requests...)
+						_, err := decide(ctx, &limiter, tx, reserve, requests...)
 						return err
 					}, ratelimit.Isolation(pgx.ReadCommitted))
 				case 3:

@@ -33,7 +33,7 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 		{small.Key("k"), 51, 0, 0, 1}, // more than it can hold
 	} {
 		requests := slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)
-		expectStatements(t, i, coalescer, pool, s, requests, func(call int) bool { return call < batch.granted },
+		expectStatements(t, i, coalescer, pool, s, requests, 0, func(call int) bool { return call < batch.granted },
 			map[string]int{"_ratelimit_wire_consume(": batch.sums, "_ratelimit_coalesce(": batch.batches})
 	}
 }
@@ -59,31 +59,32 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 		denied   []int
 		sums     int
 		batches  int
+		reserved int // of the last calls
 	}{
-		{many(limit, 20), nil, 1, 1},        // no rows yet
-		{many(limit, 20, "new"), nil, 0, 1}, // the last statement found no rows
-		{many(limit, 20, "new too"), nil, 0, 1},
-		{many(limit, 20), nil, 0, 1},
-		{many(limit, 20), nil, 1, 0},                                                                 // all rows exist
-		{append(many(limit, 19), a), nil, 1, 1},                                                      // all but one
-		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1},                               // all but two
-		{append(many(limit, 19), c, b, a.Count(20)), []int{19, 21}, 1, 0},                            // denials
-		{append(many(limit, 12), a.Count(15), a.Count(15)), []int{13}, 0, 1},                         // more than it can hold
-		{append(many(limit, 12), a.Count(3), a.Count(3)), []int{13}, 1, 1},                           // enough for one of them
-		{append(many(limit, 12), limit.Key("1").Count(0.5)), nil, 0, 1},                              // a fraction
-		{append(many(limit, 12), other.Key("1")), nil, 0, 1},                                         // two limits
-		{append(many(limit, 12), limit.Key("12").Reserve()), nil, 0, 1},                              // a reservation
-		{[]ratelimit.Request{window.Key("a"), window.Key("b")}, nil, 0, 1},                           // a fixed window
-		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1}, // two definitions
+		{many(limit, 20), nil, 1, 1, 0},        // no rows yet
+		{many(limit, 20, "new"), nil, 0, 1, 0}, // the last statement found no rows
+		{many(limit, 20, "new too"), nil, 0, 1, 0},
+		{many(limit, 20), nil, 0, 1, 0},
+		{many(limit, 20), nil, 1, 0, 0},                                                                 // all rows exist
+		{append(many(limit, 19), a), nil, 1, 1, 0},                                                      // all but one
+		{append(many(limit, 19), b.Count(19), c.Count(20)), nil, 1, 1, 0},                               // all but two
+		{append(many(limit, 19), c, b, a.Count(20)), []int{19, 21}, 1, 0, 0},                            // denials
+		{append(many(limit, 12), a.Count(15), a.Count(15)), []int{13}, 0, 1, 0},                         // more than it can hold
+		{append(many(limit, 12), a.Count(3), a.Count(3)), []int{13}, 1, 1, 0},                           // enough for one of them
+		{append(many(limit, 12), limit.Key("1").Count(0.5)), nil, 0, 1, 0},                              // a fraction
+		{append(many(limit, 12), other.Key("1")), nil, 0, 1, 0},                                         // two limits
+		{append(many(limit, 12), limit.Key("12")), nil, 0, 1, 1},                                        // a reservation
+		{[]ratelimit.Request{window.Key("a"), window.Key("b")}, nil, 0, 1, 0},                           // a fixed window
+		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1, 0}, // two definitions
 	} {
-		expectStatements(t, i, coalescer, pool, s, batch.requests, func(call int) bool { return !slices.Contains(batch.denied, call) },
+		expectStatements(t, i, coalescer, pool, s, batch.requests, batch.reserved, func(call int) bool { return !slices.Contains(batch.denied, call) },
 			map[string]int{"_ratelimit_consume_keys(": batch.sums, "_ratelimit_coalesce(": batch.batches})
 	}
 }
 
-// expectStatements lets calls arrive together. It compares which of them are granted, and the number of statements of each
+// expectStatements lets calls arrive together. The last of them reserve. It compares which of them are granted, and the number of statements of each
 // kind.
-func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool, s *statements, requests []ratelimit.Request,
+func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool, s *statements, requests []ratelimit.Request, reserved int,
 	granted func(call int) bool, want map[string]int) {
 	t.Helper()
 	release := holdFlights(t, coalescer, pool)
@@ -91,7 +92,11 @@ func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, p
 	for function := range want {
 		before[function] = s.count(function)
 	}
-	f := enqueue(t, coalescer, nil, requests...)
+	consumed := len(requests) - reserved
+	f := enqueue(t, coalescer, nil, requests[:consumed]...)
+	for _, request := range requests[consumed:] {
+		f.reserve(t.Context(), coalescer, request)
+	}
 	release()
 	f.wg.Wait()
 	for call, err := range f.errs {

@@ -156,10 +156,28 @@ func enqueueSeveral(ctx context.Context, t *testing.T, db ratelimit.DB, calls ..
 
 // join makes a call join the queue.
 func (f *flight) join(ctx context.Context, db ratelimit.DB, i int, requests ...ratelimit.Request) {
+	f.joinCall(ctx, i, func(ctx context.Context) error {
+		_, err := new(ratelimit.Limiter).Consume(ctx, db, requests...)
+		return err
+	})
+}
+
+// reserve makes a reservation join the queue, as the last call.
+func (f *flight) reserve(ctx context.Context, db ratelimit.DB, requests ...ratelimit.Request) {
+	f.mu.Lock()
+	f.errs = append(f.errs, nil)
+	last := len(f.errs) - 1
+	f.mu.Unlock()
+	f.joinCall(ctx, last, func(ctx context.Context) error {
+		_, err := new(ratelimit.Limiter).Reserve(ctx, db, requests...)
+		return err
+	})
+}
+
+func (f *flight) joinCall(ctx context.Context, i int, call func(ctx context.Context) error) {
 	a := newArrival(ctx)
 	f.wg.Go(func() {
-		var limiter ratelimit.Limiter
-		_, err := limiter.Consume(a, db, requests...)
+		err := call(a)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.errs[i] = err
@@ -169,12 +187,7 @@ func (f *flight) join(ctx context.Context, db ratelimit.DB, i int, requests ...r
 
 func remaining(t *testing.T, db ratelimit.DB, request ratelimit.Request) float64 {
 	t.Helper()
-	var limiter ratelimit.Limiter
-	result, err := limiter.Check(t.Context(), db, request.Count(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return result.Requests[0].Remaining
+	return readBalance(t, &ratelimit.Limiter{}, db, request)
 }
 
 // slow makes a limit with almost no refill.

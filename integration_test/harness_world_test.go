@@ -33,12 +33,18 @@ func behaviour(t *testing.T, test func(w world)) {
 	})
 }
 
+// redeployed is the world of another version of the program, whose limits may have other definitions.
+func (w world) redeployed() world {
+	w.limiter = &ratelimit.Limiter{Clock: w.limiter.Clock}
+	return w
+}
+
 // grant consumes and wants a grant.
 func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	result, err := w.limiter.Consume(w.Context(), w.db, requests...)
-	if err != nil || !result.OK {
-		w.Fatalf("denied, want a grant: %+v, %v", result, err)
+	if err != nil || !result.OK || !result.RetryAt.IsZero() || result.RetryAfter != 0 {
+		w.Fatalf("denied, or with a RetryAt; want a grant: %+v, %v", result, err)
 	}
 	for i, s := range result.Requests {
 		if !s.OK {
@@ -77,6 +83,41 @@ func (w world) deny(requests ...ratelimit.Request) ratelimit.Result {
 	return result
 }
 
+// reserve reserves and wants a reservation.
+func (w world) reserve(requests ...ratelimit.Request) ratelimit.Reservation {
+	w.Helper()
+	reserved, err := w.limiter.Reserve(w.Context(), w.db, requests...)
+	if err != nil {
+		w.Fatalf("denied, want a reservation: %+v, %v", reserved, err)
+	}
+	if delay := reserved.RetryAt.Sub(reserved.At); delay < 0 || delay != reserved.Delay {
+		w.Fatalf("a delay of %v from %v to %v", reserved.Delay, reserved.At, reserved.RetryAt)
+	}
+	return reserved
+}
+
+// runs wants a reservation whose work may run d from now.
+func (w world) runs(reserved ratelimit.Reservation, d time.Duration) {
+	w.Helper()
+	if !reserved.RetryAt.Equal(w.clock.now.Add(d)) || reserved.Delay != d {
+		w.Fatalf("the work may run at %v, after %v, want %v after %v", reserved.RetryAt, reserved.Delay, d, w.clock.now)
+	}
+}
+
+// denyReserve reserves and wants a denial.
+func (w world) denyReserve(requests ...ratelimit.Request) ratelimit.Result {
+	w.Helper()
+	reserved, err := w.limiter.Reserve(w.Context(), w.db, requests...)
+	exceeded, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || !reserved.RetryAt.IsZero() || reserved.Receipt() != "" {
+		w.Fatalf("%+v, %v, want a denial", reserved, err)
+	}
+	if len(deniedBy(exceeded.Result)) == 0 {
+		w.Fatalf("a denial that names no limit: %+v", exceeded.Result)
+	}
+	return exceeded.Result
+}
+
 // deniedBy lists the requests that were denied.
 func deniedBy(result ratelimit.Result) []ratelimit.Status {
 	return slices.DeleteFunc(slices.Clone(result.Requests), func(s ratelimit.Status) bool { return s.OK })
@@ -97,7 +138,7 @@ func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 	result, err := w.limiter.Check(w.Context(), w.db, requests...)
 	var exceeded *ratelimit.DeniedError
 	switch {
-	case result.OK && err != nil, !result.OK && !errors.As(err, &exceeded):
+	case result.OK && (err != nil || !result.RetryAt.IsZero() || result.RetryAfter != 0), !result.OK && !errors.As(err, &exceeded):
 		w.Fatalf("check: %+v, %v", result, err)
 	case !result.OK && !reflect.DeepEqual(exceeded.Result, result):
 		w.Fatalf("check: the error says %+v, the result %+v", exceeded.Result, result)
@@ -109,7 +150,15 @@ func (w world) check(requests ...ratelimit.Request) ratelimit.Result {
 // balance returns the tokens that a request's limit and key have.
 func (w world) balance(request ratelimit.Request) float64 {
 	w.Helper()
-	return w.check(request.Count(0)).Remaining
+	return w.balances(request)[0].Remaining
+}
+
+// balances reads balances.
+func (w world) balances(requests ...ratelimit.Request) []ratelimit.Balance {
+	w.Helper()
+	balances, err := w.limiter.Balance(w.Context(), w.db, requests...)
+	w.do(err)
+	return balances
 }
 
 // holds wants a balance, give or take the rounding of a few sums.

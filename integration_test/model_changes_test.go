@@ -184,9 +184,6 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			}
 			v := vs[now]
 			request := v.Key("k")
-			if v.Config().MaxReserved != nil {
-				request = request.Reserve()
-			}
 			balance, err := programs[now].Check(t.Context(), pool, request.Count(0))
 			if err != nil {
 				t.Fatal(err)
@@ -282,9 +279,6 @@ func changeUnderTraffic(t *testing.T, vs versions) {
 					version = g % 2 // not deployed yet
 				}
 				request := vs[version].Key("k").Count(float64(1 + r.IntN(3)))
-				if vs[version].Config().MaxReserved != nil {
-					request = request.Reserve()
-				}
 				var result ratelimit.Result
 				limiter := &programs[version]
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {

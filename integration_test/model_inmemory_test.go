@@ -58,7 +58,7 @@ type step func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB)
 // outcome is the result of a call.
 type outcome struct {
 	what   string
-	result ratelimit.Result
+	result answered
 	err    string
 }
 
@@ -98,7 +98,7 @@ func playInMemory(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "refund", "reset", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -124,25 +124,29 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+	verb := oneOf(s.r, "consume", "consume", "consume", "reserve", "take", "check", "charge", "refund", "reset", "move")
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
 	}
-	if (verb == "consume" || verb == "check") && s.r.IntN(4) == 0 {
-		asks = randomUpTo(s.r, asks)
+	if verb == "move" {
+		from, to := randomMove(s.r, s.limits)
+		asks = []ask{from, to}
+	}
+	if verb == "take" {
+		asks = randomTake(s.r, asks)
 	}
 	var receipt ratelimit.Receipt
 	if verb == "refund" && len(s.receipts) > 0 {
 		receipt = s.receipts[len(s.receipts)-1-s.r.IntN(min(len(s.receipts), 5))]
 		_, asks = randomRefund(s.r, []consumption{{receipt, readReceipt(s.T, receipt)}}, s.limits)
 	}
-	var requests []ratelimit.Request
-	for _, a := range asks {
-		requests = append(requests, a.request())
+	requests, most := requestsOf(verb, asks), 0
+	if verb == "take" {
+		most = int(asks[0].count)
 	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
-		result, err := call(ctx, limiter, db, verb, receipt, requests)
+		result, err := call(ctx, limiter, db, verb, receipt, most, requests)
 		s.note(verb, result, err)
 		return []outcome{{fmt.Sprint(verb, requests), result, textOf(err)}}
 	}
@@ -150,20 +154,20 @@ func (s *sides) call() step {
 
 func (s *sides) ask() ask {
 	limit := oneOf(s.r, s.limits...)
-	return ask{limit: limit, key: oneOf(s.r, "", "a", "b"), count: randomTokens(s.r, limit.Capacity()), reserve: s.r.IntN(3) == 0}
+	return ask{limit: limit, key: oneOf(s.r, "", "a", "b"), count: randomTokens(s.r, limit.Capacity())}
 }
 
 // note counts outcomes, and keeps receipts.
-func (s *sides) note(verb string, result ratelimit.Result, err error) {
+func (s *sides) note(verb string, result answered, err error) {
 	switch {
-	case err == nil && (verb == "refund" || verb == "reset"):
+	case err == nil && (verb == "refund" || verb == "reset" || verb == "move"):
 		s.told[verb]++
 	case err == nil:
 		s.told["granted"]++
 	case denied(err):
 		s.told["denied"]++
 	}
-	if receipt := result.Receipt(); err == nil && receipt != "" {
+	if receipt := result.receipt; err == nil && receipt != "" {
 		s.receipts = append(s.receipts, receipt)
 	}
 }
@@ -245,7 +249,7 @@ func (s *sides) batch() step {
 // batched is the outcome of a batch.
 func batched(results []*ratelimit.Result, err error) (told []outcome) {
 	for i, result := range results {
-		told = append(told, outcome{what: fmt.Sprint("result ", i), result: *result})
+		told = append(told, outcome{what: fmt.Sprint("result ", i), result: answered{Result: *result}})
 	}
 	return append(told, outcome{what: "the batch", err: textOf(err)})
 }

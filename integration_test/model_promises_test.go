@@ -401,7 +401,7 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 	var receipts []ratelimit.Receipt
 	for _, a := range actions {
 		next, _ := w.try(s, a)
-		var result ratelimit.Result
+		var result answered
 		var err error
 		switch {
 		case a.wait > 0:
@@ -413,23 +413,20 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 			for _, p := range s.jobs[a.job].parts {
 				requests = append(requests, w.limits[p.limit].Key("k").Count(p.left*a.part))
 			}
-			result, err = limiter.Refund(ctx, db, receipts[a.job], requests...)
+			result.Result, err = limiter.Refund(ctx, db, receipts[a.job], requests...)
 			receipts[a.job] = result.Receipt()
 		default:
 			var requests []ratelimit.Request
 			for i, count := range a.counts {
 				request := w.limits[i].Key("k").Count(count)
-				if a.reserve {
-					request = request.Reserve()
-				}
 				if count > 0 {
 					requests = append(requests, request)
 				}
 			}
-			result, err = limiter.Consume(ctx, db, requests...)
-			receipts = append(receipts, result.Receipt())
-			if runAt := next.jobs[len(next.jobs)-1].runAt.Time(); err == nil && !result.RetryAt.Equal(runAt) {
-				t.Fatalf("%v\n%v: RetryAt %v, by the model %v", actions, a, result.RetryAt, runAt)
+			result, err = decide(ctx, limiter, db, a.reserve, requests...)
+			receipts = append(receipts, result.receipt)
+			if runAt := next.jobs[len(next.jobs)-1].runAt.Time(); err == nil && !result.runAt.Equal(runAt) {
+				t.Fatalf("%v\n%v: runs at %v, by the model %v", actions, a, result.runAt, runAt)
 			}
 		}
 		if err != nil {
@@ -548,7 +545,7 @@ func (p *player) fail(format string, args ...any) {
 }
 
 // call calls a verb on the database and in the model. Both must agree. It returns the model's receipt.
-func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (ratelimit.Result, grant, bool) {
+func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (answered, grant, bool) {
 	p.Helper()
 	var requests []ratelimit.Request
 	for _, a := range asks {
@@ -562,7 +559,7 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 	now := algebra.At(p.clock.now)
 	p.told = append(p.told, fmt.Sprintf("%d at %v: %s %+v %s", p.actions, p.clock.now.Sub(noon), verb, asks, receipt))
 	ds := sums(verb, asks)
-	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, requests)
+	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, 0, requests)
 	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
 		return result, from, false
 	}
@@ -574,18 +571,18 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 	if granted := err == nil && (result.OK || verb == "reset"); granted != want {
 		p.fail("granted: %v, by the model %v", granted, want)
 	}
-	retryAt := p.model.retryAt(verb, ds, answer, now)
-	if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
-		p.fail("RetryAt %v, by the model %v", result.RetryAt, retryAt.Time())
+	retryAt, runAt := p.model.instants(verb, ds, answer, now)
+	if !result.RetryAt.Equal(retryAt) || verb == "reserve" && want && !result.runAt.Equal(runAt.Time()) {
+		p.fail("RetryAt %v, the work may run at %v; by the model %v and %v", result.RetryAt, result.runAt, retryAt, runAt.Time())
 	}
-	if verb == "consume" && want {
-		from = grantOf(ds, answer, now, retryAt)
+	if takes := verb == "consume" || verb == "reserve"; takes && want {
+		from = grantOf(ds, answer, now, runAt)
 	}
 	if table := tableModel(p.T, p.db); !maps.EqualFunc(table, p.model, slices.Equal) {
 		p.fail("the table %v\nthe model %v", table, p.model)
 	}
-	if told := readReceipt(p.T, result.Receipt()); (verb == "consume" || verb == "refund") && want && !told.equal(from) {
-		p.fail("the receipt %s, the model %+v", result.Receipt(), from)
+	if told := readReceipt(p.T, result.receipt); (verb == "consume" || verb == "reserve" || verb == "refund") && want && !told.equal(from) {
+		p.fail("the receipt %s, the model %+v", result.receipt, from)
 	}
 	return result, from, want
 }
@@ -599,7 +596,7 @@ func (p *player) ask() []ask {
 			limit = oneOf(p.r, p.limits...)
 		}
 		if !slices.ContainsFunc(asks, func(a ask) bool { return a.limit.Name() == limit.Name() }) {
-			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity()), reserve: p.r.IntN(3) > 0})
+			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity())})
 		}
 	}
 	return asks
@@ -607,15 +604,15 @@ func (p *player) ask() []ask {
 
 func (p *player) consume() {
 	asks := p.ask()
-	result, g, granted := p.call("consume", "", grant{}, asks)
+	result, g, granted := p.call(oneOf(p.r, "consume", "reserve", "reserve"), "", grant{}, asks)
 	if !granted {
 		return
 	}
-	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: consumption{result.Receipt(), g}, asks: asks}
+	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: consumption{result.receipt, g}, asks: asks}
 	p.jobs = append(p.jobs, job)
-	for i, a := range asks {
+	for _, a := range asks {
 		l := p.ledger(a)
-		l.jobs[job.n] = promised{algebra.At(result.Requests[i].RetryAt), a.count}
+		l.jobs[job.n] = promised{algebra.At(result.runAt), a.count}
 		jobs := slices.Collect(maps.Values(l.jobs))
 		if e := broken(l.limit, jobs, l.refunds); e >= rounding {
 			p.fail("%v, key %s: %v too much: %v, refunds %v", a.limit, a.key, e, l.jobs, l.refunds)
@@ -806,7 +803,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 			var requests []ratelimit.Request
 			for _, l := range limits {
 				if request := l.Global().Count(oneOf(r, 1.0, 3, 7)); r.IntN(3) == 0 {
-					requests = append(requests, oneOf(r, request, request.Reserve(), request.Reserve()))
+					requests = append(requests, request)
 				}
 			}
 			if len(requests) == 0 {

@@ -35,11 +35,11 @@ type (
 
 // ask is a request as the model sees it.
 type ask struct {
-	limit   ratelimit.Limit
-	key     string
-	count   float64
-	reserve bool
-	upTo    bool // count is an upper bound
+	limit ratelimit.Limit
+	key   string
+	count float64 // of a take, the most
+
+	reserve, upTo bool // for askGo and askSQL: reserve, or take up to the count
 }
 
 func (a ask) request() ratelimit.Request {
@@ -47,13 +47,7 @@ func (a ask) request() ratelimit.Request {
 	if a.key != "" {
 		request = a.limit.Key(a.key)
 	}
-	if request = request.Count(a.count); a.reserve {
-		request = request.Reserve()
-	}
-	if a.upTo {
-		request = request.UpTo(int(a.count))
-	}
-	return request
+	return request.Count(a.count)
 }
 
 // numbers returns the limit's definition for the algebra, with the key's grid.
@@ -61,7 +55,7 @@ func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
 	if n.Window {
-		sum := sha256.Sum256([]byte(c.Name + "\x00" + key))
+		sum := sha256.Sum256([]byte(cmp.Or(key, c.Name)))
 		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)
 		if c.Start != nil {
 			offset = algebra.At(*c.Start) - algebra.Min
@@ -77,9 +71,7 @@ type sum struct {
 	numbers      algebra.Limit
 	shards       int
 	count, floor float64
-	need         float64 // count + floor, without rounding floor
-	reserve      bool
-	most         float64 // if above 0, count is 1 or, once known, the taken count
+	most         float64 // of a take; then count is 1 or, once known, the taken count
 }
 
 func (d sum) demand(rows []algebra.Row) algebra.Demand {
@@ -87,8 +79,8 @@ func (d sum) demand(rows []algebra.Row) algebra.Demand {
 }
 
 // forfeits reports whether a grant may forfeit tokens until its work runs.
-func forfeits(ds []sum) bool {
-	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
+func forfeits(verb string, ds []sum) bool {
+	return verb == "reserve" && (len(ds) > 1 || slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Window }))
 }
 
 // grant is the content of a receipt.
@@ -140,29 +132,24 @@ func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
 		floor := 0.0
-		if verb == "charge" || verb == "check" && a.count == 0 {
+		if c := a.limit.Config(); verb == "charge" || verb == "reserve" && c.MaxReserved == nil {
 			floor = math.Inf(-1)
-		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
+		} else if verb == "reserve" {
 			floor = -*c.MaxReserved
-		} else if a.reserve {
-			floor = math.Inf(-1)
 		}
 		id := rowsOf{Name: a.limit.Name(), Key: a.key}
 		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == id })
 		if i < 0 {
 			i = len(ds)
-			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1), need: math.Inf(-1)})
+			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: floor})
 		}
-		if a.upTo {
+		if verb == "take" {
 			ds[i].most, a.count = a.count, 1
 		}
-		ds[i].reserve = ds[i].reserve || a.reserve && verb != "charge"
 		ds[i].count += a.count
-		ds[i].need = max(ds[i].need, ds[i].count+floor)
-		ds[i].floor = max(ds[i].floor-a.count, floor)
 	}
 	for i, d := range ds {
-		if left := d.numbers.Capacity - d.count; left < d.floor && d.need <= d.numbers.Capacity {
+		if left := d.numbers.Capacity - d.count; left < d.floor && d.count <= d.numbers.Capacity-d.floor {
 			ds[i].floor = left
 		}
 	}
@@ -181,7 +168,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 	ids := make([]rowsOf, len(ds))
 	taken := make([]algebra.Taken, len(ds))
 	for i, d := range ds {
-		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor, Most: d.most}
+		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor}
 		if d.shards > 1 {
 			a, b := pick(d.shards)
 			demands[i].Pick = [2]int{a, b}
@@ -197,15 +184,19 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		*g = g.refund(ds, answer, now)
 		return answer
 	case "check":
-		return table.Check(demands, forfeits(ds), now)
-	default:
-		answer := table.Consume(demands, forfeits(ds), algebra.Forever, inmemory.ReadCommitted, now)
+		return table.Check(demands, now)
+	case "balance":
+		return inmemory.Answer{Granted: true}
+	case "take":
+		answer := table.Take(demands, ds[0].most, now)
 		for i := range ds {
-			if ds[i].most > 0 && answer.Granted {
+			if answer.Granted {
 				ds[i].count = answer.Taken
 			}
 		}
 		return answer
+	default:
+		return table.Consume(demands, forfeits(verb, ds), algebra.Forever, inmemory.ReadCommitted, now)
 	}
 }
 
@@ -241,37 +232,39 @@ func grantOf(ds []sum, answer inmemory.Answer, now, runAt algebra.Micros) grant 
 	return g
 }
 
-// retryAt returns the call's RetryAt after it was carried out.
-func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
-	at, granted := now, answer.Granted
-	var demands []algebra.Demand
-	for _, d := range ds {
-		demands = append(demands, d.demand(m.rows(d.rowsOf)))
-	}
-	if verb != "refund" && forfeits(ds) && !granted {
+// retryAt returns when a call that was denied would be granted.
+func (m model) retryAt(verb string, ds []sum, now algebra.Micros) algebra.Micros {
+	if forfeits(verb, ds) {
+		var demands []algebra.Demand
+		for _, d := range ds {
+			demands = append(demands, d.demand(m.rows(d.rowsOf)))
+		}
 		return algebra.WhenReserved(demands, now, algebra.Forever)
 	}
-	_, lefts, _ := algebra.Reserve(demands, now, algebra.Forever)
+	at := now
+	for _, d := range ds {
+		at = max(at, d.numbers.When(m.rows(d.rowsOf), d.shards, d.count, d.floor, now))
+	}
+	return at
+}
+
+// runAt returns when the work of a granted call may run.
+func (m model) runAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
+	at := now
 	for i, d := range ds {
-		rows := m.rows(d.rowsOf)
-		switch {
-		case verb == "refund": // of all existing rows
-			at = max(at, d.numbers.When(rows, max(len(rows), d.shards), 0, 0, now))
-		case verb == "check" && granted && forfeits(ds):
-			at = max(at, d.numbers.When(d.numbers.Spread(rows, d.shards, lefts[i], now), d.shards, 0, 0, now))
-		case (verb == "consume" || verb == "charge") && granted && d.shards > 1 && len(answer.Rows[i]) == 1:
-			// One shard had enough, whatever the others owe since the clock stepped back.
-		case !granted: // and nothing has changed
-			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
-		case verb == "check" && d.count == 0:
-			at = max(at, d.numbers.When(rows, d.shards, 0, 0, now))
-		case verb == "check":
-			at = max(at, d.numbers.When(d.numbers.Take(rows, d.shards, d.count, now), d.shards, 0, 0, now))
-		default:
-			at = max(at, d.numbers.When(rows, d.shards, 0, 0, now))
+		if verb == "reserve" && !(d.shards > 1 && len(answer.Rows[i]) == 1) { // one shard had enough, whatever the others owe since the clock stepped back
+			at = max(at, d.numbers.When(m.rows(d.rowsOf), d.shards, 0, 0, now))
 		}
 	}
 	return at
+}
+
+// instants returns the RetryAt, zero for a grant, and the instant at which granted work may run.
+func (m model) instants(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) (retryAt time.Time, runAt algebra.Micros) {
+	if !answer.Granted {
+		retryAt = m.retryAt(verb, ds, now).Time()
+	}
+	return retryAt, m.runAt(verb, ds, answer, now)
 }
 
 func (m model) rows(id rowsOf) []algebra.Row {
@@ -329,7 +322,7 @@ func playModel(t *testing.T, calls int) {
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption
-	granted, denied, ups := 0, 0, 0
+	granted, denied, takes, moves := 0, 0, 0, 0
 	for n := range calls {
 		for i := range limits {
 			if n == 0 || r.IntN(40) == 0 {
@@ -339,18 +332,31 @@ func playModel(t *testing.T, calls int) {
 		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
 		now := algebra.At(clock.now)
 
-		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+		verb := oneOf(r, "consume", "consume", "consume", "reserve", "reserve", "take", "check", "balance", "charge", "refund", "reset", "move")
 		if verb == "reset" && r.IntN(4) > 0 {
+			continue
+		}
+		if verb == "move" {
+			from, to := randomMove(r, limits)
+			err := (&ratelimit.Limiter{Clock: clock.Now}).Move(t.Context(), pool, from.request(), to.request())
+			if together := m.move(from, to, now); together != (err == nil) || !together && !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Fatalf("call %d at %v: move from %+v to %+v: %v; by the model, they refill together: %v", n, clock.now, from, to, err, together)
+			} else if together {
+				moves++
+			}
+			if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
+				t.Fatalf("call %d at %v: move from %+v to %+v\nthe table:  %v\nthe model: %v", n, clock.now, from, to, table, m)
+			}
 			continue
 		}
 		var asks []ask
 		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
 			limit := oneOf(r, limits...)
-			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0})
+			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity())})
 		}
-		if (verb == "consume" || verb == "check") && r.IntN(4) == 0 {
-			asks = randomUpTo(r, asks)
-			ups++
+		if verb == "take" {
+			asks = randomTake(r, asks)
+			takes++
 		}
 		from := &consumption{}
 		if verb == "refund" {
@@ -358,14 +364,15 @@ func playModel(t *testing.T, calls int) {
 				continue
 			}
 		}
-		var requests []ratelimit.Request
-		for _, a := range asks {
-			requests = append(requests, a.request())
+		requests := requestsOf(verb, asks)
+		if verb == "balance" {
+			m.compareBalances(t, &ratelimit.Limiter{Clock: clock.Now}, pool, asks, requests, now)
+			continue
 		}
 		pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 		ds := sums(verb, asks)
-		result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, requests)
+		result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, int(asks[0].count), requests)
 		story := fmt.Sprintf("call %d at %v: %s %s %+v -> %+v, %v", n, clock.now, verb, from.receipt, asks, result, err)
 		if verb != "refund" && verb != "reset" && !possible(ds) {
 			if !errors.Is(err, ratelimit.ErrExceedsCapacity) {
@@ -381,16 +388,16 @@ func playModel(t *testing.T, calls int) {
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
 		}
-		retryAt := m.retryAt(verb, ds, answer, now)
-		if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
-			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
+		retryAt, runAt := m.instants(verb, ds, answer, now)
+		if !result.RetryAt.Equal(retryAt) || verb == "reserve" && got && !result.runAt.Equal(runAt.Time()) {
+			t.Fatalf("%s\nby the model, RetryAt is %v, and the work may run at %v", story, retryAt, runAt.Time())
 		}
 		for i, s := range result.Requests {
 			want := 0.0
 			if got && verb != "refund" {
 				want = asks[i].count
 			}
-			if got && asks[i].upTo {
+			if got && verb == "take" {
 				want = answer.Taken
 			}
 			if s.Taken != want {
@@ -405,9 +412,9 @@ func playModel(t *testing.T, calls int) {
 		if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
 			t.Fatalf("%s\nthe table:  %v\nthe model: %v", story, table, m)
 		}
-		switch receipt := result.Receipt(); {
-		case verb == "consume" && got:
-			left = grantOf(ds, answer, now, retryAt)
+		switch receipt := result.receipt; {
+		case (verb == "consume" || verb == "reserve" || verb == "take") && got:
+			left = grantOf(ds, answer, now, runAt)
 			fallthrough
 		case verb == "refund":
 			if told := readReceipt(t, receipt); !told.equal(left) {
@@ -422,22 +429,76 @@ func playModel(t *testing.T, calls int) {
 			t.Fatalf("%s\na receipt, of nothing: %s", story, receipt)
 		}
 	}
-	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
-		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls: this tested too little", granted, denied, ups, calls)
+	if granted < calls/10 || denied < calls/20 || takes < calls/20 || moves < calls/40 {
+		t.Errorf("%d grants, %d denials, %d takes and %d moves in %d calls: this tested too little", granted, denied, takes, moves, calls)
 	}
 }
 
-// randomUpTo turns a call into an UpTo call: without a reservation, and with each key once.
-func randomUpTo(r *rand.Rand, asks []ask) (all []ask) {
-	for i, a := range asks {
-		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() && other.key == a.key }) {
-			continue
+// randomMove chooses what to move. Most often, the second limit is defined anew, such that it refills with the first.
+func randomMove(r *rand.Rand, limits []ratelimit.Limit) (from, to ask) {
+	i, j := r.IntN(len(limits)), r.IntN(len(limits))
+	key := oneOf(r, "", "a", "b")
+	if i != j && key != "" && r.IntN(4) > 0 {
+		c, other := limits[i].Config(), randomLimit(r, limits[j].Name(), 1+r.IntN(5)).Config()
+		c.Name, c.Rate, c.Capacity, c.MaxReserved, c.Shards = other.Name, other.Rate, other.Capacity, other.MaxReserved, other.Shards
+		limits[j], _ = ratelimit.New(c)
+		return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: key, count: 1}
+	}
+	return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: oneOf(r, "", "a", "b"), count: 1}
+}
+
+// move moves, and reports whether it can be.
+func (m model) move(from, to ask, now algebra.Micros) (together bool) {
+	demand := func(a ask) inmemory.Demand {
+		return inmemory.Demand{ID: rowsOf{Name: a.limit.Name(), Key: a.key}, Limit: numbers(a.limit, a.key), Shards: a.limit.Config().Shards}
+	}
+	a, b := demand(from), demand(to)
+	if a.ID == b.ID || a.Limit.Window != b.Limit.Window || a.Limit.Window && (a.Limit.Period != b.Limit.Period || a.Limit.Start != b.Limit.Start) {
+		return false
+	}
+	floor := 0.0
+	if most := to.limit.Config().MaxReserved; most != nil {
+		floor = -*most
+	}
+	inmemory.Table(m).Move(a, b, floor, now)
+	return true
+}
+
+// requestsOf are the requests of a call.
+func requestsOf(verb string, asks []ask) (requests []ratelimit.Request) {
+	for _, a := range asks {
+		if verb == "take" {
+			a.count = 1
 		}
-		a.reserve = false
-		if a.upTo = i == 0 || r.IntN(3) > 0; a.upTo {
-			a.count = float64(1 + r.IntN(1+int(min(2*a.limit.Capacity(), 1e9))))
+		requests = append(requests, a.request())
+	}
+	return requests
+}
+
+// compareBalances wants the balances that the model has. Reading them changes nothing.
+func (m model) compareBalances(t *testing.T, limiter *ratelimit.Limiter, db ratelimit.DB, asks []ask, requests []ratelimit.Request, now algebra.Micros) {
+	t.Helper()
+	balances, err := limiter.Balance(t.Context(), db, requests...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range balances {
+		n := numbers(asks[i].limit, asks[i].key)
+		left := n.Total(m.rows(rowsOf{Name: asks[i].limit.Name(), Key: asks[i].key}), now)
+		if b.Remaining != left || b.Used != n.Capacity-left || b.Capacity != n.Capacity || !b.At.Equal(now.Time()) {
+			t.Fatalf("at %v: %+v, and %v are left by the model", now.Time(), b, left)
 		}
-		all = append(all, a)
+	}
+}
+
+// randomTake turns a call into a take: each key once.
+func randomTake(r *rand.Rand, asks []ask) (all []ask) {
+	most := float64(1 + r.IntN(1+int(min(2*asks[0].limit.Capacity(), 1e9))))
+	for _, a := range asks {
+		if !slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() && other.key == a.key }) {
+			a.count = most
+			all = append(all, a)
+		}
 	}
 	return all
 }
@@ -489,20 +550,27 @@ func (p picks) again() shardpick.Func {
 	}
 }
 
-// call calls a verb by its name.
-func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, requests []ratelimit.Request) (ratelimit.Result, error) {
+// call calls a verb by its name. most is of a take.
+func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, most int, requests []ratelimit.Request) (answered, error) {
+	var result ratelimit.Result
+	var err error
 	switch verb {
-	case "consume":
-		return l.Consume(ctx, db, requests...)
+	case "consume", "reserve":
+		return decide(ctx, l, db, verb == "reserve", requests...)
+	case "take":
+		_, result, err = l.Take(ctx, db, most, requests...)
 	case "check":
-		return l.Check(ctx, db, requests...)
+		result, err = l.Check(ctx, db, requests...)
 	case "charge":
-		return l.Charge(ctx, db, requests...)
+		result, err = l.Charge(ctx, db, requests...)
 	case "refund":
-		return l.Refund(ctx, db, receipt, requests...)
+		result, err = l.Refund(ctx, db, receipt, requests...)
+	case "move":
+		err = l.Move(ctx, db, requests[0], requests[1])
 	default:
-		return ratelimit.Result{}, l.Reset(ctx, db, requests...)
+		err = l.Reset(ctx, db, requests...)
 	}
+	return answered{result, result.At, result.Receipt()}, err
 }
 
 // TestModelHoldsForConcurrentCallers runs transactions of every level that consume and refund a few keys at once, by the
@@ -561,17 +629,17 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 				var asks []ask
 				var requests []ratelimit.Request
 				for range 1 + r.IntN(3) {
-					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20), reserve: r.IntN(4) == 0}
+					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20)}
 					asks, requests = append(asks, a), append(requests, a.request())
 				}
-				refund := r.IntN(10) == 0 // a request that had to wait gets no refund
-				var result ratelimit.Result
+				refund, reserve := r.IntN(10) == 0, r.IntN(4) == 0 // a request that had to wait gets no refund
+				var result answered
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-					if result, err = limiter.Consume(ctx, tx, requests...); err == nil && r.IntN(10) == 0 {
+					if result, err = decide(ctx, &limiter, tx, reserve, requests...); err == nil && r.IntN(10) == 0 {
 						err = errRollback
 					}
 					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.Receipt(), requests...)
+						_, err = limiter.Refund(ctx, tx, result.receipt, requests...)
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))

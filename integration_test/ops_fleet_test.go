@@ -96,6 +96,24 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 				return err
 			}
 		}
+		reserve := func(request ratelimit.Request) func(db handle) error {
+			return func(db handle) error {
+				reserved, err := w.limiter.Reserve(w.Context(), db, request)
+				if !reserved.RetryAt.IsZero() {
+					w.Error("reserved")
+				}
+				return err
+			}
+		}
+		take := func(request ratelimit.Request) func(db handle) error {
+			return func(db handle) error {
+				n, result, err := w.limiter.Take(w.Context(), db, 3, request)
+				if result.OK || n != 0 {
+					w.Errorf("took %d", n)
+				}
+				return err
+			}
+		}
 		byHand := func(call string) func(db handle) error {
 			return func(db handle) error {
 				_, err := db.Exec(w.Context(), "SELECT * FROM "+call)
@@ -110,8 +128,8 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 				"calendar window, " + key:     consume(calendar.Key(key)),
 				"sharded, " + key:             consume(sharded.Key(key)),
 				"all of the shards, " + key:   consume(sharded.Key(key).Count(12)),
-				"up to, " + key:               consume(tokens.Key(key).UpTo(3)),
-				"reserve, " + key:             consume(reserves.Key(key).Count(20).Reserve()),
+				"take, " + key:                take(tokens.Key(key)),
+				"reserve, " + key:             reserve(reserves.Key(key).Count(20)),
 				"several, " + key:             consume(tokens.Key("mine"), window.Key(key)),
 				"several with " + key:         consume(window.Key(key), sharded.Key("mine"), tokens.Key("mine")),
 				"several with shards, " + key: consume(window.Key("mine"), sharded.Key(key)),
@@ -124,6 +142,8 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 					return err
 				},
 				"ratelimit, " + key:          byHand("ratelimit('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_reserve, " + key:  byHand("ratelimit_reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_take, " + key:     byHand("ratelimit_take('tokens', '" + key + "', 2, 10, '1 minute', capacity => 20)"),
 				"ratelimit_or_raise, " + key: byHand("ratelimit_or_raise('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
 			})
 		}

@@ -89,9 +89,10 @@ func TestMetricsOfDecisions(t *testing.T) {
 		w.grant(user.Count(10), site)
 		w.deny(user)
 		w.deny(user, site)
-		w.grant(user.Count(5).Reserve()) // waits 30 s
+		w.reserve(user.Count(5)) // waits 30 s
 		w.check(user)
 		w.check(user.Count(0)) // in debt
+		w.balances(user)
 		w.refuse(ratelimit.ErrExceedsCapacity, user.Count(11))
 		w.refuse(ratelimit.ErrInvalid, perUser.Key(""))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("bad \xff name", 1, time.Minute).Key("ann"))
@@ -115,12 +116,13 @@ func TestMetricsOfDecisions(t *testing.T) {
 		}
 
 		want := map[string]float64{
-			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=consume":          2,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=reserve":          1,
 			"ratelimit.limit=perSite,ratelimit.outcome=granted,ratelimit.verb=consume":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=denied,ratelimit.verb=consume":           2,
 			"ratelimit.limit=perSite,ratelimit.outcome=withheld,ratelimit.verb=consume":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         1,
-			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=check":            1,
+			"ratelimit.limit=perUser,ratelimit.outcome=would_deny,ratelimit.verb=check":         2,
+			"ratelimit.limit=perUser,ratelimit.outcome=granted,ratelimit.verb=balance":          1,
 			"ratelimit.limit=perUser,ratelimit.outcome=exceeds_capacity,ratelimit.verb=consume": 1,
 			"ratelimit.limit=perUser,ratelimit.outcome=invalid,ratelimit.verb=consume":          1,
 			"ratelimit.limit=_OTHER,ratelimit.outcome=invalid,ratelimit.verb=consume":           1,
@@ -164,7 +166,7 @@ func TestMetricsOfWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(ctx context.Context, d ratelimit.Decision) {
 		m.Decision(ctx, d)
-		if d.Result.RetryAfter > 0 {
+		if d.Delay > 0 {
 			cancel()
 		}
 	}}

@@ -91,8 +91,8 @@ func TestWithoutAClockTheDatabaseTellsTheTime(t *testing.T) {
 			w.Fatal(err)
 		}
 		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&after))
-		if result.RetryAt.Before(before) || result.RetryAt.After(after) {
-			w.Fatalf("decided at %v, not between %v and %v", result.RetryAt, before, after)
+		if result.At.Before(before) || result.At.After(after) {
+			w.Fatalf("decided at %v, not between %v and %v", result.At, before, after)
 		}
 		// Inside a transaction, At still advances.
 		w.do(w.db.QueryRow(w.Context(), "SELECT clock_timestamp()").Scan(&before))
@@ -120,6 +120,6 @@ func TestALimitFromAConfigFileWorksLikeOneInGo(t *testing.T) {
 		w.do(err)
 		same := ratelimit.FixedWindow("messages", 2, 90*time.Minute, ratelimit.Capacity(3), ratelimit.MaxReserved(0), ratelimit.Start(noon))
 		w.grant(limit.Key("ann"), same.Key("ann").Count(2)) // one definition, written in two ways
-		w.retries(w.deny(limit.Key("ann").Reserve()), 90*time.Minute)
+		w.retries(w.denyReserve(limit.Key("ann")), 90*time.Minute)
 	})
 }

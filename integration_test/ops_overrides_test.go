@@ -119,13 +119,13 @@ func TestABlockHolds(t *testing.T) {
 		api := ratelimit.TokenBucket("api", 10, time.Minute)
 		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
 		w.do(w.limiter.Overrides.Load(w.Context()))
-		granted, reserved := w.grant(api.Key("ann").Count(4)), w.grant(api.Key("ann").Count(20).Reserve())
+		granted, reserved := w.grant(api.Key("ann").Count(4)), w.reserve(api.Key("ann").Count(20))
 		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		scan[int64](w, pool, "SELECT ratelimit_block('api', 'ann', until => $1)", until)
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		for range 2 {
-			for _, request := range []ratelimit.Request{api.Key("ann"), api.Key("ann").Reserve(), api.Key("ann").Count(100), api.Key("ann").UpTo(3)} {
-				result := w.deny(request)
+			ann := api.Key("ann")
+			for _, result := range []ratelimit.Result{w.deny(ann), w.denyReserve(ann), w.deny(ann.Count(100)), w.denyTake(3, ann)} {
 				if !result.RetryAt.Equal(until) || result.RetryAfter != until.Sub(w.clock.now) || result.Remaining != 0 || !result.Requests[0].RetryAt.Equal(until) {
 					w.Fatalf("%+v, want RetryAt %v", result, until)
 				}
@@ -478,11 +478,8 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 			}
 		}
 		left := func() float64 {
-			result, err := limits.Check(t.Context(), pool, api.Key("ann").Count(0))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return result.Remaining
+			t.Helper()
+			return readBalance(t, &limits, pool, api.Key("ann"))
 		}
 		load()
 		if _, err := limits.Charge(t.Context(), pool, api.Key("ann").Count(8)); err != nil {

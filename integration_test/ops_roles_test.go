@@ -108,6 +108,8 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
 		"refund":               only(limiter.Refund(ctx, db, receiptOf(clock.now, bucket.Key("seeded")), bucket.Key("seeded"))),
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
+		"move, seeded":         limiter.Move(ctx, db, bucket.Key("seeded"), wide.Key("seeded")),
+		"move, fresh":          limiter.Move(ctx, db, bucket.Key("seeded"), bucket.Key(rand.Text())),
 		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
 		"sweep":                sweep(),
 	}
@@ -149,6 +151,8 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
 		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
 		"by hand, raising": `SELECT ok FROM ratelimit_or_raise('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit_reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', 2, rate => 10, period => '1 minute')`,
 		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
 	} {
 		var ok bool
@@ -222,10 +226,10 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
 	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "move, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
 		"DELETE": {"reset", "another shard number", "sweep"},
 	} {
 		t.Run(missing, func(t *testing.T) {

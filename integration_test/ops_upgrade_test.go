@@ -710,11 +710,11 @@ func recordToday(t *testing.T) record {
 			must(err)
 			clock.Advance(311 * time.Millisecond)
 		}
-		both := []ratelimit.Request{bucket.Key("ann").Reserve(), sharded.Key("ann").Reserve()}
-		result, err := limiter.Consume(ctx, db, both...)
+		both := []ratelimit.Request{bucket.Key("ann"), sharded.Key("ann")}
+		reserved, err := limiter.Reserve(ctx, db, both...)
 		must(err)
-		if result.OK {
-			_, err = limiter.Refund(ctx, db, result.Receipt(), both...)
+		if err == nil {
+			_, err = limiter.Refund(ctx, db, reserved.Receipt(), both...)
 			must(err)
 		}
 		_, err = limiter.Consume(ctx, db, bucket.Key("ann"), window.Key("ann"), hashed.Key("ann"))

@@ -144,7 +144,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 					if _, err = limiter.Charge(t.Context(), pool, perSite.Key("fees").Count(0.5)); err != nil {
 						t.Error(err)
 					}
-					reserved, err := limiter.Consume(t.Context(), pool, queue.Key(fmt.Sprint(g)).Reserve())
+					reserved, err := limiter.Reserve(t.Context(), pool, queue.Key(fmt.Sprint(g)))
 					if err != nil {
 						t.Error(err)
 					}
@@ -158,7 +158,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 					}
 					mu.Lock()
 					count("perSite", used{Tokens: 0.5})
-					count("queue", used{Granted: 1, Tokens: 1, Waited: reserved.RetryAfter.Seconds(), Refunded: refunded.Requests[0].Refunded})
+					count("queue", used{Granted: 1, Tokens: 1, Waited: reserved.Delay.Seconds(), Refunded: refunded.Requests[0].Refunded})
 					count("perUser", used{Failed: 1})
 					mu.Unlock()
 				}

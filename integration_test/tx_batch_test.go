@@ -113,15 +113,18 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 		var requests []ratelimit.Request
 		for range 1 + r.IntN(2) {
 			limit := oneOf(r, limits...)
-			request := limit.Key(`a\'n"n`).Count(randomTokens(r, limit.Capacity()))
-			if r.IntN(3) == 0 {
-				request = request.Reserve()
-			}
-			requests = append(requests, request)
+			requests = append(requests, limit.Key(`a\'n"n`).Count(randomTokens(r, limit.Capacity())))
 		}
 		// With shards, where the result does not depend on the picked shard.
 		if r.IntN(5) == 0 {
 			requests = append(requests, ratelimit.TokenBucket("sharded", 7, time.Minute, ratelimit.Shards(3)).Key("ann").Count(7))
+		}
+		if r.IntN(8) == 0 { // which may leave a debt
+			for _, db := range []ratelimit.DB{pool, consumed} {
+				if _, err := limiter.Reserve(t.Context(), db, requests[0]); err != nil && !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					t.Fatal(err)
+				}
+			}
 		}
 		want, wantErr := limiter.Consume(t.Context(), consumed, requests...)
 		var batch pgx.Batch
@@ -266,24 +269,29 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 	})
 }
 
-func TestAReservationOnABatchSaysWhenTheWorkMayRun(t *testing.T) {
+func TestABatchOwesNothing(t *testing.T) {
 	t.Parallel()
-	inBatchWays(t, func(t *testing.T, _ *pgxpool.Pool, send func(*pgx.Batch) error) {
+	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
 		limiter, clock := newLimiter()
-		w := world{T: t, limiter: limiter, clock: clock}
-		request := ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.MaxReserved(2)).Key("k").Reserve()
-		for i := range 5 {
+		w := world{t, pool, limiter, clock}
+		request := ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.MaxReserved(2)).Key("k")
+		for i := range 4 {
+			if i == 3 {
+				w.runs(w.reserve(request), time.Minute)
+			}
 			var batch pgx.Batch
 			result := queue(t, limiter, &batch, request)
 			switch err := send(&batch); {
-			case i < 3 && err == nil && result.OK:
-				w.retries(*result, time.Duration(i)*time.Minute)
-			case i >= 3 && denied(err):
+			case i == 0 && err == nil && result.OK && result.RetryAt.IsZero() && result.RetryAfter == 0:
+			case i == 1 && denied(err), i == 2 && denied(err):
 				w.retries(*result, time.Minute)
+			case i == 3 && denied(err):
+				w.retries(*result, 2*time.Minute) // behind the reservation
 			default:
 				t.Fatalf("request %d: %+v, %v", i, result, err)
 			}
 		}
+		w.holds(request, -1)
 	})
 }
 

@@ -30,6 +30,9 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 			return err
 		},
 		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
+		"move": func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Move(ctx, db, request, ratelimit.TokenBucket("more messages", 5000, time.Hour).Key("ann"))
+		},
 	}
 }
 
@@ -124,7 +127,7 @@ func TestAllEnclosingPoolsCount(t *testing.T) {
 	}
 }
 
-func TestACheckOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
+func TestReadingOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	var limiter ratelimit.Limiter
@@ -133,11 +136,18 @@ func TestACheckOnThePoolInsideItsTransactionIsAllowed(t *testing.T) {
 		if _, err := limiter.Consume(ctx, tx, request); err != nil {
 			return err
 		}
-		result, err := limiter.Check(ctx, pool, request.Count(0))
-		if result.Remaining != 10 {
-			t.Errorf("%v remain, want the committed 10", result.Remaining)
+		result, err := limiter.Check(ctx, pool, request)
+		if err != nil {
+			return err
 		}
-		return err
+		balances, err := limiter.Balance(ctx, pool, request)
+		if err != nil {
+			return err
+		}
+		if result.Remaining != 10 || balances[0].Remaining != 10 {
+			t.Errorf("%v and %v remain, want the committed 10", result.Remaining, balances[0].Remaining)
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -184,8 +194,8 @@ func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 		t.Fatalf("%d attempts: %v", attempts, err)
 	}
 	for want, limit := range map[float64]ratelimit.Limit{7: failed, 10: messages} {
-		if result, err := limiter.Check(t.Context(), pool, limit.Key("ann").Count(0)); err != nil || result.Remaining < want || result.Remaining > want+0.01 {
-			t.Errorf("%s: %v remain, %v, want %v", limit.Name(), result.Remaining, err, want)
+		if left := readBalance(t, &limiter, pool, limit.Key("ann")); left < want || left > want+0.01 {
+			t.Errorf("%s: %v remain, want %v", limit.Name(), left, want)
 		}
 	}
 }

@@ -1,12 +1,15 @@
 package integration_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -92,10 +95,9 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 			w.holds(rollover, 45)
 
 			debt := monthly("debt")
-			charged, err := w.limiter.Charge(w.Context(), w.db, debt.Count(30*14))
-			w.do(err)
-			if want := utc("2027-05-01 00:00:00"); !charged.RetryAt.Equal(want) { // 13 windows pay the debt
-				w.Fatalf("a charge of 14 months is paid at %v, want %v", charged.RetryAt, want)
+			w.charge(debt.Count(30 * 14))
+			if paid, want := w.deny(debt.Count(0)).RetryAt, utc("2027-05-01 00:00:00"); !paid.Equal(want) { // 13 windows pay the debt
+				w.Fatalf("a charge of 14 months is paid at %v, want %v", paid, want)
 			}
 			if at, want := w.deny(debt).RetryAt, utc("2027-06-01 00:00:00"); !at.Equal(want) {
 				w.Fatalf("retry at %v, want %v", at, want)
@@ -104,14 +106,14 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 			w.holds(debt, -12*30)
 
 			reserved := monthly("reserved", ratelimit.MaxReserved(60))
-			var last ratelimit.Result
+			var last ratelimit.Reservation
 			for i, runAt := range []string{"2026-05-01 00:00:00", "2026-06-01 00:00:00", "2026-07-01 00:00:00"} {
-				if last = w.grant(reserved.Count(min(20+float64(i)*10, 30)).Reserve()); !last.RetryAt.Equal(utc(runAt)) {
+				if last = w.reserve(reserved.Count(min(20+float64(i)*10, 30))); !last.RetryAt.Equal(utc(runAt)) {
 					w.Fatalf("reservation %d runs at %v, want %v", i, last.RetryAt, runAt)
 				}
 			}
 			w.holds(reserved, -60) // the second reservation has to wait, and forfeits the 10 tokens that the first leaves
-			if at, want := w.deny(reserved.Reserve()).RetryAt, utc("2026-06-01 00:00:00"); !at.Equal(want) {
+			if at, want := w.denyReserve(reserved).RetryAt, utc("2026-06-01 00:00:00"); !at.Equal(want) {
 				w.Fatalf("retry at %v, want %v", at, want)
 			}
 			refunded, err := w.limiter.Refund(w.Context(), w.db, last.Receipt(), reserved.Count(30))
@@ -166,7 +168,7 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		month := ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.In("Europe/Paris")).Key("ann")
 		bucket := ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(5)).Key("ann")
 		w.grant(month.Count(10))
-		result := w.grant(month.Reserve(), bucket.Reserve())
+		result := w.reserve(month, bucket)
 		if want := utc("2026-07-31 22:00:00"); !result.RetryAt.Equal(want) {
 			w.Fatalf("it runs at %v, want %v", result.RetryAt, want)
 		}
@@ -178,17 +180,17 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 		// it.
 		slow := ratelimit.TokenBucket("slow", 1, 1000*24*time.Hour).Key("ann")
 		w.grant(slow)
-		w.grant(slow.Count(1).Reserve(), month.Reserve())
+		w.reserve(slow.Count(1), month)
 		never := ratelimit.TokenBucket("never", 1, 100_000*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
 		saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000)).Key("ann")
-		w.deny(never.Reserve(), saved.Reserve())
+		w.denyReserve(never, saved)
 		w.holds(saved, 5000)
-		w.grant(slow.Reserve(), saved.Reserve())
+		w.reserve(slow, saved)
 
 		// A calendar window without reservations also forfeits. It has enough for a job that runs five windows later.
 		year := ratelimit.CalendarWindow("year's", 10, ratelimit.Month, ratelimit.Capacity(120), ratelimit.MaxReserved(0)).Key("ann")
 		later := ratelimit.TokenBucket("later", 1, 150*24*time.Hour, ratelimit.Capacity(0)).Key("ann")
-		result = w.grant(later.Reserve(), year.Count(20))
+		result = w.reserve(later, year.Count(20))
 		if want := w.clock.now.Add(150 * 24 * time.Hour); !result.RetryAt.Equal(want) {
 			w.Fatalf("it runs at %v, want %v", result.RetryAt, want)
 		}
@@ -218,8 +220,8 @@ func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {
 		if err != nil || result.Requests[0].Refunded != 0 {
 			t.Errorf("with a clock %d years off, %v came back, %v", years, result.Requests[0].Refunded, err)
 		}
-		if result, err := limiter.Check(t.Context(), pool, limit.Count(0)); err != nil || result.Remaining != 0 {
-			t.Errorf("with a clock %d years off, a refund left %v, %v", years, result.Remaining, err)
+		if left := readBalance(t, limiter, pool, limit); left != 0 {
+			t.Errorf("with a clock %d years off, a refund left %v", years, left)
 		}
 	}
 }
@@ -229,13 +231,13 @@ func TestReservationsOfACalendarReachAHundredWindows(t *testing.T) {
 	behaviour(t, func(w world) {
 		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
 		for i := range 101 {
-			result := w.grant(day.Reserve())
+			result := w.reserve(day)
 			if want := time.Date(2026, 7, 1+i, 0, 0, 0, 0, mustLoad("Europe/Berlin")); i > 0 && !result.RetryAt.Equal(want) {
 				w.Fatalf("reservation %d runs at %v, want %v", i, result.RetryAt, want)
 			}
 		}
-		w.deny(day.Reserve())
-		w.refuse(ratelimit.ErrExceedsCapacity, day.Count(102).Reserve())
+		w.denyReserve(day)
+		w.refuseReserve(ratelimit.ErrExceedsCapacity, day.Count(102))
 	})
 }
 
@@ -268,42 +270,6 @@ func TestMistakesOfACalendar(t *testing.T) {
 	}
 }
 
-func TestACoalescerDecidesCalendars(t *testing.T) {
-	pool := newPool(t, 3)
-	limiter, clock := newLimiter()
-	clock.now = utc("2026-01-30 12:00:00")
-	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) {
-		if calls != 1 { // a statement for several calls cannot decide calendar windows
-			t.Errorf("a statement for %d calls", calls)
-		}
-	}}
-	defer coalescer.Close()
-	limit := ratelimit.CalendarWindow("calls", 5, ratelimit.Month, ratelimit.Anchor("2026-01-31"))
-	for _, days := range []int{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
-		granted := make(chan bool)
-		for i := range 20 {
-			key := limit.Key([]string{"ann", "bob"}[i%2])
-			go func() {
-				_, err := limiter.Consume(t.Context(), coalescer, key)
-				if err != nil && !denied(err) {
-					t.Error(err)
-				}
-				granted <- err == nil
-			}()
-		}
-		n := 0
-		for range 20 {
-			if <-granted {
-				n++
-			}
-		}
-		if n != 10 {
-			t.Fatalf("at %v, %d of 20 were granted, want 10", clock.now, n)
-		}
-		clock.Advance(time.Duration(days) * 24 * time.Hour)
-	}
-}
-
 // TestPlansOfACalendarShareItsUnit: one name may have several zones and anchors, but one unit.
 func TestPlansOfACalendarShareItsUnit(t *testing.T) {
 	behaviour(t, func(w world) {
@@ -320,7 +286,7 @@ func randomAnchor(r *rand.Rand) string {
 	return calendar.AnchorText(anchor.Add(oneOf(r, 0, time.Duration(r.IntN(24))*time.Hour, time.Duration(r.IntN(24*60*60))*time.Second)))
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys have the same windows as the library.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_reserve() and ratelimit_keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -338,25 +304,32 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
 			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
-			request := byGo.Key("k").Count(count)
-			if reserve {
-				request = request.Reserve()
-			}
-			want, err := limiter.Consume(t.Context(), pool, request)
-			if err != nil && !denied(err) {
+			want, err := askGo(t.Context(), limiter, pool, ask{limit: byGo, key: "k", count: count, reserve: reserve})
+			if err != nil {
 				t.Fatal(err)
+			}
+			query, detail := `SELECT true, remaining, retry_at, reset_at FROM ratelimit_reserve($1, 'k', 5, $2::text::interval, $3, 'calendar window',
+					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::timestamp)`, struct {
+				Remaining float64
+				RetryAt   *time.Time `json:"retry_at"`
+				ResetAt   time.Time  `json:"reset_at"`
+			}{}
+			if !reserve {
+				query = `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
 			}
 			var ok bool
-			var remaining float64
-			var retryAt, resetAt time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window',
-					$4, reserve => $5, max_reserved => 10, now => $6, zone => $7, anchor => $8::text::timestamp)`,
-				byHand.Name(), period, count, capacity, reserve, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
+			err = pool.QueryRow(t.Context(), query, byHand.Name(), period, count, capacity, clock.now, zone, anchor).Scan(&ok, &detail.Remaining, &detail.RetryAt, &detail.ResetAt)
+			if pgErr, denied := errors.AsType[*pgconn.PgError](err); denied && pgErr.Code == "PT429" {
+				err = json.Unmarshal([]byte(pgErr.Detail), &detail)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
-			if ok != want.OK || !near(remaining, want.Remaining) || !retryAt.Equal(want.RetryAt) || !resetAt.Equal(want.ResetAt) {
-				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %v left, retry at %v, reset at %v; the library says %+v", byHand, clock.now, count, reserve,
-					ok, remaining, retryAt, resetAt, want)
+			if detail.RetryAt == nil {
+				detail.RetryAt = new(time.Time)
+			}
+			if ok != want.ok || !near(detail.Remaining, want.remaining) || !detail.RetryAt.Equal(want.retryAt) || !detail.ResetAt.Equal(want.resetAt) {
+				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %+v; the library says %+v", byHand, clock.now, count, reserve, ok, detail, want)
 			}
 			var left float64
 			var retryKey *time.Time

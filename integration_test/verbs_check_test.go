@@ -19,7 +19,6 @@ func TestCheckAnswersAndWritesNothing(t *testing.T) {
 		if !result.OK || result.Requests[0].Remaining != 20 || w.rows() != "" {
 			w.Fatalf("of a fresh limit: %+v, rows %q", result, w.rows())
 		}
-		w.retries(result, 0)
 		var xid *string
 		w.do(w.db.QueryRow(w.Context(), "SELECT pg_current_xact_id_if_assigned()::text").Scan(&xid))
 		if xid != nil {
@@ -33,34 +32,23 @@ func TestCheckAnswersAndWritesNothing(t *testing.T) {
 			w.Fatalf("of an empty limit: %+v", result)
 		}
 		w.retries(result, 6*time.Second)
-		result = w.check(ann.Count(5).Reserve())
-		if !result.OK || result.Requests[0].Remaining != 0 {
-			w.Fatalf("of a reservation: %+v", result)
-		}
-		w.retries(result, 30*time.Second) // when the work may run
-		result = w.check(ann.Count(7).Reserve())
-		if result.OK {
-			w.Fatalf("of a reservation beyond maxReserved: %+v", result)
-		}
-		w.retries(result, 12*time.Second) // when it would be granted
+		w.retries(w.check(ann.Count(5)), 30*time.Second) // maxReserved is for Reserve
 		if after := w.rows(); after != before {
 			w.Fatalf("checks wrote:\n%s\nbecame\n%s", before, after)
 		}
 
-		w.grant(ann.Count(3).Reserve())
-		for _, zero := range []ratelimit.Request{ann.Count(0), ann.Count(0).Reserve()} {
-			result = w.check(zero)
-			if !result.OK || !result.Requests[0].OK || result.Remaining != -3 {
-				w.Fatalf("of a count of 0 in debt: %+v", result)
-			}
-			w.retries(result, 18*time.Second)
+		w.reserve(ann.Count(3))
+		result = w.check(ann.Count(0))
+		if result.OK || result.Requests[0].OK || result.Remaining != -3 {
+			w.Fatalf("of a count of 0 in debt: %+v", result)
 		}
-		w.retries(w.deny(ann.Count(0)), 18*time.Second)
+		w.retries(result, 18*time.Second)
+		w.owes(ann, 18*time.Second)
 	})
 }
 
-// TestACheckOfZeroIsNeverDenied, not even beside other requests, or far below -maxReserved.
-func TestACheckOfZeroIsNeverDenied(t *testing.T) {
+// TestACheckOfZeroIsDeniedInDebt, as a Consume of 0 is. A Balance is never denied, not even far below -maxReserved.
+func TestACheckOfZeroIsDeniedInDebt(t *testing.T) {
 	behaviour(t, func(w world) {
 		limits := []ratelimit.Limit{
 			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.MaxReserved(0)),
@@ -73,34 +61,42 @@ func TestACheckOfZeroIsNeverDenied(t *testing.T) {
 			_, err := w.limiter.Charge(w.Context(), w.db, ann.Count(full+100))
 			w.do(err)
 			zeros = append(zeros, ann.Count(0))
-			if result := w.check(ann.Count(0)); !result.OK || !near(result.Remaining, -100) {
+			if result := w.check(ann.Count(0)); result.OK || !near(result.Remaining, -100) || !reflect.DeepEqual(result, w.deny(ann.Count(0))) {
 				w.Fatalf("%s: %+v", limit.Name(), result)
 			}
-			if w.deny(ann.Count(0)); limit.Name() != "window" {
+			if w.holds(ann, -100); limit.Name() != "window" {
 				result := w.check(ann.Count(0), ann.Count(1), limit.Key("bob"))
 				if result.OK || result.Requests[0].OK || result.Requests[1].OK || !result.Requests[2].OK {
 					w.Fatalf("%s, a count of 0 and one of 1: %+v", limit.Name(), result)
 				}
 			}
 		}
-		if result := w.check(zeros...); !result.OK || len(deniedBy(result)) > 0 {
+		if result := w.check(zeros...); result.OK || len(deniedBy(result)) != len(limits) {
 			w.Fatalf("all together: %+v", result)
+		}
+		for i, b := range w.balances(zeros...) {
+			if !near(b.Remaining, -100) {
+				w.Fatalf("all together, %s: %+v", limits[i].Name(), b)
+			}
 		}
 	})
 }
 
-// The call's reservation waits for longer than the list of the other limit's windows covers.
-func TestACheckOfZeroIsNotDeniedBesideAReservation(t *testing.T) {
+// The reservation waits for longer than the list of the other limit's windows covers.
+func TestAReservationBesideAWindowThatIsNotKnownIsDenied(t *testing.T) {
 	behaviour(t, func(w world) {
 		year := ratelimit.CalendarWindow("year", 1, ratelimit.Year)
 		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.MaxReserved(0))
 		w.grant(year.Global())
-		result := w.check(year.Global().Reserve(), day.Global().Count(0))
-		if next := time.Date(noon.Year()+1, 1, 1, 0, 0, 0, 0, time.UTC); !result.OK || !result.RetryAt.Equal(next) {
-			w.Errorf("%+v, want to run at %v", result, next)
+		w.denyReserve(year.Global(), day.Global()) // the windows of that day are not known
+		w.denyReserve(year.Global(), day.Global().Count(0))
+		for i, b := range w.balances(year.Global(), day.Global()) {
+			if b.Remaining != float64(i) {
+				w.Errorf("%s has %v left, want %d", b.Limit.Name(), b.Remaining, i)
+			}
 		}
-		if result := w.check(year.Global().Reserve(), day.Global()); result.OK {
-			w.Errorf("%+v, though the windows of that day are not known", result)
+		if at, next := w.reserve(year.Global()).RetryAt, time.Date(noon.Year()+1, 1, 1, 0, 0, 0, 0, time.UTC); !at.Equal(next) {
+			w.Errorf("alone, it runs at %v, want %v", at, next)
 		}
 	})
 }
@@ -121,11 +117,12 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 			sum := map[string]float64{}
 			for range 1 + random.IntN(3) {
 				limit := limits[random.IntN(len(limits))]
-				request := limit.Global().Count(math.Round(1+random.Float64()*59) / 8)
-				if random.IntN(2) == 0 {
-					request = request.Reserve()
+				requests = append(requests, limit.Global().Count(math.Round(random.Float64()*60)/8))
+			}
+			if random.IntN(8) == 0 { // a debt
+				if _, err := w.limiter.Reserve(w.Context(), w.db, requests...); err != nil && !errors.Is(err, ratelimit.ErrDenied) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					w.Fatal(err)
 				}
-				requests = append(requests, request)
 			}
 			check, checkErr := w.limiter.Check(w.Context(), w.db, requests...)
 			consumed, err := w.limiter.Consume(w.Context(), w.db, requests...)
@@ -143,7 +140,7 @@ func TestCheckAnswersLikeConsume(t *testing.T) {
 			for i := range consumed.Requests {
 				s := &consumed.Requests[i]
 				left := check.Requests[i].Remaining - sum[s.Limit.Name()]
-				if forfeits := consumed.OK && consumed.RetryAfter > 0; !near(s.Remaining, left) && !(forfeits && s.Remaining < left) {
+				if !near(s.Remaining, left) {
 					w.Fatalf("step %d, request %d: check says %+v, consume %+v", step, i, check, consumed)
 				}
 				if consumed.OK { // after the call, the two differ

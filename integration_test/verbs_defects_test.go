@@ -61,7 +61,7 @@ func TestDefectANegativeCountMints(t *testing.T) {
 		w.grant(limit.Key("ann").Count(10))
 		for _, count := range []float64{-1, -1e-9, -1e300, math.Inf(-1)} {
 			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(count))
-			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(count).Reserve())
+			w.refuseReserve(ratelimit.ErrInvalid, limit.Key("ann").Count(count))
 			w.refuse(ratelimit.ErrInvalid, limit.Key("bob"), limit.Key("ann").Count(count))
 			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(5), limit.Key("ann").Count(count)) // though the sum is above 0
 			_, err := w.limiter.Charge(w.Context(), w.db, limit.Key("ann").Count(count))
@@ -161,15 +161,15 @@ func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 			}
 
 			// A large request that reserves gets an instant, and later requests do not push it back.
-			result := w.grant(key.Count(8).Reserve())
-			if result.RetryAfter <= 40*time.Second || result.RetryAfter > 48*time.Second {
-				w.Fatalf("reserved for %v from now", result.RetryAfter)
+			result := w.reserve(key.Count(8))
+			if result.Delay <= 40*time.Second || result.Delay > 48*time.Second {
+				w.Fatalf("reserved for %v from now", result.Delay)
 			}
 			for w.clock.now.Before(result.RetryAt) {
 				if n := small(); n != 0 {
 					w.Fatalf("%d small requests overtook the reservation", n)
 				}
-				if again := w.check(key.Count(0)); !again.RetryAt.Equal(result.RetryAt) {
+				if again := w.deny(key.Count(0)); !again.RetryAt.Equal(result.RetryAt) {
 					w.Fatalf("the reservation was for %v and is now for %v", result.RetryAt, again.RetryAt)
 				}
 				w.clock.Advance(min(3*time.Second, result.RetryAt.Sub(w.clock.now)))
@@ -207,10 +207,12 @@ func TestTrapMaxReservedZeroIsABound(t *testing.T) {
 			name := strings.Repeat("x", 1+len(options))
 			zero := ratelimit.TokenBucket(name+"zero", 10, time.Minute, append(options, ratelimit.MaxReserved(0))...).Key("ann")
 			unset := ratelimit.TokenBucket(name+"unset", 10, time.Minute, options...).Key("ann")
-			w.grant(zero.Count(10).Reserve(), unset.Count(10).Reserve())
-			w.deny(zero.Count(0.001).Reserve())
-			w.grant(unset.Count(1000).Reserve())
-			w.deny(unset.Count(1), zero.Count(1).Reserve())
+			w.reserve(zero.Count(10), unset.Count(10))
+			w.denyReserve(zero.Count(0.001))
+			w.reserve(unset.Count(1000))
+			if got := deniedBy(w.denyReserve(unset.Count(1), zero.Count(1))); len(got) != 1 || got[0].Limit.Name() != name+"zero" {
+				w.Fatalf("denied by %+v, want the one that may owe nothing", got)
+			}
 		}
 	})
 }

@@ -16,11 +16,15 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 	bucket := ratelimit.TokenBucket("bucket", 1, 24*time.Hour)
 	window := ratelimit.FixedWindow("window", 2, 24*time.Hour)
 	sharded := ratelimit.TokenBucket("sharded", 1, 24*time.Hour, ratelimit.Shards(3), ratelimit.MaxReserved(0))
-	for name, requests := range map[string][]ratelimit.Request{
-		"one limit":         {bucket.Key("k")},
-		"one sharded limit": {sharded.Key("k").Reserve()},
-		"two limits":        {abundant.Key("k"), bucket.Key("k")}, // the first would grant
-		"three limits":      {bucket.Key("k"), window.Key("k"), sharded.Key("k")},
+	for name, c := range map[string]struct {
+		reserve  bool
+		requests []ratelimit.Request
+	}{
+		"one limit":                   {false, []ratelimit.Request{bucket.Key("k")}},
+		"one sharded limit, reserved": {true, []ratelimit.Request{sharded.Key("k")}},
+		"two limits":                  {false, []ratelimit.Request{abundant.Key("k"), bucket.Key("k")}}, // the first would grant
+		"two limits, reserved":        {true, []ratelimit.Request{abundant.Key("k"), sharded.Key("k")}},
+		"three limits":                {false, []ratelimit.Request{bucket.Key("k"), window.Key("k"), sharded.Key("k")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool(t, 1)
@@ -29,7 +33,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 				t.Fatal(err)
 			}
 			writesNothing(t, pool, func() {
-				if _, err := limiter.Consume(t.Context(), pool, requests...); !denied(err) {
+				if _, err := decide(t.Context(), &limiter, pool, c.reserve, c.requests...); !denied(err) {
 					t.Fatalf("%v, want a denial", err)
 				}
 			})

@@ -107,10 +107,11 @@ func TestAFixedWindowWithoutAStartHasAGridPerKey(t *testing.T) {
 				}
 			}
 		}
-		if offset(limit.Key("user 1")) == offset(ratelimit.FixedWindow("other", 2, time.Hour).Key("user 1")) {
-			w.Error("two limits have one grid for a key")
+		other := ratelimit.FixedWindow("other", 5, time.Hour)
+		if a, b := offset(limit.Key("user 1")), offset(other.Key("user 1")); a != b {
+			w.Errorf("two limits begin at %v and %v for one key", a, b)
 		}
-		if offset(limit.Global()) == offset(ratelimit.FixedWindow("other", 2, time.Hour).Global()) {
+		if offset(limit.Global()) == offset(other.Global()) {
 			w.Error("two limits have one grid without keys")
 		}
 	})
@@ -131,11 +132,11 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 				w.clock.Advance(time.Duration(random.Int64N(int64(time.Minute))))
 				count := float64(random.IntN(3))
 				if w.balance(key) == limit.Capacity() {
-					before := []ratelimit.Result{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.check(key.Count(9).Reserve())}
+					before := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
 					if _, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name()); err != nil {
 						w.Fatal(err)
 					}
-					after := []ratelimit.Result{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.check(key.Count(9).Reserve())}
+					after := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
 					if !reflect.DeepEqual(before, after) {
 						w.Fatalf("%s, step %d: was\n%+v, is\n%+v", limit.Name(), step, before, after)
 					}
@@ -194,15 +195,14 @@ func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 			w.refuse(ratelimit.ErrExceedsCapacity, key.Count(1e-9))
 			w.grant(key.Count(0))
 			w.holds(key, 0)
-			result := w.grant(key.Count(10).Reserve())
-			w.retries(result, time.Minute)
-			w.grant(key.Count(5).Reserve())
-			w.deny(key.Reserve())
-			w.refuse(ratelimit.ErrExceedsCapacity, key.Count(16).Reserve())
+			w.runs(w.reserve(key.Count(10)), time.Minute)
+			w.reserve(key.Count(5))
+			w.denyReserve(key)
+			w.refuseReserve(ratelimit.ErrExceedsCapacity, key.Count(16))
 			w.clock.Advance(24 * time.Hour) // an idle limit does not exceed its capacity
 			w.holds(key, 0)
 			w.refuse(ratelimit.ErrExceedsCapacity, key)
-			w.retries(w.grant(key.Count(10).Reserve()), time.Minute)
+			w.runs(w.reserve(key.Count(10)), time.Minute)
 		}
 	})
 }
@@ -294,9 +294,9 @@ func TestACountOfZeroIsGrantedUnlessInDebt(t *testing.T) {
 		w.grant(key.Count(0))
 		w.grant(key.Count(10))
 		w.grant(key.Count(0))
-		w.grant(key.Count(1).Reserve())
+		w.reserve(key.Count(1))
 		w.retries(w.deny(key.Count(0)), 6*time.Second)
-		w.retries(w.grant(key.Count(0).Reserve()), 6*time.Second)
+		w.runs(w.reserve(key.Count(0)), 6*time.Second)
 		w.holds(key, -1)
 	})
 }
@@ -307,27 +307,27 @@ func TestMaxReservedUnsetZeroAndPositiveAreThreeThings(t *testing.T) {
 		zero := ratelimit.TokenBucket("zero", 10, time.Minute, ratelimit.MaxReserved(0)).Key("ann")
 		five := ratelimit.TokenBucket("five", 10, time.Minute, ratelimit.MaxReserved(5)).Key("ann")
 
-		w.retries(w.grant(unset.Count(1e6).Reserve()), 99_999*time.Minute)
-		w.grant(unset.Count(1e6).Reserve())
+		w.runs(w.reserve(unset.Count(1e6)), 99_999*time.Minute)
+		w.reserve(unset.Count(1e6))
 
-		w.grant(zero.Count(10).Reserve())
-		w.retries(w.deny(zero.Reserve()), 6*time.Second)
-		w.refuse(ratelimit.ErrExceedsCapacity, zero.Count(11).Reserve())
+		w.reserve(zero.Count(10))
+		w.retries(w.denyReserve(zero), 6*time.Second)
+		w.refuseReserve(ratelimit.ErrExceedsCapacity, zero.Count(11))
 
-		w.retries(w.grant(five.Count(9).Reserve()), 0)
-		w.deny(five.Count(2)) // maxReserved is not for plain requests
-		w.retries(w.grant(five.Count(4).Reserve()), 18*time.Second)
-		w.retries(w.deny(five.Count(3).Reserve()), 6*time.Second) // only the part beyond maxReserved counts
+		w.runs(w.reserve(five.Count(9)), 0)
+		w.deny(five.Count(2)) // maxReserved is for Reserve
+		w.runs(w.reserve(five.Count(4)), 18*time.Second)
+		w.retries(w.denyReserve(five.Count(3)), 6*time.Second) // only the part beyond maxReserved counts
 		w.retries(w.deny(five), 24*time.Second)
-		w.grant(five.Count(2).Reserve())
-		w.refuse(ratelimit.ErrExceedsCapacity, five.Count(15.5).Reserve())
+		w.reserve(five.Count(2))
+		w.refuseReserve(ratelimit.ErrExceedsCapacity, five.Count(15.5))
 		w.clock.Advance(time.Hour)
 		// Above the capacity, within capacity + maxReserved.
 		w.refuse(ratelimit.ErrExceedsCapacity, five.Count(15))
-		w.retries(w.grant(five.Count(15).Reserve()), 30*time.Second)
-		w.retries(w.deny(five.Count(15).Reserve()), 90*time.Second)
+		w.runs(w.reserve(five.Count(15)), 30*time.Second)
+		w.retries(w.denyReserve(five.Count(15)), 90*time.Second)
 		w.clock.Advance(90 * time.Second)
-		w.retries(w.grant(five.Count(15).Reserve()), 30*time.Second)
+		w.runs(w.reserve(five.Count(15)), 30*time.Second)
 	})
 }
 
@@ -335,10 +335,10 @@ func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
 	behaviour(t, func(w world) {
 		window := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon)).Key("ann")
 		w.clock.Advance(20 * time.Minute)
-		w.retries(w.grant(window.Count(10).Reserve()), 0)
-		w.retries(w.grant(window.Count(1).Reserve()), 40*time.Minute)
-		w.retries(w.grant(window.Count(9).Reserve()), 40*time.Minute)
-		w.retries(w.grant(window.Count(11).Reserve()), 160*time.Minute)
+		w.runs(w.reserve(window.Count(10)), 0)
+		w.runs(w.reserve(window.Count(1)), 40*time.Minute)
+		w.runs(w.reserve(window.Count(9)), 40*time.Minute)
+		w.runs(w.reserve(window.Count(11)), 160*time.Minute)
 		w.holds(window, -21)
 	})
 }
@@ -386,7 +386,7 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 		anew().holds(window(1000, time.Minute), 0)
 
 		// A debt stays, whatever the new numbers.
-		anew().grant(bucket(10, time.Minute).Count(20).Reserve())
+		anew().reserve(bucket(10, time.Minute).Count(20))
 		for _, request := range []ratelimit.Request{
 			bucket(100, time.Minute), bucket(10, time.Hour), bucket(10, time.Minute, ratelimit.Capacity(0)), bucket(10, time.Minute, ratelimit.MaxReserved(0)),
 			window(10, time.Minute), window(10, time.Minute, ratelimit.Capacity(100)), window(10, time.Hour, ratelimit.MaxReserved(3)),
@@ -394,7 +394,7 @@ func TestChangingALimitTakesEffectAtTheNextCallAndNeverMints(t *testing.T) {
 			anew().holds(request, -20)
 			anew().deny(request.Count(0))
 		}
-		anew().deny(bucket(10, time.Minute, ratelimit.MaxReserved(5)).Reserve())
+		anew().denyReserve(bucket(10, time.Minute, ratelimit.MaxReserved(5)))
 	})
 }
 
@@ -415,12 +415,9 @@ func TestAtMostNInAnyWindow(t *testing.T) {
 				for round := 0; round < 40 || len(done) < 3 && round < 1000; round++ { // with a capacity of 99, one more token takes an hour
 					w.clock.Advance(time.Duration(r.Int64N(int64(oneOf(r, time.Second, time.Minute, 30*time.Minute)))).Truncate(time.Microsecond))
 					request := limit.Global().Count(oneOf(r, 1, capacity, 1+math.Floor(r.Float64()*capacity)))
-					if r.IntN(3) == 0 {
-						request = request.Reserve()
-					}
-					result, err := w.limiter.Consume(w.Context(), w.db, request)
+					result, err := decide(w.Context(), w.limiter, w.db, r.IntN(3) == 0, request)
 					if err == nil {
-						done = append(done, work{result.RetryAt, result.Requests[0].Count})
+						done = append(done, work{result.runAt, result.Requests[0].Count})
 					} else if !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 						w.Fatal(err)
 					}

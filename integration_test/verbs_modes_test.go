@@ -44,7 +44,7 @@ func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
 		sharded := ratelimit.TokenBucket("sharded", 1e15, 290*365*24*time.Hour, ratelimit.Shards(2)).Key("ann")
 		first := w.grant(bucket.Count(9.5))
 		w.retries(w.deny(bucket), 3*time.Second)
-		w.retries(w.grant(bucket.Count(2).Reserve()), 9*time.Second)
+		w.runs(w.reserve(bucket.Count(2)), 9*time.Second)
 		second := w.grant(window.Count(0.1), sharded.Count(1e15))
 		w.deny(window.Count(0.05), sharded)
 		_, err := limiter.Charge(t.Context(), pool, bucket)

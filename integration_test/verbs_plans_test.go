@@ -21,21 +21,25 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/observe"
 )
 
-// The plans of one limit.
+// The plans of an application.
 var (
-	free       = ratelimit.TokenBucket("exports", 0, time.Hour)
-	pro        = ratelimit.TokenBucket("exports", 100, time.Hour)
-	enterprise = ratelimit.Unlimited("exports")
+	free       = ratelimit.TokenBucket("exports.free", 0, time.Hour)
+	pro        = ratelimit.TokenBucket("exports.pro", 100, time.Hour)
+	enterprise = ratelimit.Unlimited("exports.enterprise")
 )
 
-// denyByPolicy consumes and checks. Both must be denied permanently.
+// denyByPolicy consumes, reserves and checks. Each must be denied permanently.
 func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
 	before := w.rows()
-	result := w.deny(requests...)
+	result, reserved := w.deny(requests...), w.denyReserve(requests...)
 	checked, err := w.limiter.Check(w.Context(), w.db, requests...)
-	for _, denied := range []ratelimit.Result{result, checked} {
-		if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
+	denial, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || denial.Reason != ratelimit.ReasonPlan || !denial.Permanent() {
+		w.Fatalf("%+v, want a permanent denial by a plan", err)
+	}
+	for _, denied := range []ratelimit.Result{result, reserved, checked} {
+		if !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
 			w.Fatalf("%+v, %v, want a permanent denial", denied, err)
 		}
 		for _, s := range denied.Requests {
@@ -44,7 +48,7 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 			}
 		}
 	}
-	if text := err.Error(); !strings.HasPrefix(text, "ratelimit: denied by policy: exports (") || strings.Contains(text, "retry") {
+	if text := err.Error(); !strings.HasPrefix(text, "ratelimit: denied by policy: exports.free (") || strings.Contains(text, "retry") {
 		w.Fatalf("the error says %q", text)
 	}
 	if after := w.rows(); after != before {
@@ -56,15 +60,17 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 func TestARateOfZeroDeniesByPolicy(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
-			free, ratelimit.FixedWindow("exports", 0, time.Hour, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(0)),
-			ratelimit.CalendarWindow("exports", 0, ratelimit.Month, ratelimit.Shards(3)),
+			free, ratelimit.FixedWindow("exports.free", 0, time.Hour, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(0)),
+			ratelimit.CalendarWindow("exports.free", 0, ratelimit.Month, ratelimit.Shards(3)),
+			ratelimit.CalendarWindow("exports.free", 5, ratelimit.Month, ratelimit.MaxReserved(3), ratelimit.Varies(32*24*time.Hour)).With(ratelimit.Rate(0)),
 		} {
+			w := w.redeployed()
 			w.denyByPolicy(limit.Key("ann"))
-			w.denyByPolicy(limit.Key("ann").Count(1e15).Reserve())
+			w.denyByPolicy(limit.Key("ann").Count(1e15))
 			w.denyByPolicy(limit.Global().Count(1e-15))
 			w.holds(limit.Key("ann"), 0)
 			granted := w.grant(limit.Key("ann").Count(0))
-			if !granted.RetryAt.Equal(noon) || !granted.ResetAt.IsZero() || granted.Remaining != 0 {
+			if !granted.At.Equal(noon) || !granted.ResetAt.IsZero() || granted.Remaining != 0 {
 				w.Fatalf("0 tokens: %+v", granted)
 			}
 			w.refuse(ratelimit.ErrInvalid, limit.Key("ann").Count(-1))
@@ -80,14 +86,14 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 		month := ratelimit.CalendarWindow("month", 5, ratelimit.Month).Key("ann")
 		w.grant(api.Count(2), month.Count(2))
 		for _, requests := range [][]ratelimit.Request{
-			{api, open, free.Key("ann")}, {free.Key("ann"), month, api}, {api.Reserve(), free.Key("ann").Reserve(), free.Key("bob")},
+			{api, open, free.Key("ann")}, {free.Key("ann"), month, api}, {api, free.Key("ann"), free.Key("bob")},
 			{api.Count(5), free.Key("ann").Count(0), free.Key("ann").Count(2)},
 		} {
 			for i, s := range w.denyByPolicy(requests...).Requests {
 				switch {
-				case s.OK == (s.Limit.Name() == "exports"):
+				case s.OK == (s.Limit.Name() == "exports.free"):
 					w.Fatalf("request %d: %+v", i, s)
-				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.Equal(noon)):
+				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.IsZero()):
 					w.Fatalf("the unlimited one: %+v", s)
 				case s.Limit.Name() == "api" && (s.Remaining != 0 || !s.RetryAt.IsZero() || !s.ResetAt.IsZero()):
 					w.Fatalf("a limit that is not asked: %+v", s)
@@ -105,9 +111,10 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := enterprise.Key("ann")
-		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), limit.Count(1e15).Reserve(), enterprise.Global()} {
+		for _, request := range []ratelimit.Request{limit, limit.Count(0), limit.Count(1e15), enterprise.Global()} {
+			w.runs(w.reserve(request), 0)
 			granted := w.grant(request)
-			if !granted.At.Equal(noon) || !granted.RetryAt.Equal(noon) || !granted.ResetAt.Equal(noon) || granted.RetryAfter != 0 || !math.IsInf(granted.Remaining, 1) {
+			if !granted.At.Equal(noon) || !granted.ResetAt.Equal(noon) || !math.IsInf(granted.Remaining, 1) {
 				w.Fatalf("granted %+v", granted)
 			}
 			if checked := w.check(request); !checked.OK || checked.Receipt() != "" || !math.IsInf(checked.Remaining, 1) {
@@ -120,7 +127,6 @@ func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 		}
 		w.refuse(ratelimit.ErrInvalid, limit.Count(-1))
 		w.refuse(ratelimit.ErrInvalid, limit.Count(1e15), limit.Count(1e15))
-		w.refuse(ratelimit.ErrInvalid, limit, pro.Key("ann")) // two plans for one key
 		if rows := w.rows(); rows != "" {
 			w.Fatalf("the table has\n%s", rows)
 		}
@@ -141,7 +147,7 @@ func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 				}
 			}
 			denied := w.deny(api, enterprise.Key("ann").Count(1000))
-			if got := deniedBy(denied); len(got) != 1 || got[0].Limit.Name() == "exports" || denied.RetryAt.IsZero() {
+			if got := deniedBy(denied); len(got) != 1 || got[0].Limit.Name() == "exports.enterprise" || denied.RetryAt.IsZero() {
 				w.Fatalf("%+v, want a denial by the other limit", denied)
 			}
 			if alone := w.deny(api); !alone.RetryAt.Equal(denied.RetryAt) {
@@ -154,11 +160,14 @@ func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 	})
 }
 
-// TestAReceiptOfAnotherPlan: a grant without a row gives nothing back, even if the plan has changed since then. The reverse
-// holds, too.
-func TestAReceiptOfAnotherPlan(t *testing.T) {
+// TestAReceiptOfAnotherDefinition: a grant without a row gives nothing back, even if the limit was defined anew since then. The
+// reverse holds, too.
+func TestAReceiptOfAnotherDefinition(t *testing.T) {
+	bucket, open := ratelimit.TokenBucket("exports", 100, time.Hour, ratelimit.Varies(time.Hour)), ratelimit.Unlimited("exports")
+	none := bucket.With(ratelimit.Rate(0))
 	behaviour(t, func(w world) {
-		refund := func(receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
+		later := w.redeployed()
+		refund := func(w world, receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
 			w.Helper()
 			result, err := w.limiter.Refund(w.Context(), w.db, receipt, request)
 			if err != nil || !result.OK || result.Requests[0].Refunded != want {
@@ -166,66 +175,48 @@ func TestAReceiptOfAnotherPlan(t *testing.T) {
 			}
 			return result.Receipt()
 		}
-		refuse := func(receipt ratelimit.Receipt, request ratelimit.Request) {
+		refuse := func(w world, receipt ratelimit.Receipt, request ratelimit.Request) {
 			w.Helper()
 			if _, err := w.limiter.Refund(w.Context(), w.db, receipt, request); !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Fatalf("%v, want ErrInvalid", err)
 			}
 		}
-		w.grant(pro.Key("ann").Count(50))
-		unlimited := w.grant(enterprise.Key("ann").Count(10)).Receipt()
-		for _, later := range []ratelimit.Limit{enterprise, pro, free} {
-			rest := refund(unlimited, later.Key("ann").Count(4), 0)
-			refuse(rest, later.Key("ann").Count(7))
-			refuse(rest, later.Key("bob").Count(1))
-			if rest = refund(rest, later.Key("ann").Count(6), 0); rest != "" {
+		w.grant(bucket.Key("ann").Count(50))
+		unlimited := later.grant(open.Key("ann").Count(10)).Receipt()
+		for _, now := range []struct {
+			world
+			ratelimit.Limit
+		}{{later, open}, {w, bucket}, {w, none}} {
+			rest := refund(now.world, unlimited, now.Key("ann").Count(4), 0)
+			refuse(now.world, rest, now.Key("ann").Count(7))
+			refuse(now.world, rest, now.Key("bob").Count(1))
+			if rest = refund(now.world, rest, now.Key("ann").Count(6), 0); rest != "" {
 				w.Fatalf("the receipt has %q left", rest)
 			}
-			w.holds(pro.Key("ann"), 50)
+			w.holds(bucket.Key("ann"), 50)
 		}
-		taken := w.grant(pro.Key("ann").Count(10)).Receipt()
-		for _, later := range []ratelimit.Limit{enterprise, free} {
-			refund(taken, later.Key("ann").Count(10), 0)
-			w.holds(pro.Key("ann"), 40)
-		}
+		taken := w.grant(bucket.Key("ann").Count(10)).Receipt()
+		refund(later, taken, open.Key("ann").Count(10), 0)
+		refund(w, taken, none.Key("ann").Count(10), 0)
+		w.holds(bucket.Key("ann"), 40)
 
 		// A receipt of both kinds: each request is given back as it was taken.
 		api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
-		both := w.grant(enterprise.Key("ann"), api.Count(3))
-		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), pro.Key("ann"), api.Count(3))
+		both := later.grant(open.Key("ann"), api.Count(3))
+		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), bucket.Key("ann"), api.Count(3))
 		if err != nil || result.Requests[0].Refunded != 0 || result.Requests[1].Refunded != 3 || result.Receipt() != "" {
 			w.Fatalf("%+v, %v", result, err)
 		}
-		w.holds(pro.Key("ann"), 40)
+		w.holds(bucket.Key("ann"), 40)
 		w.holds(api, 5)
-	})
-}
-
-// TestPlansOfOneNameMayHaveNoRows: a name may have plans of 0 and of unlimited beside numbers, of any kind.
-func TestPlansOfOneNameMayHaveNoRows(t *testing.T) {
-	behaviour(t, func(w world) {
-		w.grant(enterprise.Key("cid").Count(1000))
-		w.denyByPolicy(free.Key("ann"))
-		window := ratelimit.FixedWindow("exports", 100, time.Hour)
-		w.grant(window.Key("bob").Count(100))
-		w.deny(window.Key("bob"))
-		w.grant(enterprise.Key("cid").Count(1000), window.Key("dan"), ratelimit.TokenBucket("exports", 0, time.Minute).Key("eve").Count(0))
-		w.refuse(ratelimit.ErrInvalid, pro.Key("ann"))                                              // a bucket, after a window
-		w.refuse(ratelimit.ErrInvalid, window.Key("a"), enterprise.Key("b"), pro.Key("c"))          // or beside one
-		w.grant(ratelimit.Unlimited("exports").Key("bob"))                                          // bob changes plans
-		w.denyByPolicy(ratelimit.CalendarWindow("exports", 0, ratelimit.Month).Key("bob"))          // to and fro,
-		w.deny(ratelimit.FixedWindow("exports", 50, time.Hour, ratelimit.Capacity(100)).Key("bob")) // and is still out of tokens
-		w.clock.Advance(2 * time.Hour)                                                              // until they are refilled
-		w.grant(ratelimit.FixedWindow("exports", 100, time.Hour).Key("bob").Count(100))
 	})
 }
 
 func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, arguments := range []string{
-			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', reserve => true, capacity => 0",
-			"'exports', 'ann', 0, '1 month', kind => 'calendar window', reserve => true, shards => 5, max_reserved => 0",
-			"'exports', NULL, 0, '1 hour', 1e-15, global => true",
+			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', capacity => 0",
+			"'exports', 'ann', 0, '1 month', kind => 'calendar window', shards => 5", "'exports', NULL, 0, '1 hour', 1e-15, global => true",
 		} {
 			var ok, never bool
 			var remaining float64
@@ -237,9 +228,13 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 			}
 		}
 		var ok, now bool
-		w.do(w.db.QueryRow(w.Context(), "SELECT ok, retry_at = at AND retry_after = '0' FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
+		w.do(w.db.QueryRow(w.Context(), "SELECT ok, num_nulls(retry_at, retry_after) = 2 FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
 		if !ok || !now {
 			w.Fatalf("0 tokens: %v, %v", ok, now)
+		}
+		w.do(w.db.QueryRow(w.Context(), "SELECT retry_at = at AND delay = '0' FROM ratelimit_reserve('exports', 'ann', 0, '1 hour', 0)").Scan(&now))
+		if !now {
+			w.Fatal("a reservation of 0 tokens does not run now")
 		}
 		savepoint := w.begin()
 		err := savepoint.QueryRow(w.Context(), "SELECT ok FROM ratelimit_or_raise('exports', 'ann', 0, '1 hour')").Scan(&ok)
@@ -299,13 +294,22 @@ func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
 		if err := limiter.Reset(t.Context(), db, free.Key("bob"), enterprise.Key("ann")); err != nil {
 			t.Error(err)
 		}
-		if decided != 6 {
-			t.Errorf("%d decisions were observed, want 6", decided)
+		if reserved, err := limiter.Reserve(t.Context(), db, enterprise.Key("ann")); err != nil || reserved.Delay != 0 || reserved.Receipt() == "" {
+			t.Errorf("%+v, %v", reserved, err)
+		}
+		if n, _, err := limiter.Take(t.Context(), db, 7, enterprise.Key("ann")); err != nil || n != 7 {
+			t.Errorf("took %d, %v", n, err)
+		}
+		if balances, err := limiter.Balance(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil || !math.IsInf(balances[0].Remaining, 1) || balances[1].Remaining != 0 {
+			t.Errorf("%+v, %v", balances, err)
+		}
+		if decided != 9 {
+			t.Errorf("%d decisions were observed, want 9", decided)
 		}
 		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("without a receipt: %v", err)
 		}
-		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise, ratelimit.TokenBucket("exports", 0, time.Minute)); deleted != 0 || err != nil {
+		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise); deleted != 0 || err != nil {
 			t.Errorf("a sweep: %d, %v", deleted, err)
 		}
 	}
@@ -401,17 +405,17 @@ func TestHTTPPlans(t *testing.T) {
 	s.limit.Failed = func(status int) bool { return status != http.StatusOK } // so that grants are refunded
 	s.serve()
 	got := s.get("/?user=ann")
-	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports";q=0, "api";q=1000;w=60` ||
-		got.Header.Get("RateLimit") != `"exports";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
+	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports.free";q=0, "api";q=1000;w=60` ||
+		got.Header.Get("RateLimit") != `"exports.free";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
 		t.Errorf("not in the plan: %+v", got)
 	}
-	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0, or the client is blocked." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
+	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0, or the client is blocked." || fmt.Sprint(p["violated-policies"]) != "[exports.free]" {
 		t.Errorf("not in the plan: %v", p)
 	}
 	if n := s.called.Load(); n != 0 {
 		t.Errorf("the handler was called %d times", n)
 	}
-	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports";r=99;t=36, "api"`) {
+	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports.pro";r=99;t=36, "api"`) {
 		t.Errorf("in the plan: %+v", got)
 	}
 	if got := s.get("/?user=cid"); got.Status != http.StatusOK || got.Header.Get("RateLimit-Policy") != `"api";q=1000;w=60` || strings.Contains(got.Header.Get("RateLimit"), "exports") {
@@ -433,38 +437,31 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := out.records(t)
-	if len(got) != 1 || got[0]["limit"] != "exports" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
+	if len(got) != 1 || got[0]["limit"] != "exports.free" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
 		t.Errorf("logged %v", got)
 	}
 }
 
-// TestUpToOfPlansWithoutRows: an unlimited limit gives the number asked for, which bounds the other limits. A rate of 0
-// gives none.
-func TestUpToOfPlansWithoutRows(t *testing.T) {
+// TestTakeOfPlansWithoutRows: an unlimited limit gives the number asked for. A rate of 0 gives none.
+func TestTakeOfPlansWithoutRows(t *testing.T) {
 	behaviour(t, func(w world) {
 		api := ratelimit.TokenBucket("api", 7, time.Minute).Key("ann")
-		taken := func(want float64, requests ...ratelimit.Request) {
-			w.Helper()
-			for _, result := range []ratelimit.Result{w.check(requests...), w.grant(requests...)} {
-				for i, s := range result.Requests {
-					if s.Taken != want {
-						w.Fatalf("request %d took %v, want %v: %+v", i, s.Taken, want, result)
-					}
-				}
-			}
-		}
-		taken(100, enterprise.Key("ann").UpTo(100))
-		taken(3, enterprise.Key("ann").UpTo(100), enterprise.Key("bob").UpTo(3), enterprise.Key("cid").Count(3))
-		taken(2, enterprise.Key("ann").UpTo(2), api.UpTo(100))
-		taken(5, api.UpTo(100), enterprise.Key("ann").UpTo(100))
-		denied := w.deny(api.UpTo(1), enterprise.Key("ann").UpTo(100))
-		if denied.RetryAt.IsZero() || denied.Requests[0].Taken != 0 || denied.Requests[1].Taken != 0 {
+		w.take(100, 100, enterprise.Key("ann"))
+		w.take(3, 3, enterprise.Key("ann"), enterprise.Key("bob"), enterprise.Key("cid"))
+		w.take(2, 2, enterprise.Key("ann"), api)
+		w.take(5, 100, api, enterprise.Key("ann"))
+		if denied := w.denyTake(100, api, enterprise.Key("ann")); denied.RetryAt.IsZero() || denied.Requests[0].OK || !denied.Requests[1].OK {
 			w.Fatalf("%+v", denied)
 		}
-		w.denyByPolicy(free.Key("ann").UpTo(100))
-		w.denyByPolicy(free.Key("ann").UpTo(100), ratelimit.TokenBucket("other", 5, time.Minute).Key("ann").UpTo(3))
+		other := ratelimit.TokenBucket("other", 5, time.Minute).Key("ann")
+		for _, requests := range [][]ratelimit.Request{{free.Key("ann")}, {free.Key("ann"), other}, {enterprise.Key("bob"), free.Key("ann"), other}} {
+			if denied := w.denyTake(100, requests...); !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 {
+				w.Fatalf("%+v, want a permanent denial", denied)
+			}
+		}
 		w.holds(api, 0)
-		_, err := w.limiter.Refund(w.Context(), w.db, w.grant(enterprise.Key("ann").UpTo(4)).Receipt(), enterprise.Key("ann").Count(5))
+		w.holds(other, 5)
+		_, err := w.limiter.Refund(w.Context(), w.db, w.take(4, 4, enterprise.Key("ann")).Receipt(), enterprise.Key("ann").Count(5))
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			w.Fatalf("more than was taken: %v", err)
 		}

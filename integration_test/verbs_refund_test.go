@@ -14,20 +14,13 @@ import (
 // refund also checks the number of refunded tokens in the result.
 func (w world) refund(receipt ratelimit.Receipt, requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()
-	var balances []ratelimit.Request
-	for _, request := range requests {
-		balances = append(balances, request.Count(0))
-	}
-	before, err := (&ratelimit.Limiter{Clock: w.limiter.Clock}).Check(w.Context(), w.db, balances...) // no observer sees this check
-	if err != nil {
-		w.Fatal(err)
-	}
+	before := readBalances(w, &ratelimit.Limiter{Clock: w.limiter.Clock}, w.db, requests...) // no observer sees it
 	result, err := w.limiter.Refund(w.Context(), w.db, receipt, requests...)
-	if err != nil || !result.OK {
+	if err != nil || !result.OK || !result.RetryAt.IsZero() || result.RetryAfter != 0 {
 		w.Fatalf("refund: %+v, %v", result, err)
 	}
 	for i, status := range result.Requests {
-		if back := status.Remaining - before.Requests[i].Remaining; !near(status.Refunded, back) {
+		if back := status.Remaining - before[i].Remaining; !near(status.Refunded, back) {
 			w.Fatalf("%v refunded to %s by its result, %v by its balances", status.Refunded, status.Limit.Name(), back)
 		}
 	}
@@ -75,18 +68,18 @@ func TestARefundBehindWaitingReservationsKeepsTheirInstants(t *testing.T) {
 		var receipts []ratelimit.Receipt
 		runs := map[time.Duration]int{}
 		for i := range 11 {
-			result := w.grant(one.Reserve())
-			w.retries(result, time.Duration(i)*time.Second)
+			result := w.reserve(one)
+			w.runs(result, time.Duration(i)*time.Second)
 			receipts = append(receipts, result.Receipt())
 			if i >= 5 {
-				runs[result.RetryAfter]++
+				runs[result.Delay]++
 			}
 		}
 		for _, receipt := range receipts[:5] {
 			w.refund(receipt, one)
 		}
 		for range 5 {
-			runs[w.grant(one.Reserve()).RetryAfter]++
+			runs[w.reserve(one).Delay]++
 		}
 		for at, n := range runs {
 			if n > 1 {
@@ -94,9 +87,9 @@ func TestARefundBehindWaitingReservationsKeepsTheirInstants(t *testing.T) {
 			}
 		}
 		// The last reservation delays no other.
-		last := w.grant(one.Reserve())
+		last := w.reserve(one)
 		w.refund(last.Receipt(), one)
-		w.retries(w.grant(one.Reserve()), last.RetryAfter)
+		w.runs(w.reserve(one), last.Delay)
 	})
 }
 
@@ -148,12 +141,11 @@ func TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns(t *testing.T) 
 func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testing.T) {
 	behaviour(t, func(w world) {
 		calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
-		w.retries(w.grant(calls.Count(60).Reserve()), 0)
-		second := w.grant(calls.Count(60).Reserve())
-		w.retries(second, time.Minute)
-		w.retries(w.check(calls.Count(60).Reserve()), 2*time.Minute)
-		last := w.grant(calls.Count(60).Reserve())
-		w.retries(last, 2*time.Minute)
+		w.runs(w.reserve(calls.Count(60)), 0)
+		second := w.reserve(calls.Count(60))
+		w.runs(second, time.Minute)
+		last := w.reserve(calls.Count(60))
+		w.runs(last, 2*time.Minute)
 		w.holds(calls, -160)
 
 		// The last reservation may be cancelled while it is the last.
@@ -161,16 +153,16 @@ func TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft(t *testi
 		w.holds(calls, -160)
 		w.refund(last.Receipt(), calls.Count(60))
 		w.holds(calls, -100)
-		w.retries(w.grant(calls.Count(60).Reserve()), 2*time.Minute)
+		w.runs(w.reserve(calls.Count(60)), 2*time.Minute)
 
 		// Forfeited tokens count as debt.
 		bounded := ratelimit.FixedWindow("bounded", 100, time.Minute, ratelimit.Start(noon), ratelimit.MaxReserved(130)).Global()
 		w.grant(bounded.Count(60))
-		w.grant(bounded.Count(60).Reserve())                         // -60: 40 of the first window are forfeited
-		denied := w.deny(bounded.Count(50).Reserve())                // -150
-		w.retries(denied, time.Minute)                               // then 40 are left, and -110 is within the bound
-		w.retries(w.check(bounded.Count(40).Reserve()), time.Minute) // it fits the second window
-		w.retries(w.grant(bounded.Count(30).Reserve()), time.Minute) // the same
+		w.reserve(bounded.Count(60))                           // -60: 40 of the first window are forfeited
+		denied := w.denyReserve(bounded.Count(50))             // -150
+		w.retries(denied, time.Minute)                         // then 40 are left, and -110 is within the bound
+		w.runs(w.wouldReserve(bounded.Count(40)), time.Minute) // it fits the second window
+		w.runs(w.reserve(bounded.Count(30)), time.Minute)      // the same
 		w.clock.Advance(time.Minute)
 		w.grant(bounded.Count(10))
 		w.deny(bounded)
@@ -182,18 +174,18 @@ func TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow(t *testing.T) {
 	behaviour(t, func(w world) {
 		jobs := ratelimit.FixedWindow("jobs", 2, time.Minute, ratelimit.Capacity(3), ratelimit.Start(noon)).Global()
 		w.grant(jobs.Count(3))
-		w.retries(w.grant(jobs.Count(2).Reserve()), time.Minute)
-		last := w.grant(jobs.Count(1).Reserve())
-		w.retries(last, 2*time.Minute)
+		w.runs(w.reserve(jobs.Count(2)), time.Minute)
+		last := w.reserve(jobs.Count(1))
+		w.runs(last, 2*time.Minute)
 		w.holds(jobs, -3)
 		w.refund(last.Receipt(), jobs.Count(1)) // a debt of 2 would be paid a minute earlier
 		w.holds(jobs, -3)
-		last = w.grant(jobs.Count(2).Reserve())
-		w.retries(last, 3*time.Minute)
+		last = w.reserve(jobs.Count(2))
+		w.runs(last, 3*time.Minute)
 		w.holds(jobs, -5)
-		last = w.refund(last.Receipt(), jobs.Count(0.5))
+		rest := w.refund(last.Receipt(), jobs.Count(0.5)).Receipt()
 		w.holds(jobs, -4.5)
-		w.refund(last.Receipt(), jobs.Count(0.5))
+		w.refund(rest, jobs.Count(0.5))
 		w.holds(jobs, -4.5)
 	})
 }
@@ -216,7 +208,7 @@ func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
 	}
 	reserved := make(chan error, 1)
 	go func() {
-		_, err := limiter.Consume(t.Context(), pool, calls.Count(60).Reserve()) // at first there seem to be enough
+		_, err := limiter.Reserve(t.Context(), pool, calls.Count(60)) // at first there seem to be enough
 		reserved <- err
 	}()
 	waitingFor(t, pool, tx)
@@ -226,9 +218,8 @@ func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
 	if err := <-reserved; err != nil {
 		t.Fatal(err)
 	}
-	result, err := limiter.Check(t.Context(), pool, calls.Count(0))
-	if err != nil || result.Requests[0].Remaining != -60 {
-		t.Errorf("%v are left, %v, want -60", result.Requests[0].Remaining, err)
+	if left := readBalance(t, limiter, pool, calls); left != -60 {
+		t.Errorf("%v are left, want -60", left)
 	}
 }
 
@@ -237,26 +228,25 @@ func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testi
 		perUser := ratelimit.TokenBucket("perUser", 6, time.Minute).Key("ann")
 		provider := ratelimit.FixedWindow("provider", 10, time.Minute, ratelimit.Start(noon)).Global()
 		w.grant(provider.Count(10))
-		result := w.grant(perUser.Count(2).Reserve(), provider.Count(2).Reserve())
-		w.retries(result, time.Minute)
+		w.runs(w.reserve(perUser.Count(2), provider.Count(2)), time.Minute)
 		// In a minute the user's bucket would be full, and 8 could run at once. So the bucket owes the refill.
 		w.holds(perUser, -2)
 		w.clock.Advance(time.Minute)
 		w.grant(perUser.Count(4))
 		w.deny(perUser)
 
-		// A request that must not wait is denied if its limit would go into debt.
-		other := ratelimit.TokenBucket("other", 6, time.Minute).Key("ann")
+		// A limit that may owe nothing denies if it would go into debt.
+		other := ratelimit.TokenBucket("other", 6, time.Minute, ratelimit.MaxReserved(0)).Key("ann")
 		w.grant(provider.Count(8))
-		denied := w.deny(other, provider.Reserve())
+		denied := w.denyReserve(other, provider)
 		if denied.Requests[0].OK || !denied.Requests[0].RetryAt.Equal(denied.RetryAt) || !denied.Requests[1].OK {
 			w.Fatalf("what would owe is the bucket: %+v", denied)
 		}
 		w.retries(denied, 10*time.Second) // when the wait is down to the refill of 5
 		w.clock.Advance(10*time.Second - time.Microsecond)
-		w.deny(other, provider.Reserve())
+		w.denyReserve(other, provider)
 		w.clock.Advance(time.Microsecond)
-		w.retries(w.grant(other, provider.Reserve()), 50*time.Second)
+		w.runs(w.reserve(other, provider), 50*time.Second)
 		w.holds(other, 0)
 	})
 }
@@ -406,11 +396,11 @@ func TestAnAlteredReceiptMintsNothing(t *testing.T) {
 			alter(`"count":8`, `"count":1e15`), alter(`"held":2`, `"held":-1e300`), alter(`"held":2`, `"held":-1e-300`), alter(`"at":"2026`, `"at":"9999`), alter(`"at":"2026`, `"at":"1000`),
 			alter(`"runAt":"2026`, `"runAt":"9999`), alter(`"shards":1`, `"shards":100`),
 		} {
-			before := w.check(bucket.Count(0), window.Count(0))
+			before := w.balances(bucket, window)
 			w.refund(altered, bucket.Count(0.125), window.Count(0.125))
-			for i, s := range w.check(bucket.Count(0), window.Count(0)).Requests {
-				if back := s.Remaining - before.Requests[i].Remaining; back > 0.125 || back < 0 {
-					w.Errorf("%s gave back %v to %s, 0.125 was asked for", altered, back, s.Limit)
+			for i, b := range w.balances(bucket, window) {
+				if back := b.Remaining - before[i].Remaining; back > 0.125 || back < 0 {
+					w.Errorf("%s gave back %v to %s, 0.125 was asked for", altered, back, b.Limit)
 				}
 			}
 		}
@@ -424,11 +414,11 @@ func TestARefundCountsWholeWindows(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("calls", 1, 1100*time.Millisecond, ratelimit.Start(noon)).Key("ann")
 		w.grant(limit)
-		var last ratelimit.Result
+		var last ratelimit.Reservation
 		for range 3 {
-			last = w.grant(limit.Reserve())
+			last = w.reserve(limit)
 		}
-		w.retries(last, 3300*time.Millisecond)
+		w.runs(last, 3300*time.Millisecond)
 		result, err := w.limiter.Refund(w.Context(), w.db, last.Receipt(), limit)
 		w.do(err)
 		if got := result.Requests[0].Refunded; got != 1 {

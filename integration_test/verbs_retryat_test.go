@@ -47,20 +47,20 @@ func TestRetryAtIsExact(t *testing.T) {
 					insert(t, tx, a.key, shard, shards, value, ts)
 				}
 				var exceeded *ratelimit.DeniedError
-				at := func(now time.Time) (ratelimit.Result, bool) {
+				never := false
+				at := func(now time.Time) (answered, bool) {
 					t.Helper()
 					clock.now = now
-					result, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), tx, a.request())
-					if err != nil && !errors.As(err, &exceeded) {
+					result, err := decide(t.Context(), &ratelimit.Limiter{Clock: clock.Now}, tx, a.reserve, a.request())
+					if never = errors.Is(err, ratelimit.ErrExceedsCapacity); err != nil && !never && !errors.As(err, &exceeded) {
 						t.Fatalf("case %d: %+v at %v: %v", n, a, now, err)
 					}
 					return result, err == nil
 				}
-				clock.now = now
-				if _, err := (&ratelimit.Limiter{Clock: clock.Now}).Check(t.Context(), tx, a.request()); errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				result, granted := at(now)
+				if never {
 					continue
 				}
-				result, granted := at(now)
 				if !granted {
 					if result.RetryAt.Year() == 9999 {
 						c := limit.Config()
@@ -81,7 +81,7 @@ func TestRetryAtIsExact(t *testing.T) {
 					}
 					result = again
 				}
-				if run := result.RetryAt; run.After(clock.now) && run.Year() < 9999 {
+				if run := result.runAt; run.After(clock.now) && run.Year() < 9999 {
 					debts++
 					if balance := check(t, clock, tx, a, run); balance < -algebra.Slack {
 						t.Fatalf("case %d: %+v may run at %v, when %v is still owed", n, a, run, -balance)
@@ -110,10 +110,5 @@ func insert(t *testing.T, db handle, key string, shard, shards int, value float6
 func check(t *testing.T, clock *clock, db ratelimit.DB, a ask, now time.Time) float64 {
 	t.Helper()
 	clock.now = now
-	a.count, a.reserve = 0, false
-	result, err := (&ratelimit.Limiter{Clock: clock.Now}).Check(t.Context(), db, a.request())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return result.Requests[0].Remaining
+	return readBalance(t, &ratelimit.Limiter{Clock: clock.Now}, db, a.request())
 }

@@ -101,11 +101,11 @@ func (q *jobQueue) inTx(kill bool, fn func(ctx context.Context, tx pgx.Tx) (wrot
 // enqueue reserves and enqueues in one transaction.
 func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		result, err := q.limiter.Consume(ctx, tx, q.request.Count(estimate).Reserve())
+		reserved, err := q.limiter.Reserve(ctx, tx, q.request.Count(estimate))
 		if err != nil {
 			return false, err
 		}
-		return true, q.insert(ctx, tx, estimate, result).Scan(&id)
+		return true, q.insert(ctx, tx, estimate, reserved).Scan(&id)
 	}, q.options...)
 	return id
 }
@@ -113,18 +113,18 @@ func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
 // enqueueApart uses two transactions. It shows that the tests can fail.
 func (q *jobQueue) enqueueApart(estimate float64, kill bool) (id int64) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
-		result, err := q.limiter.Consume(ctx, q.admin, q.request.Count(estimate).Reserve())
+		reserved, err := q.limiter.Reserve(ctx, q.admin, q.request.Count(estimate))
 		if err != nil {
 			return false, err
 		}
-		return true, q.insert(ctx, tx, estimate, result).Scan(&id)
+		return true, q.insert(ctx, tx, estimate, reserved).Scan(&id)
 	}, q.options...)
 	return id
 }
 
-func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, result ratelimit.Result) pgx.Row {
+func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, reserved ratelimit.Reservation) pgx.Row {
 	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
-		estimate, result.At, result.Receipt(), result.RetryAt)
+		estimate, reserved.At, reserved.Receipt(), reserved.RetryAt)
 }
 
 // runDue runs one due job, if there is one that no other worker has.
@@ -179,11 +179,7 @@ func (q *jobQueue) settleIn(ctx context.Context, tx pgx.Tx, update string, id in
 
 func (q *jobQueue) balance() float64 {
 	q.Helper()
-	result, err := q.limiter.Check(q.Context(), q.admin, q.request.Count(0))
-	if err != nil {
-		q.Fatal(err)
-	}
-	return result.Requests[0].Remaining
+	return readBalance(q, q.limiter, q.admin, q.request)
 }
 
 // job is the part of a row that the tests read.

@@ -22,10 +22,10 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 	pool := newPool(t, 10)
 	limiter, _ := newLimiter()
 	limits := [4]ratelimit.Limit{
-		ratelimit.TokenBucket("a", 20, time.Second),
-		ratelimit.FixedWindow("b", 15, time.Second, ratelimit.Start(noon)),
+		ratelimit.TokenBucket("a", 20, time.Second, ratelimit.MaxReserved(0)),
+		ratelimit.FixedWindow("b", 15, time.Second, ratelimit.Start(noon), ratelimit.MaxReserved(0)),
 		ratelimit.TokenBucket("c", 18, time.Second, ratelimit.MaxReserved(5)),
-		ratelimit.TokenBucket("d", 12, time.Second),
+		ratelimit.TokenBucket("d", 12, time.Second, ratelimit.MaxReserved(0)),
 	}
 	const deleteFull = `DELETE FROM rate_limits WHERE name IN (
 		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
@@ -35,7 +35,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 	// statement, whatever it is. That statement has done nothing.
 	late := func(err error) bool { return sqlState(err) == "57014" }
 	// take runs a transaction. If it was committed, take returns the granted calls.
-	take := func(r *rand.Rand) (taken []ratelimit.Result) {
+	take := func(r *rand.Rand) (taken []answered) {
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: oneOf(r, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)})
 		if late(err) {
 			timedOut.Add(1)
@@ -58,15 +58,13 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 				return nil
 			}
 			var requests []ratelimit.Request
+			reserve := false
 			for _, i := range r.Perm(len(limits))[:2+r.IntN(3)] {
-				request := limits[i].Global().Count(float64(r.IntN(6)))
-				if i == 2 && r.IntN(2) == 0 {
-					request = request.Reserve()
-				}
-				requests = append(requests, request)
+				requests = append(requests, limits[i].Global().Count(float64(r.IntN(6))))
+				reserve = reserve || i == 2 && r.IntN(2) == 0
 			}
 			end := inner.Commit
-			result, err := limiter.Consume(t.Context(), inner, requests...)
+			result, err := decide(t.Context(), limiter, inner, reserve, requests...)
 			switch state := sqlState(err); {
 			case err == nil && r.IntN(5) == 0:
 				end = inner.Rollback
@@ -120,7 +118,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 					}
 					var refund ratelimit.Result
 					err := ratelimit.Retry(t.Context(), func(ctx context.Context) (err error) { // it can deadlock with a transaction that calls twice
-						refund, err = limiter.Refund(ctx, pool, result.Receipt(), requests...)
+						refund, err = limiter.Refund(ctx, pool, result.receipt, requests...)
 						return err
 					})
 					if late(err) {
@@ -145,11 +143,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d calls granted, %d denied, %d timed out, %d lost a race", granted.Load(), refused.Load(), timedOut.Load(), lost.Load())
 	for i, limit := range limits {
-		result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, want := result.Requests[0].Remaining, limit.Capacity()-float64(kept[i].Load()); got != want {
+		if got, want := readBalance(t, limiter, pool, limit.Global()), limit.Capacity()-float64(kept[i].Load()); got != want {
 			t.Errorf("%s: %v left, want %v", limit.Name(), got, want)
 		}
 	}

@@ -37,7 +37,7 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 		if r[0].Remaining != 6 || r[1].Remaining != 50 || r[2].Remaining != 15 {
 			w.Fatalf("denied: %+v", result)
 		}
-		if !r[0].RetryAt.Equal(noon.Add(18*time.Second)) || !r[1].RetryAt.Equal(noon) || !r[2].RetryAt.Equal(noon.Add(50*time.Millisecond)) {
+		if !r[0].RetryAt.Equal(noon.Add(18*time.Second)) || !r[1].RetryAt.IsZero() || !r[2].RetryAt.Equal(noon.Add(50*time.Millisecond)) {
 			w.Fatalf("denied: %+v", result)
 		}
 		w.retries(result, 18*time.Second) // the largest
@@ -103,26 +103,29 @@ func TestALimitNamedTwiceInOneCallCountsTwice(t *testing.T) {
 	})
 }
 
-func TestPlainAndReservingRequestsForOneKeyMix(t *testing.T) {
+func TestRequestsForOneKeyReserveTogether(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.MaxReserved(6))
 		key := limit.Key("ann")
-		// One after another: the plain request needs tokens. The reservation may go below zero after it.
-		result := w.grant(key.Count(8), key.Count(6).Reserve())
-		if result.Requests[0].Remaining != -4 {
-			w.Fatalf("granted: %+v", result)
+		for _, counts := range [][]float64{{8, 6}, {6, 8}} { // in any order
+			result := w.reserve(key.Count(counts[0]), key.Count(counts[1]))
+			for i, s := range result.Requests {
+				if s.Remaining != -4 || s.Count != counts[i] || s.Taken != counts[i] {
+					w.Fatalf("request %d: %+v", i, s)
+				}
+			}
+			w.runs(result, 24*time.Second)
+			w.do(w.limiter.Reset(w.Context(), w.db, key))
 		}
-		w.retries(result, 24*time.Second)
-		w.do(w.limiter.Reset(w.Context(), w.db, key))
-		// In the other order, the plain request would find a debt.
-		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(6).Reserve(), key.Count(8))
-		w.grant(key.Count(4).Reserve(), key.Count(6))
-		result = w.deny(key.Count(6).Reserve(), key.Count(0))
-		w.retries(result, 36*time.Second)
-		w.clock.Advance(36*time.Second - time.Microsecond)
-		w.deny(key.Count(6).Reserve(), key.Count(0))
+		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(6), key.Count(8)) // Consume owes nothing
+		w.refuseReserve(ratelimit.ErrExceedsCapacity, key.Count(8), key.Count(8.5))
+		w.runs(w.reserve(key.Count(4), key.Count(6)), 0)
+		w.runs(w.reserve(key.Count(4), key.Count(0)), 24*time.Second)
+		w.retries(w.denyReserve(key.Count(5), key.Count(1)), 24*time.Second) // 4 + 6 are 4 above maxReserved
+		w.clock.Advance(24*time.Second - time.Microsecond)
+		w.denyReserve(key.Count(5), key.Count(1))
 		w.clock.Advance(time.Microsecond)
-		w.grant(key.Count(6).Reserve(), key.Count(0))
+		w.runs(w.reserve(key.Count(5), key.Count(1)), 36*time.Second)
 	})
 }
 
@@ -180,20 +183,20 @@ func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 		tokens := ratelimit.TokenBucket("tokens", 60, time.Minute, ratelimit.MaxReserved(120))
 		calls := ratelimit.FixedWindow("calls", 2, time.Minute, ratelimit.Start(noon), ratelimit.MaxReserved(2))
 		request := func(n float64) []ratelimit.Request {
-			return []ratelimit.Request{tokens.Key("red").Count(n).Reserve(), calls.Key("red").Reserve()}
+			return []ratelimit.Request{tokens.Key("red").Count(n), calls.Key("red")}
 		}
-		w.retries(w.grant(request(60)...), 0)
-		w.retries(w.grant(request(30)...), 30*time.Second)
-		w.retries(w.grant(request(10)...), time.Minute) // the calls are refilled later than the tokens
-		w.retries(w.grant(request(50)...), 90*time.Second)
+		w.runs(w.reserve(request(60)...), 0)
+		w.runs(w.reserve(request(30)...), 30*time.Second)
+		w.runs(w.reserve(request(10)...), time.Minute) // the calls are refilled later than the tokens
+		w.runs(w.reserve(request(50)...), 90*time.Second)
 		// Balances are now -90 and -2.
-		result := w.deny(request(31)...)
+		result := w.denyReserve(request(31)...)
 		if r := result.Requests; r[0].OK || r[1].OK || !r[0].RetryAt.Equal(noon.Add(time.Second)) {
 			w.Fatalf("denied: %+v", result)
 		}
 		w.retries(result, time.Minute)
 		before := w.rows()
-		result = w.deny(tokens.Key("red").Count(31).Reserve(), tokens.Key("blue").Count(61).Reserve())
+		result = w.denyReserve(tokens.Key("red").Count(31), tokens.Key("blue").Count(61))
 		if w.rows() != before {
 			w.Fatal("a denial wrote")
 		}
@@ -202,7 +205,7 @@ func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 		}
 		w.retries(result, time.Second)
 		w.clock.Advance(time.Minute)
-		w.grant(request(31)...)
+		w.reserve(request(31)...)
 	})
 }
 
@@ -232,17 +235,14 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		if left >= 4 != (err == nil) || err != nil && !denied(err) {
 			t.Fatalf("%v left: %v", left, err)
 		}
-		result, err := limiter.Check(t.Context(), pool, first.Global().Count(0), second.Global().Count(0), third.Global().Count(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		balances := readBalances(t, limiter, pool, first.Global(), second.Global(), third.Global())
 		want := []float64{4, 6, 0} // after two calls
 		if left < 4 {
 			want = []float64{7, 8, left}
 		}
-		for i, r := range result.Requests {
-			if r.Remaining != want[i] {
-				t.Errorf("%v left: %s has %v, want %v", left, r.Limit.Name(), r.Remaining, want[i])
+		for i, b := range balances {
+			if b.Remaining != want[i] {
+				t.Errorf("%v left: %s has %v, want %v", left, b.Limit.Name(), b.Remaining, want[i])
 			}
 		}
 		if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
@@ -309,11 +309,8 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 			balances := func() (all []float64) { // at once, and later on
 				for _, wait := range []time.Duration{0, 31 * time.Second, 45 * time.Second, 2 * time.Minute} {
 					clock.now = noon.Add(later + wait)
-					result, err := limiter.Check(t.Context(), pool, first.Global().Count(0), second.Global().Count(0))
-					if err != nil {
-						t.Fatal(err)
-					}
-					all = append(all, result.Requests[0].Remaining, result.Requests[1].Remaining)
+					two := readBalances(t, limiter, pool, first.Global(), second.Global())
+					all = append(all, two[0].Remaining, two[1].Remaining)
 				}
 				clock.now = noon.Add(later)
 				return all

@@ -42,6 +42,16 @@ func (w world) grantFrom(a, b int, requests ...ratelimit.Request) ratelimit.Resu
 	return result
 }
 
+// reserveFrom reserves as grantFrom consumes.
+func (w world) reserveFrom(a, b int, requests ...ratelimit.Request) ratelimit.Reservation {
+	w.Helper()
+	reserved, err := w.limiter.Reserve(w.picking(a, b), w.db, requests...)
+	if err != nil {
+		w.Fatalf("denied, want a reservation: %+v, %v", reserved, err)
+	}
+	return reserved
+}
+
 func (w world) charge(requests ...ratelimit.Request) {
 	w.Helper()
 	result, err := w.limiter.Charge(w.Context(), w.db, requests...)
@@ -129,9 +139,9 @@ func TestWhatShardsHoldIsNotDeniedForARoundingError(t *testing.T) {
 
 		// Reserved together with another limit.
 		limit, other := sharded("reserved", 49, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("other", 10, time.Minute).Global()
-		w.grant(limit.Key("ann").Count(2).Reserve(), other)
-		w.grant(limit.Key("ann").Count(8).Reserve(), other)
-		w.deny(limit.Key("ann").Count(0.001).Reserve(), other)
+		w.reserve(limit.Key("ann").Count(2), other)
+		w.reserve(limit.Key("ann").Count(8), other)
+		w.denyReserve(limit.Key("ann").Count(0.001), other)
 	})
 }
 
@@ -139,40 +149,40 @@ func TestReservationsAreSharedByAllShards(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := sharded("tokens", 4, ratelimit.MaxReserved(6))
 		key := limit.Key("red")
-		w.retries(w.grantFrom(0, 1, key.Count(9).Reserve()), 0)
-		w.retries(w.grantFrom(0, 1, key.Count(3).Reserve()), 12*time.Second)
-		w.retries(w.grantFrom(2, 3, key.Count(4).Reserve()), 36*time.Second)
+		w.runs(w.reserveFrom(0, 1, key.Count(9)), 0)
+		w.runs(w.reserveFrom(0, 1, key.Count(3)), 12*time.Second)
+		w.runs(w.reserveFrom(2, 3, key.Count(4)), 36*time.Second)
 		w.holds(key, -6)
 		for _, value := range w.shardValues("tokens", "red") {
 			if !near(value, -1.5) {
 				w.Fatalf("shards hold %v, want the debt spread evenly", w.shardValues("tokens", "red"))
 			}
 		}
-		w.retries(w.deny(key.Count(2).Reserve()), 12*time.Second)
+		w.retries(w.denyReserve(key.Count(2)), 12*time.Second)
 		w.retries(w.deny(key.Count(0)), 36*time.Second)
-		w.refuse(ratelimit.ErrExceedsCapacity, key.Count(17).Reserve())
+		w.refuseReserve(ratelimit.ErrExceedsCapacity, key.Count(17))
 		w.clock.Advance(12 * time.Second)
-		w.grant(key.Count(2).Reserve())
-		w.deny(key.Count(1).Reserve())
+		w.reserve(key.Count(2))
+		w.denyReserve(key.Count(1))
 		w.clock.Advance(time.Hour)
-		w.grant(key.Count(16).Reserve())
+		w.reserve(key.Count(16))
 		w.holds(key, -6)
 
 		// In a call for several limits, no single shard may owe what all shards may owe together.
 		several, other := sharded("several", 2, ratelimit.MaxReserved(5)).Key("red"), ratelimit.TokenBucket("other", 100, time.Minute).Key("red")
 		w.grant(several.Count(10), other)
 		for i := range 5 {
-			w.grantFrom(i%2, i%2, several.Reserve(), other)
+			w.reserveFrom(i%2, i%2, several, other)
 		}
 		for i := range 2 {
-			if _, err := w.limiter.Consume(w.picking(i, i), w.db, several.Reserve(), other); !denied(err) {
+			if _, err := w.limiter.Reserve(w.picking(i, i), w.db, several, other); !denied(err) {
 				w.Fatalf("shard %d: %v, want a denial", i, err)
 			}
 		}
 		w.holds(several, -5)
 
 		plenty := sharded("without a bound", 3).Key("red")
-		w.retries(w.grant(plenty.Count(30).Reserve()), 2*time.Minute)
+		w.runs(w.reserve(plenty.Count(30)), 2*time.Minute)
 		w.holds(plenty, -20)
 	})
 }
@@ -314,15 +324,15 @@ func TestOneCallMixesShardedLimitsAndOthers(t *testing.T) {
 		}
 		w.retries(result, 6*time.Second)
 		w.deny(user.Count(6), hot.Count(3), window.Count(5))
-		w.deny(user.Count(6), hot.Count(9).Reserve(), window.Count(4))
+		w.denyReserve(user.Count(6), hot.Count(9), window.Count(4))
 		if w.rows() != before {
 			w.Fatal("a denial wrote")
 		}
-		w.retries(w.grant(hot.Count(8).Reserve(), user.Count(6).Reserve(), window.Count(4).Reserve()), 30*time.Second)
+		w.runs(w.reserve(hot.Count(8), user.Count(6), window.Count(4)), 30*time.Second)
 		w.holds(hot, -5)
 		w.holds(user, -1) // until then, 5 of its capacity of 10 are refilled
 		w.holds(window, 0)
-		w.deny(hot.Count(1).Reserve())
+		w.denyReserve(hot.Count(1))
 		w.do(w.limiter.Reset(w.Context(), w.db, hot, user, window))
 		w.grant(hot.Count(5), hot.Count(5), window.Count(5), window.Count(5), user)
 		w.deny(hot.Count(0.1))
@@ -442,13 +452,14 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 	other := ratelimit.TokenBucket("other", 20, time.Hour)
 	five := limit.Global().Count(5)
 	for name, c := range map[string]struct {
+		reserve  bool
 		requests []ratelimit.Request
 		grants   int // of 5 and of 11 out of the 12 that are left
 	}{
-		"one":               {[]ratelimit.Request{five}, 1},
-		"one, reserved":     {[]ratelimit.Request{five.Reserve()}, 2},
-		"several":           {[]ratelimit.Request{five, other.Global()}, 1},
-		"several, reserved": {[]ratelimit.Request{five.Reserve(), other.Global()}, 2},
+		"one":               {false, []ratelimit.Request{five}, 1},
+		"one, reserved":     {true, []ratelimit.Request{five}, 2},
+		"several":           {false, []ratelimit.Request{five, other.Global()}, 1},
+		"several, reserved": {true, []ratelimit.Request{five, other.Global()}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -467,7 +478,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 			}
 			answers := make(chan error, 2)
 			go func() {
-				_, err := limiter.Consume(second, pool, c.requests...)
+				_, err := decide(second, limiter, pool, c.reserve, c.requests...)
 				answers <- err
 			}()
 			waiting(t, pool, 1)
@@ -572,10 +583,10 @@ func TestWhatEqualShardsOweIsNotRoundedAway(t *testing.T) {
 		}{{1e15, 100, 1}, {1e9, 100, 1e-6}} {
 			limit := ratelimit.TokenBucket(fmt.Sprint(c), c.capacity, time.Hour, ratelimit.Shards(c.shards), ratelimit.MaxReserved(c.capacity))
 			w.grant(limit.Global().Count(c.capacity))
-			w.grant(limit.Global().Count(0.999 * c.capacity).Reserve())
+			w.reserve(limit.Global().Count(0.999 * c.capacity))
 			before := w.balance(limit.Global())
 			for range calls {
-				w.grant(limit.Global().Count(c.count).Reserve())
+				w.reserve(limit.Global().Count(c.count))
 			}
 			if fell, want := before-w.balance(limit.Global()), calls*c.count; fell < 0.8*want || fell > 1.2*want {
 				w.Errorf("%v: the balance fell by %v, want %v", c, fell, want)

@@ -85,11 +85,14 @@ func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ra
 // waits wants a grant for d from now on.
 func (g *guest) waits(d time.Duration) *guest {
 	g.Helper()
-	if g.decision.Err != nil || !g.decision.Result.OK || (g.decision.Result.RetryAfter-d).Abs() > time.Microsecond { // rounding
+	if g.decision.Err != nil || !g.decision.Result.OK || !g.decision.Result.RetryAt.IsZero() || (g.decision.Delay-d).Abs() > time.Microsecond { // rounding
 		g.Fatalf("%+v, want a wait of %v", g.decision, d)
 	}
 	return g
 }
+
+// runAt is when a granted call has its tokens.
+func (g *guest) runAt() time.Time { return g.decision.Result.At.Add(g.decision.Delay) }
 
 // sleeps wants Wait to look at the clock, as it is now, and to sleep on.
 func (g *guest) sleeps() {
@@ -146,9 +149,8 @@ func (g *guest) leaves() {
 // holds wants a balance now.
 func (r *waitingRoom) holds(db ratelimit.DB, request ratelimit.Request, want float64) {
 	r.Helper()
-	result, err := r.limiter.Check(r.Context(), db, request.Count(0))
-	if err != nil || !near(result.Remaining, want) {
-		r.Fatalf("balance %v, %v, want %v", result.Remaining, err, want)
+	if got := readBalance(r, r.limiter, db, request); !near(got, want) {
+		r.Fatalf("balance %v, want %v", got, want)
 	}
 }
 
@@ -182,7 +184,7 @@ func TestWaitSleepsUntilTheTokensAreThere(t *testing.T) {
 		r.advance(6*time.Second - time.Microsecond)
 		g.sleeps()
 		r.advance(time.Microsecond)
-		if result := g.returns(); !result.RetryAt.Equal(r.now) {
+		if result := g.returns(); !result.RetryAt.IsZero() || !g.runAt().Equal(r.now) {
 			t.Fatalf("%+v", result)
 		}
 		r.holds(db, limit.Key("a"), 0)
@@ -207,29 +209,30 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 				db = c
 			}
 			limit := ratelimit.TokenBucket("third party", 20, time.Second, ratelimit.Capacity(1))
-			var limiter ratelimit.Limiter
-			results := make([]ratelimit.Result, 20)
+			runAt := make([]time.Time, 20)
 			var wg sync.WaitGroup
-			for i := range results {
+			for i := range runAt {
 				wg.Go(func() {
+					var delay time.Duration
+					limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Delay }}
 					began := time.Now()
 					result, err := limiter.Wait(t.Context(), db, limit.Global())
-					if slept := time.Since(began); err != nil || slept < result.RetryAfter {
-						t.Errorf("%+v, %v, after %v", result, err, slept)
+					if slept := time.Since(began); err != nil || slept < delay {
+						t.Errorf("%+v, %v, after %v of %v", result, err, slept, delay)
 					}
-					results[i] = result
+					runAt[i] = result.At.Add(delay)
 				})
 			}
 			wg.Wait()
 			if calls := statements.count("ratelimit_"); calls > 40 || on == "pool" && calls != 20 {
 				t.Errorf("%d calls of the database", calls)
 			}
-			slices.SortFunc(results, func(a, b ratelimit.Result) int { return a.RetryAt.Compare(b.RetryAt) })
-			for i, result := range results {
-				for j, later := range results[i+1:] {
-					span := later.RetryAt.Sub(result.RetryAt) + time.Microsecond // RetryAt is rounded up
+			slices.SortFunc(runAt, time.Time.Compare)
+			for i, first := range runAt {
+				for j, later := range runAt[i+1:] {
+					span := later.Sub(first) + time.Microsecond // they are rounded up
 					if granted, promised := float64(j+2), 1+20*span.Seconds(); granted > promised {
-						t.Fatalf("%v granted from %v to %v, %v promised", granted, result.RetryAt, later.RetryAt, promised)
+						t.Fatalf("%v granted from %v to %v, %v promised", granted, first, later, promised)
 					}
 				}
 			}
@@ -291,8 +294,8 @@ func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
 			for _, i := range c.leave {
 				guests[i].leaves()
 			}
-			if g := r.enter(db, request); g.decision.Err != nil || !g.decision.Result.RetryAt.Equal(alone.decision.Result.RetryAt) {
-				t.Errorf("%s, %s, %v: the next one waits until %v, want %v", on, name, c.leave, g.decision.Result.RetryAt, alone.decision.Result.RetryAt)
+			if g := r.enter(db, request); g.decision.Err != nil || !g.runAt().Equal(alone.runAt()) {
+				t.Errorf("%s, %s, %v: the next one waits until %v, want %v", on, name, c.leave, g.runAt(), alone.runAt())
 			}
 		}
 	}
@@ -315,12 +318,11 @@ func TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly(t *testing.T) {
 			request ratelimit.Request
 			waits   time.Duration // once the limits are empty
 		}{
-			"bucket":    {hourly.Key(on), time.Hour},
-			"reserving": {ratelimit.TokenBucket("reserved", 1, time.Hour).Key(on).Reserve(), time.Hour},
-			"sharded":   {ratelimit.TokenBucket("sharded", 2, time.Hour, ratelimit.Shards(2)).Key(on).Count(2), time.Hour},
-			"window":    {ratelimit.FixedWindow("window", 3, time.Hour, ratelimit.Start(noon)).Key(on).Count(3), time.Hour},
-			"calendar":  {ratelimit.CalendarWindow("calendar", 1, ratelimit.Day).Key(on), 12 * time.Hour},
-			"spaced":    {ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on), time.Hour},
+			"bucket":   {hourly.Key(on), time.Hour},
+			"sharded":  {ratelimit.TokenBucket("sharded", 2, time.Hour, ratelimit.Shards(2)).Key(on).Count(2), time.Hour},
+			"window":   {ratelimit.FixedWindow("window", 3, time.Hour, ratelimit.Start(noon)).Key(on).Count(3), time.Hour},
+			"calendar": {ratelimit.CalendarWindow("calendar", 1, ratelimit.Day).Key(on), 12 * time.Hour},
+			"spaced":   {ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0)).Key(on), time.Hour},
 		} {
 			t.Run(on+", "+name, func(t *testing.T) {
 				r := newWaitingRoom(t)
@@ -379,7 +381,6 @@ func TestWaitKeepsTheLimitsBounds(t *testing.T) {
 		before := tableOf(t, pool)
 		for _, request := range []ratelimit.Request{
 			limit.Key(on).Count(2.5),
-			limit.Key(on).Count(2.5).Reserve(),
 			ratelimit.TokenBucket("owes", 1, time.Hour, ratelimit.Capacity(0), ratelimit.MaxReserved(1)).Key(on).Count(2),
 		} {
 			if g := r.enter(db, request); !errors.Is(g.decision.Err, ratelimit.ErrExceedsCapacity) {
@@ -459,7 +460,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 		}
 		return noon
 	}, Observer: func(_ context.Context, d ratelimit.Decision) {
-		if verbs = append(verbs, d.Verb); d.Result.RetryAfter > 0 {
+		if verbs = append(verbs, d.Verb); d.Delay > 0 {
 			ctx.left = time.Hour / 2
 		}
 	}}
@@ -475,8 +476,8 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	if want := []ratelimit.Verb{ratelimit.VerbWait, ratelimit.VerbWait, ratelimit.VerbRefund}; !slices.Equal(verbs, want) {
 		t.Errorf("observed %v, want %v", verbs, want)
 	}
-	if result, err := limiter.Check(t.Context(), pool, limit.Global().Count(0)); err != nil || result.Remaining != 0 {
-		t.Errorf("%+v, %v", result, err)
+	if left := readBalance(t, &ratelimit.Limiter{Clock: func() time.Time { return noon }}, pool, limit.Global()); left != 0 {
+		t.Errorf("%v are left, want 0", left)
 	}
 }
 
@@ -509,7 +510,7 @@ func TestWaitTellsWhyItWasCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
 	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
-		if d.Result.RetryAfter > 0 {
+		if d.Delay > 0 {
 			cancel(cause)
 		}
 	}}

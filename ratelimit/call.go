@@ -13,6 +13,7 @@ import (
 // call is one use of a verb, validated by newCall.
 type call struct {
 	verb      Verb
+	does      *rules
 	requests  []Request
 	demands   []demand
 	rowless   []demand           // for which nothing is sent
@@ -20,12 +21,13 @@ type call struct {
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
 	overrides *Overrides
+	inForce   []inForce      // by request; nil: no overrides
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 }
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, requests: requests, within: algebra.Forever, overrides: l.Overrides}
+	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, overrides: l.Overrides}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, err
@@ -35,16 +37,19 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if m, ok := db.(inMemory); ok && l.Clock == nil && !isNil(db) {
 		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
-	if c.requests, err = l.Overrides.applied(v, requests, c.local); err != nil {
+	if c.requests, c.inForce, err = l.Overrides.applied(c.does, requests, c.local); err != nil {
 		return c, err
 	}
-	if c.demands, c.rowless, err = demands(v, c.requests, c.local); err != nil {
+	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
 		return c, err
 	}
-	if err = l.definitions.check(c.demands); err != nil {
+	if err = l.definitions.check(requests); err != nil {
 		return c, err
 	}
-	if v == VerbRefund {
+	if c.does.moves {
+		err = c.moved()
+	}
+	if c.does.refunds {
 		if c.receipt, err = from.read(); err == nil {
 			err = c.covered()
 		}
@@ -65,18 +70,18 @@ func (c *call) covered() error {
 	return nil
 }
 
-// takes reports whether the call takes tokens.
-func (c *call) takes() bool { return c.consumes() || c.verb == VerbCharge }
-
-// consumes reports whether the call takes tokens or is denied.
-func (c *call) consumes() bool { return c.verb == VerbConsume || c.verb == VerbWait }
+// forfeits reports whether a grant may forfeit tokens while its work waits (see algebra.Reserve). Only two kinds can: a
+// reservation of a window, and a reservation of several limits, which wait for each other.
+func (c *call) forfeits() bool {
+	return c.does.owes == upToMaxReserved && (len(c.demands) > 1 || anyOf(c.demands, func(d *demand) bool { return d.limit.numbers.Window }))
+}
 
 // reserves reports whether algebra.Reserve has the rule for the call.
-func (c *call) reserves() bool { return forfeits(c.demands) || c.within != algebra.Forever }
+func (c *call) reserves() bool { return c.forfeits() || c.within != algebra.Forever }
 
-// goesAlone reports whether a Coalescer sends the call as a statement of its own.
+// goesAlone reports whether the call can share no statement with others.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || takesUpTo(c.demands)
+	return sharded(c.demands) || c.reserves() || c.does.upTo
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -92,17 +97,16 @@ func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 // decide has the database decide the call: by a statement of its own or, on a Coalescer, together with other calls. A call
 // that the limits' definitions decide is not sent.
 func (c *call) decide(ctx context.Context, db DB) (Result, error) {
-	result := unanswered(c.requests)
+	result := unanswered(c.verb, c.requests)
 	if a := c.byPolicy(); a != nil {
 		c.fill(&result, a)
 		return c.conclude(result, nil)
 	}
 	var err error
-	if coalescer, ok := coalescerOf(db); ok && c.takes() {
+	if coalescer, ok := coalescerOf(db); ok && c.does.takes {
 		err = coalescer.decide(ctx, c, &result)
 	} else {
-		writes := c.takes() || c.verb == VerbRefund // Reset writes too, but can safely be repeated
-		err = c.ask(ctx, wire{db, writes && !isTx(db)}, &result)
+		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !isTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }
@@ -118,12 +122,12 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 
 // fill fills in the result from the statement's answer.
 func (c *call) fill(result *Result, a *answer) {
-	if c.verb == VerbReset {
+	if c.does.answers == nothing {
 		result.OK = true
 		return
 	}
 	result.fill(c, a)
-	if c.consumes() && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)
 	}
 }
@@ -132,18 +136,18 @@ func (c *call) fill(result *Result, a *answer) {
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
-		return unanswered(c.requests), explain(string(c.verb), err)
-	case (c.consumes() || c.verb == VerbCheck) && !result.OK:
-		return result, &DeniedError{Result: result}
+		return unanswered(c.verb, c.requests), explain(string(c.verb), err)
+	case c.does.deniable && !result.OK:
+		return result, &DeniedError{Result: result, Reason: c.reason()}
 	}
 	return result, nil
 }
 
 // unanswered is the result of a call that has no answer.
-func unanswered(requests []Request) Result {
+func unanswered(v Verb, requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
-		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: r.upTo}
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: v == VerbTake}
 	}
 	return result
 }

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -20,9 +19,7 @@ type demand struct {
 	numbers  algebra.Limit // the limit's numbers for the key and, of a calendar, the time of the call
 	count    float64
 	floor    float64 // the lowest balance that may be left
-	need     float64 // the lowest balance that is enough: count + floor, summed up without rounding floor
-	reserve  bool    // the work may wait for its tokens
-	most     float64 // with UpTo: the most tokens to take. Then count is 1. Otherwise 0
+	most     float64 // of a Take: the most tokens to take. Then count is 1. Otherwise 0
 	requests []int
 }
 
@@ -30,34 +27,25 @@ func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
 // the database locks. Demands of limits without rows are apart.
-func demands(v Verb, requests []Request, now pgtype.Timestamptz) (ds, rowless []demand, err error) {
-	if ds, err = addUp(v, requests); err != nil {
+func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowless []demand, err error) {
+	if ds, err = addUp(does, requests); err != nil {
 		return nil, nil, err
 	}
-	if takesUpTo(ds) && anyOf(ds, func(d *demand) bool { return d.reserve }) {
-		return nil, nil, fmt.Errorf("%w: a call with UpTo takes what is there, and cannot Reserve", ErrInvalid)
-	}
 	for i := range ds {
-		if err := ds[i].validate(v); err != nil {
+		if err := ds[i].validate(does); err != nil {
 			return nil, nil, err
 		}
 	}
-	ds, rowless = withoutRows(ds, func(d *demand) bool { return d.limit.rowless() })
-	boundUpTo(ds, rowless)
-	setNumbers(v, ds, now)
+	ds, rowless = withoutRows(ds, does.rowless)
+	setNumbers(does, ds, now)
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
-	for i := 1; i < len(ds); i++ {
-		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
-			return nil, nil, twoDefinitions(a, b)
-		}
-	}
 	return ds, rowless, nil
 }
 
 // addUp adds up the requests for the same limit and key.
-func addUp(v Verb, requests []Request) ([]demand, error) {
+func addUp(does *rules, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
 	}
@@ -84,33 +72,28 @@ func addUp(v Verb, requests []Request) ([]demand, error) {
 			if index != nil {
 				index[id] = at
 			}
-			ds = append(ds, demand{limit: r.limit, key: r.key, floor: math.Inf(-1), need: math.Inf(-1)})
+			ds = append(ds, demand{limit: r.limit, key: r.key, floor: does.floor(&r.limit)})
 		}
 		d := &ds[at]
 		if found && d.limit != r.limit {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		tokens := r.tokens
-		if v != VerbReset && (r.upTo || d.most > 0) {
-			if err := r.validateUpTo(v, found); err != nil {
-				return nil, err
+		if does.upTo {
+			if found {
+				return nil, fmt.Errorf("%w: limit %q: a Take has two requests for one key", ErrInvalid, r.limit.name)
 			}
 			d.most, tokens = tokens, 1
 		}
-		// Requests for one key are granted one after another. Each must leave its own floor, and each later one leaves less
-		// than the one before.
 		d.count += tokens
-		d.need = max(d.need, d.count+r.floor(v))
-		d.floor = max(d.floor-tokens, r.floor(v))
-		d.reserve = d.reserve || v == VerbWait || r.reserve && (v == VerbConsume || v == VerbCheck)
 		d.requests = append(d.requests, i)
 	}
 	return ds, nil
 }
 
 // setNumbers sets the demands' numbers. A calendar's windows are listed around now.
-func setNumbers(v Verb, ds []demand, now pgtype.Timestamptz) {
-	waits := v == VerbRefund || anyOf(ds, func(d *demand) bool { return d.reserve })
+func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz) {
+	waits := does.refunds || does.owes == upToMaxReserved
 	for i := range ds {
 		d := &ds[i]
 		d.numbers = d.limit.forKey(d.key)
@@ -125,33 +108,23 @@ func setNumbers(v Verb, ds []demand, now pgtype.Timestamptz) {
 	}
 }
 
-// validateUpTo refuses UpTo where it has no meaning. again: the call has another request for the same limit and key.
-func (r *Request) validateUpTo(v Verb, again bool) error {
-	switch {
-	case v != VerbConsume && v != VerbCheck:
-		return fmt.Errorf("%w: limit %q: UpTo is for Consume and Check, not for %s", ErrInvalid, r.limit.name, v)
-	case again:
-		return fmt.Errorf("%w: limit %q: two requests for one key, and one of them has UpTo", ErrInvalid, r.limit.name)
-	case r.tokens < 1:
-		return fmt.Errorf("%w: limit %q: up to %v tokens is less than 1", ErrInvalid, r.limit.name, r.tokens)
-	}
-	return nil
-}
-
 // validate refuses a count that can never be granted.
-func (d *demand) validate(v Verb) error {
-	if d.count > algebra.MaxTokens && v != VerbReset {
+func (d *demand) validate(does *rules) error {
+	if does.ignoresCount {
+		return nil
+	}
+	if d.count > algebra.MaxTokens {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if v == VerbRefund || v == VerbReset || d.limit.grantsNothing() { // the last is a denial by policy
+	if does.refunds || d.limit.grantsNothing() { // the last is denied without asking
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity
-	if v == VerbWait && d.count > capacity && capacity > 0 {
+	if does.atMostFull && d.count > capacity && capacity > 0 {
 		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
 	}
 	if left := capacity - d.count; left < d.floor {
-		if d.need <= capacity { // too much only by rounding
+		if d.count <= capacity-d.floor { // too much only by rounding, of a floor below 0
 			d.floor = left
 			return nil
 		}
@@ -159,18 +132,6 @@ func (d *demand) validate(v Verb) error {
 			ErrExceedsCapacity, d.limit.name, d.count, capacity-d.floor)
 	}
 	return nil
-}
-
-// floor is the lowest balance that the request by itself may leave.
-func (r *Request) floor(v Verb) float64 {
-	switch {
-	case v == VerbCharge, v == VerbCheck && r.tokens == 0: // which reads the balance, even a debt
-		return math.Inf(-1)
-	case r.reserve, v == VerbWait:
-		return -r.limit.maxOwed()
-	default:
-		return 0
-	}
 }
 
 // anyOf reports whether is holds for any of the demands. They are large: slices.ContainsFunc would copy each.
@@ -183,44 +144,7 @@ func anyOf(ds []demand, is func(d *demand) bool) bool {
 	return false
 }
 
-// forfeits reports whether a grant may forfeit tokens while its work waits (see algebra.Reserve). Only two kinds can: a
-// reservation of a window, and a reservation in a call for several limits, which wait for each other.
-func forfeits(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.reserve && (len(ds) > 1 || d.limit.numbers.Window) })
-}
-
-// takesUpTo reports whether any of the demands has UpTo.
-func takesUpTo(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.most > 0 })
-}
-
-// onCalendar reports whether any of the limits is a calendar window.
-func onCalendar(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.numbers.Windows != nil })
-}
-
 // sharded reports whether any of the limits has shards.
 func sharded(ds []demand) bool {
 	return anyOf(ds, func(d *demand) bool { return d.limit.shards > 1 })
-}
-
-// leastUpTo is the least number of tokens that any of the demands takes UpTo, or +Inf.
-func leastUpTo(ds []demand) float64 {
-	least := math.Inf(1)
-	for _, d := range ds {
-		if d.most > 0 {
-			least = min(least, d.most)
-		}
-	}
-	return least
-}
-
-// boundUpTo makes the demands with UpTo take no more than those without rows do, since all take the same number.
-func boundUpTo(ds, rowless []demand) {
-	if rowless == nil {
-		return
-	}
-	for i := range ds {
-		ds[i].most = min(ds[i].most, leastUpTo(rowless))
-	}
 }

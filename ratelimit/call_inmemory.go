@@ -21,7 +21,7 @@ func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, cou
 		}
 	}
 	c, err := l.newCall(VerbConsume, "", []Request{r}, nil)
-	result, a := unanswered(c.requests), c.byPolicy()
+	result, a := unanswered(VerbConsume, c.requests), c.byPolicy()
 	switch {
 	case errors.Is(err, ErrExceedsCapacity):
 		charge, _ := l.newCall(VerbCharge, "", []Request{r}, nil) // which may

@@ -34,8 +34,7 @@ func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []de
 
 // deniedByPolicy reports whether the call wants a token of a limit with a rate of 0.
 func (c *call) deniedByPolicy() bool {
-	return (c.consumes() || c.verb == VerbCheck) &&
-		anyOf(c.rowless, func(d *demand) bool { return d.limit.grantsNothing() && d.count > 0 })
+	return c.does.deniable && anyOf(c.rowless, func(d *demand) bool { return d.limit.grantsNothing() && d.count > 0 })
 }
 
 // blockedUntil is when the last block ends of those that deny the call: algebra.Forever if one has no end, or a rate is 0.
@@ -51,6 +50,17 @@ func (c *call) blockedUntil() algebra.Micros {
 		}
 	}
 	return until
+}
+
+// reason is why a call is denied.
+func (c *call) reason() Reason {
+	switch {
+	case !c.deniedByPolicy():
+		return ReasonQuota
+	case anyOf(c.rowless, func(d *demand) bool { return d.limit.numbers.Rate == 0 && d.count > 0 }):
+		return ReasonPlan
+	}
+	return ReasonBlock
 }
 
 // blockedText describes a block.
@@ -73,10 +83,7 @@ func (c *call) byPolicy() *answer {
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
 func (r *Result) fillRowless(c *call, a *answer) {
-	denied, upTo := c.deniedByPolicy(), leastUpTo(c.rowless)
-	if takesUpTo(c.demands) {
-		upTo = a.taken
-	}
+	denied := c.deniedByPolicy()
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
@@ -99,20 +106,22 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			if left > 0 {
 				s.ResetAt = r.At
 			}
-			if s.RetryAt = r.At; denied && left == 0 && d.count > 0 {
-				s.OK, s.RetryAt = false, time.Time{}
+			if denied && left == 0 && d.count > 0 {
+				s.OK = false
 				if d.limit.blocked && d.limit.until < algebra.Forever {
 					s.RetryAt = d.limit.until.Time()
 				}
 			}
 			switch {
-			case !r.OK || c.verb == VerbRefund:
+			case !r.OK || !c.does.takes && c.verb != VerbCheck:
+			case d.most > 0 && c.demands == nil: // nothing bounds it
+				s.Taken = d.most
 			case d.most > 0:
-				s.Taken = upTo
+				s.Taken = a.taken
 			default:
 				s.Taken = s.Count
 			}
-			s.took.rowless = c.consumes() && r.OK
+			s.took.rowless = c.does.receipt() && r.OK
 		}
 		if left > 0 && r.ResetAt.Before(r.At) {
 			r.ResetAt = r.At

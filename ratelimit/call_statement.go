@@ -23,19 +23,19 @@ type statement struct {
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
-	takes, now := c.takes(), nullable(c.now)
+	plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)
-	case c.verb == VerbRefund:
+	case c.does.moves:
+		return c.move(now)
+	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
-	case c.reserves(), takesUpTo(c.demands):
-		return c.apply(ctx, now, orRaise)
-	case takes && len(c.demands) == 1 && sharded(c.demands):
+	case plain && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
-	case takes && len(c.demands) == 1:
+	case plain && len(c.demands) == 1:
 		return consume(c.demands[0], now, orRaise)
-	case takes && !sharded(c.demands) && !onCalendar(c.demands):
+	case plain && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
 	return c.apply(ctx, now, orRaise)
@@ -84,6 +84,7 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 		c.names, c.keys,
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, c.floors, now, orRaise,
+		c.windows, c.firsts, c.lasts,
 	)}
 }
 
@@ -92,13 +93,6 @@ var noBound any = pgtype.Interval{}
 
 // apply takes any demands, all or none, or reports whether it would.
 func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statement {
-	op := string(c.verb)
-	switch {
-	case c.verb == VerbConsume && takesUpTo(c.demands):
-		op = "take"
-	case c.takes():
-		op = string(VerbConsume) // a charge is a consume without a floor
-	}
 	within := noBound
 	if c.within != algebra.Forever {
 		within = pgtype.Interval{Microseconds: int64(c.within), Valid: true}
@@ -112,7 +106,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	columns := columnsOf(c.demands)
 	sql, names, keys := columns.choose(dbsqlc.ApplyOne, dbsqlc.Apply)
 	return statement{sql: sql, demands: n, read: readSeveral, args: arguments(
-		op, names, keys,
+		c.does.op, names, keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,
@@ -162,7 +156,7 @@ type columns struct {
 	windows       []pgtype.Timestamptz
 	firsts, lasts []pgtype.Int4
 
-	mosts []float64 // 0 for demands without UpTo; nil without any UpTo
+	mosts []float64 // of a Take; otherwise nil
 }
 
 func columnsOf(ds []demand) columns {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,10 +44,14 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	for d := -3; d <= 3; d++ {
 		days = append(days, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
 	}
+	var longDays []pgtype.Timestamptz // also those in which a debt is refilled, 100 at most
+	for d := -101; d <= 3; d++ {
+		longDays = append(longDays, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
+	}
 	begun := start(window.forKey("bob"))
 	hour := start(shards.forKey("cid")).Time
 	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
-	all := []Request{shards.Key("cid"), bucketAndWindow[0], bucketAndWindow[1].Reserve()}
+	all := []Request{shards.Key("cid"), bucketAndWindow[0], bucketAndWindow[1]}
 	receipt := Receipt(`{"v":1,"at":"2026-01-02T08:00:00Z","runAt":"2026-01-02T12:00:00Z","taken":[` +
 		`{"limit":"window","key":"bob","count":7,"held":1,"rows":1,"shards":1},{"limit":"bucket","key":"ann","count":3,"refunded":1,"held":-2,"rows":1,"shards":4}]}`)
 
@@ -56,7 +61,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		orRaise  bool
 		sqlc     func(q *dbsqlc.Queries) error
 	}{
-		"one": {VerbConsume, []Request{bucket.Key("ann").Count(1.5).Reserve()}, true, func(q *dbsqlc.Queries) error {
+		"one": {VerbReserve, []Request{bucket.Key("ann").Count(1.5)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 				Name: "bucket", Key: "ann", Rate: 2, Period: time.Second, Capacity: 7, Count: 1.5, Floor: -5, Now: &noon, OrRaise: true,
 			})
@@ -75,11 +80,20 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			return err
 		}},
 		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
-			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
-				Op: "consume", Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
+			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
+				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
 				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
-				Starts: []pgtype.Timestamptz{{}, days[0]}, Shards: []int32{1, 1}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
-				ShardA: []int32{0, 0}, ShardB: []int32{0, 0}, Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+			})
+			return err
+		}},
+		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
+				Rates: []float64{5, 4}, Periods: []time.Duration{48 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
+				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{7, 0},
 			})
 			return err
 		}},
@@ -98,23 +112,23 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"several with shards": {VerbConsume, all, true, func(q *dbsqlc.Queries) error {
+		"several that reserve": {VerbReserve, all, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"bucket", "window", "z shards"}, Keys: []string{"ann", "bob", "cid"},
 				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
 				Starts: []pgtype.Timestamptz{{}, begun, {Time: hour, Valid: true}}, Shards: []int32{1, 1, 6},
-				Counts: []float64{1.5, 6, 1}, Floors: []float64{-5, 0, 0}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
+				Counts: []float64{1.5, 6, 1}, Floors: []float64{-5, math.Inf(-1), math.Inf(-1)}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
 				Reserve: true, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
-		"up to": {VerbConsume, []Request{window.Key("bob").UpTo(9), shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
+		"take": {VerbTake, []Request{window.Key("bob").Count(9), shards.Key("cid").Count(9)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "take", Names: []string{"window", "z shards"}, Keys: []string{"bob", "cid"},
 				Rates: []float64{3, 4}, Periods: []time.Duration{time.Minute, time.Hour}, Capacities: []float64{8, 9},
 				Starts: []pgtype.Timestamptz{begun, {Time: hour, Valid: true}}, Shards: []int32{1, 6},
-				Counts: []float64{1, 2}, Floors: []float64{0, 0}, ShardA: []int32{0, 3}, ShardB: []int32{0, 1},
-				Now: &noon, OrRaise: true, Mosts: []float64{9, 0},
+				Counts: []float64{1, 1}, Floors: []float64{0, 0}, ShardA: []int32{0, 3}, ShardB: []int32{0, 1},
+				Now: &noon, OrRaise: true, Mosts: []float64{9, 9},
 			})
 			return err
 		}},
@@ -127,7 +141,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"one that reserves": {VerbConsume, []Request{shards.Key("cid").Count(2).Reserve()}, false, func(q *dbsqlc.Queries) error {
+		"one that reserves": {VerbReserve, []Request{shards.Key("cid").Count(2)}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ApplyOne(ctx, dbsqlc.ApplyOneParams{
 				Op: "consume", Name: "z shards", Key: "cid", Rates: []float64{4}, Periods: []time.Duration{time.Hour}, Capacities: []float64{9},
 				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}}, Shards: []int32{6}, Counts: []float64{2}, Floors: []float64{math.Inf(-1)},
@@ -140,6 +154,23 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Name: "bucket", Key: "ann", Rates: []float64{2}, Periods: []time.Duration{time.Second}, Capacities: []float64{7},
 				Starts: []pgtype.Timestamptz{{}}, Counts: []float64{1.5}, Taken: []float64{3}, Held: []float64{-2}, Parts: []float64{0.25},
 				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
+			})
+			return err
+		}},
+		"move": {VerbMove, []Request{shards.Key("cid"), FixedWindow("hours", 3, time.Hour, Capacity(8), MaxReserved(7), Shards(2), Start(morning)).Key("cid")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Move(ctx, dbsqlc.MoveParams{
+				Names: []string{"z shards", "hours"}, Keys: []string{"cid", "cid"},
+				Rates: []float64{4, 3}, Periods: []time.Duration{time.Hour, time.Hour}, Capacities: []float64{9, 8},
+				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}, {Time: hour, Valid: true}}, Shards: []int32{6, 2}, Floor: -7, Now: &noon,
+			})
+			return err
+		}},
+		"move of calendars": {VerbMove, []Request{day.Key("dan"), CalendarWindow("days", 500, Day, MaxReserved(50_001)).Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Move(ctx, dbsqlc.MoveParams{
+				Names: []string{"day", "days"}, Keys: []string{"dan", "dan"},
+				Rates: []float64{5, 500}, Periods: []time.Duration{48 * time.Hour, 48 * time.Hour}, Capacities: []float64{5, 500},
+				Starts: []pgtype.Timestamptz{days[0], longDays[0]}, Shards: []int32{1, 1}, Floor: -50_000, Now: &noon,
+				Windows: append(slices.Clone(days), longDays...), Firsts: []int32{1, 8}, Lasts: []int32{7, int32(7 + len(longDays))},
 			})
 			return err
 		}},
@@ -168,7 +199,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			if got.sql != want.sql || !reflect.DeepEqual(got.args[1:], want.args) {
 				t.Errorf("got  %s%#v\nwant %s%#v", got.sql, got.args[1:], want.sql, want.args)
 			}
-			if got.demands != len(c.demands) || isConsume(got.sql) != (tt.verb == VerbConsume) {
+			if got.demands != len(c.demands) || isConsume(got.sql) != verbs[tt.verb].takes {
 				t.Errorf("about %d demands, want %d; a statement of Consume: %v", got.demands, len(c.demands), isConsume(got.sql))
 			}
 		})

@@ -41,7 +41,8 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
 // caller's they do not, since the caller's COMMIT decides.
 //
-// Three functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same: call it again.
+// Four functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same, and after an error of
+// [Limiter.Move], the move may have been made: call them again.
 // [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too. A
 // [Limiter.Wait] whose context ends while it sleeps may not give all tokens back.
 //
@@ -90,19 +91,36 @@ func notCommitted(err error) bool {
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 var ErrDenied = errors.New("ratelimit: denied")
 
-// DeniedError is the error of [Limiter.Consume], [Limiter.Wait] and [Limiter.Check] for a denial. It matches [ErrDenied].
-// Nothing was consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands
+// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and
+// [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands
 // for a SQL error, and the transaction is aborted.
 //
-// A limit with a rate of 0 denies every token by policy: for example, a plan that does not include the feature. Then
-// RetryAt is zero, and waiting does not help. Nothing is sent to the server, not even for the other limits of the call. At
-// is the time of [Limiter.Clock] or of this process. An HTTP server should answer 403, not 429. A block by [Overrides] is a denial of the
-// same kind, but RetryAt is its end, if it has one.
+// A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
+// by [Overrides] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
+// other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help (see Permanent),
+// an HTTP server should answer 403, not 429.
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
 	// OK false.
 	Result
+
+	// Reason is why the call was denied. If several limits denied it, it is the one that lasts longest: a plan, then a block.
+	Reason Reason
 }
+
+// Reason is why a call was denied.
+type Reason string
+
+// The reasons of a denial.
+const (
+	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
+	ReasonPlan  Reason = "plan"  // the limit's rate is 0
+	ReasonBlock Reason = "block" // a block by Overrides; RetryAt is its end, if it has one
+)
+
+// Permanent reports whether waiting does not help: a plan that grants nothing, or a block without an end. Then RetryAt is
+// zero.
+func (e *DeniedError) Permanent() bool { return e.RetryAt.IsZero() }
 
 // Unwrap returns [ErrDenied].
 func (e *DeniedError) Unwrap() error { return ErrDenied }
@@ -136,7 +154,7 @@ func (e *DeniedError) Error() string {
 				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
 		}
 	}
-	if e.RetryAt.IsZero() {
+	if e.Permanent() {
 		return fmt.Sprintf("%v by policy: %s", ErrDenied, strings.Join(denied, ", "))
 	}
 	wait := e.RetryAfter

@@ -75,16 +75,32 @@ func ExampleLimiter_Consume_severalLimits() {
 	// left: 0 of the user's, 9 of the team's
 }
 
-// Check writes nothing. A check of 0 tokens reads the balance, and is never denied.
-func ExampleLimiter_Check() {
-	uploads := ratelimit.TokenBucket("uploads", 20, time.Hour)
+// "x of y used", for a page: a balance is never a denial.
+func ExampleLimiter_Balance() {
+	apiCalls := ratelimit.CalendarWindow("apiCalls", 10, ratelimit.Month)
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
 
-	balance, err := limits.Check(ctx, pool, uploads.Key("ann").Count(0))
+	if _, err := limits.Consume(ctx, pool, apiCalls.Key("acme").Count(7)); err != nil {
+		fmt.Println(err)
+		return
+	}
+	balances, err := limits.Balance(ctx, pool, apiCalls.Key("acme"), apiCalls.Key("globex"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(balance.Remaining, "left")
+	for _, b := range balances {
+		fmt.Printf("%s: %v of %v used, resets on %s\n", b.Key, b.Used, b.Capacity, b.ResetAt.Format("2 Jan"))
+	}
+	// Output:
+	// acme: 7 of 10 used, resets on 1 Dec
+	// globex: 0 of 10 used, resets on 1 Dec
+}
+
+// Check writes nothing.
+func ExampleLimiter_Check() {
+	uploads := ratelimit.TokenBucket("uploads", 20, time.Hour)
 
 	if _, err := limits.Consume(ctx, pool, uploads.Key("ann").Count(15)); err != nil {
 		fmt.Println(err)
@@ -95,7 +111,6 @@ func ExampleLimiter_Check() {
 		fmt.Println("six more in", denied.RetryAfter.Round(time.Minute))
 	}
 	// Output:
-	// 20 left
 	// six more in 3m0s
 }
 
@@ -112,9 +127,9 @@ func ExampleLimiter_Charge() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println("out of debt in", result.RetryAfter.Round(time.Minute))
+	fmt.Printf("%.0f left\n", result.Remaining)
 	// Output:
-	// out of debt in 5m0s
+	// -500 left
 }
 
 // What an estimate was too high by is given back, by the time at which it was consumed.
@@ -188,12 +203,12 @@ func ExampleOutsideTx() {
 	})
 	fmt.Println(err)
 
-	balance, err := limits.Check(ctx, pool, badCoupons.Key("ann").Count(0))
+	balances, err := limits.Balance(ctx, pool, badCoupons.Key("ann"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%.0f more\n", balance.Remaining)
+	fmt.Printf("%.0f more\n", balances[0].Remaining)
 	// Output:
 	// on the pool it is refused: true
 	// there is no such coupon
@@ -304,18 +319,18 @@ func ExampleLimiter_InSQLTx() {
 // A reservation takes tokens that are not there yet, and says when they will be: the job that is to run then is stored in
 // the same transaction. With River it would be
 //
-//	_, err = jobs.InsertTx(ctx, tx, args, &river.InsertOpts{ScheduledAt: result.RetryAt})
-func ExampleRequest_Reserve() {
+//	_, err = jobs.InsertTx(ctx, tx, args, &river.InsertOpts{ScheduledAt: reserved.RetryAt})
+func ExampleLimiter_Reserve() {
 	promptTokens := ratelimit.TokenBucket("promptTokens", 6000, time.Hour, ratelimit.Capacity(2000), ratelimit.MaxReserved(4000))
 
 	for _, prompt := range []string{"summarize", "translate", "explain", "rhyme"} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			result, err := limits.Consume(ctx, tx, promptTokens.Key("team 7").Count(2000).Reserve())
+			reserved, err := limits.Reserve(ctx, tx, promptTokens.Key("team 7").Count(2000))
 			if err != nil {
 				return err // so much is reserved already that it may not queue up
 			}
-			fmt.Println(prompt, "may run in", result.RetryAfter.Round(time.Minute))
-			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
+			fmt.Println(prompt, "may run in", reserved.Delay.Round(time.Minute))
+			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, reserved.RetryAt)
 			return err
 		})
 		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
@@ -332,15 +347,14 @@ func ExampleRequest_Reserve() {
 }
 
 // A worker fetches work in batches: up to 100 e-mails, and no more than the provider still allows this hour.
-func ExampleRequest_UpTo() {
+func ExampleLimiter_Take() {
 	sends := ratelimit.TokenBucket("sends", 50, time.Hour)
 
 	fetch := func(ctx context.Context, tx pgx.Tx) (addresses []string, err error) {
-		result, err := limits.Consume(ctx, tx, sends.Global().UpTo(100))
+		taken, result, err := limits.Take(ctx, tx, 100, sends.Global())
 		if err != nil {
 			return nil, err // denied: there is not one token, until RetryAt
 		}
-		taken := int(result.Requests[0].Taken)
 		rows, err := tx.Query(ctx, `
 			DELETE FROM emails
 			 WHERE id IN (SELECT id FROM emails ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
@@ -638,13 +652,13 @@ func ExampleFixedWindow() {
 // A calendar's month is as long as it is. Where it has no 31st, the window begins on its last day.
 func ExampleUnlimited() {
 	plans := map[string]ratelimit.Limit{
-		"free":       ratelimit.TokenBucket("exports", 0, 24*time.Hour), // none
-		"pro":        ratelimit.TokenBucket("exports", 100, 24*time.Hour),
-		"enterprise": ratelimit.Unlimited("exports"),
+		"free":       ratelimit.TokenBucket("exports.free", 0, 24*time.Hour), // none
+		"pro":        ratelimit.TokenBucket("exports.pro", 100, 24*time.Hour),
+		"enterprise": ratelimit.Unlimited("exports.enterprise"),
 	}
 	for _, plan := range []string{"free", "pro", "enterprise"} {
 		result, err := limits.Consume(ctx, pool, plans[plan].Key("user-9"))
-		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok && denied.RetryAt.IsZero() {
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok && denied.Permanent() {
 			fmt.Println("your plan does not include this")
 		}
 		fmt.Println(plan, result.OK, result.Remaining)
@@ -654,6 +668,26 @@ func ExampleUnlimited() {
 	// free false 0
 	// pro true 99
 	// enterprise true +Inf
+}
+
+// One customer has a quota and a billing day of its own.
+func ExampleLimit_With() {
+	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
+	acme := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
+
+	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for _, request := range []ratelimit.Request{apiCalls.Key("customer-7"), acme.Key("acme")} {
+		result, err := limits.Consume(ctx, pool, request)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(result.Remaining, "left until", result.ResetAt)
+	}
+	// Output:
+	// 9999 left until 2026-03-01 00:00:00 +0000 UTC
+	// 49999 left until 2026-02-15 00:00:00 +0000 UTC
 }
 
 func ExampleCalendarWindow() {
@@ -678,7 +712,7 @@ func ExampleCalendarWindow() {
 
 // Each reservation lowers the balance, below zero if need be. The job may run when the refill has brought it back to zero.
 // This is the picture in docs/concepts.md.
-func ExampleRequest_Reserve_runTimes() {
+func ExampleLimiter_Reserve_runTimes() {
 	renders := ratelimit.TokenBucket("renders", 60, time.Minute, ratelimit.Capacity(5), ratelimit.MaxReserved(5))
 
 	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -686,14 +720,13 @@ func ExampleRequest_Reserve_runTimes() {
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
 	for second, job := range []string{"A", "B", "C", "D"} {
 		now = noon.Add(time.Duration(second+1) * time.Second)
-		result, err := limits.Consume(ctx, pool, renders.Global().Count(4).Reserve())
-		switch {
-		case errors.Is(err, ratelimit.ErrDenied):
-			fmt.Printf("%s at %d s: denied, balance %v, ask again at %v\n", job, second+1, result.Remaining, result.RetryAt.Sub(noon))
-		case err != nil:
+		reserved, err := limits.Reserve(ctx, pool, renders.Global().Count(4))
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
+			fmt.Printf("%s at %d s: denied, balance %v, ask again at %v\n", job, second+1, denied.Remaining, denied.RetryAt.Sub(noon))
+		} else if err != nil {
 			fmt.Println(err)
-		default:
-			fmt.Printf("%s at %d s: balance %v, may run at %v\n", job, second+1, result.Remaining, result.RetryAt.Sub(noon))
+		} else {
+			fmt.Printf("%s at %d s: balance %v, may run at %v\n", job, second+1, reserved.Remaining, reserved.RetryAt.Sub(noon))
 		}
 	}
 	// Output:
@@ -763,12 +796,12 @@ func ExampleLimiter_InTx_unknownOutcome() {
 
 	err = order("order 17", "ann") // as if the answer to the first COMMIT had been lost
 	fmt.Println(err)
-	balance, err := limits.Check(ctx, pool, placeOrder.Key("ann").Count(0))
+	balances, err := limits.Balance(ctx, pool, placeOrder.Key("ann"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%.0f of 10 left\n", balance.Remaining)
+	fmt.Printf("%.0f of 10 left\n", balances[0].Remaining)
 	// Output:
 	// <nil>
 	// <nil>
@@ -887,13 +920,13 @@ func ExampleOverrides() {
 		return
 	}
 	for range 100 {
-		result, err := limits.Check(ctx, pool, signUps.Key("acme").Count(0))
+		balances, err := limits.Balance(ctx, pool, signUps.Key("acme"))
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
-		if result.Requests[0].Limit.Capacity() == 500 {
-			fmt.Println("acme:", result.Requests[0].Limit)
+		if balances[0].Decides == ratelimit.ByOverride {
+			fmt.Println("acme:", balances[0].Limit)
 			return
 		}
 		time.Sleep(100 * time.Millisecond)

@@ -396,18 +396,19 @@ func (o *Overrides) errNotLoaded() error {
 }
 
 // applied are the requests with the limits in force. at is the time of the call, if it is known.
-func (o *Overrides) applied(v Verb, requests []Request, at pgtype.Timestamptz) ([]Request, error) {
+func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamptz) ([]Request, []inForce, error) {
 	if o == nil {
-		return requests, nil
+		return requests, nil, nil
 	}
 	table := o.table.Load()
 	if table == nil {
-		return requests, o.errNotLoaded()
+		return requests, nil, o.errNotLoaded()
 	}
 	if table.count.Load() == 0 {
-		return requests, nil
+		return requests, nil, nil
 	}
 	var applied []Request // with the limits in force; nil: they are as defined
+	var in []inForce
 	var now algebra.Micros
 	for i := range requests {
 		r := &requests[i]
@@ -422,19 +423,25 @@ func (o *Overrides) applied(v Verb, requests []Request, at pgtype.Timestamptz) (
 			continue
 		}
 		if applied == nil {
-			applied, now = slices.Clone(requests), o.now(at)
+			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.now(at)
 		}
 		same := func(other Request) bool { return other.key == r.key && other.limit == r.limit }
 		if before := slices.IndexFunc(requests[:i], same); before >= 0 { // one limit for a call, whatever comes meanwhile
-			applied[i].limit = applied[before].limit
+			applied[i].limit, in[i] = applied[before].limit, in[before]
 		} else {
-			applied[i].limit = o.inForce(v, r.limit, lists, now)
+			applied[i].limit, in[i] = o.decide(does, r.limit, lists, now)
 		}
 	}
 	if applied == nil {
-		return requests, nil
+		return requests, nil, nil
 	}
-	return applied, nil
+	return applied, in, nil
+}
+
+// inForce is the override that decides a request. The zero value is none.
+type inForce struct {
+	by    Source
+	until algebra.Micros
 }
 
 // now is the database's time, as far as it is known here, unless the call has a time of its own.
@@ -451,8 +458,16 @@ func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
 // lapsed reports whether the table was last read too long ago to trust what it grants.
 func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
 
-// inForce is a limit under the newest override in force for this verb, if there is any: the key's own before that of all keys.
-func (o *Overrides) inForce(v Verb, limit Limit, lists [2][]override, now algebra.Micros) Limit {
+// decide returns a limit under the newest override in force for a verb, if there is any: the key's own before that of all keys. A
+// verb that a block does not deny gets the numbers that hold beside it.
+func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now algebra.Micros) (Limit, inForce) {
+	var blocked inForce
+	under := func(limit Limit, in override) (Limit, inForce) {
+		if blocked.by != "" {
+			return limit.blockedUntil(blocked.until), blocked
+		}
+		return limit, inForce{ByOverride, in.until}
+	}
 	for _, list := range lists {
 		for _, in := range list {
 			if in.until <= now {
@@ -460,15 +475,20 @@ func (o *Overrides) inForce(v Verb, limit Limit, lists [2][]override, now algebr
 			}
 			switch {
 			case in.effect == newNumbers:
-				return limit.withNumbers(in, o.lapsed())
-			case in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):
-				return limit.blockedUntil(in.until)
-			case in.effect == noLimit && v != VerbRefund && v != VerbReset && !o.lapsed():
-				return Unlimited(limit.name)
+				return under(limit.withNumbers(in, o.lapsed()), in)
+			case in.effect == block && does.deniable:
+				return limit.blockedUntil(in.until), inForce{ByBlock, in.until}
+			case in.effect == block && does.answers == balances && blocked.by == "":
+				blocked = inForce{ByBlock, in.until}
+			case in.effect == noLimit && does.liftable() && !o.lapsed():
+				return under(limit.without(), in)
 			}
 		}
 	}
-	return limit
+	if blocked.by != "" {
+		return limit.blockedUntil(blocked.until), blocked
+	}
+	return limit, inForce{}
 }
 
 // withNumbers is the limit with the numbers of an override or, if that has lapsed, with those that are lower.
@@ -477,6 +497,7 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 		return l
 	}
 	defined := l
+	l = l.changed()
 	n := &l.numbers
 	if !math.IsNaN(in.capacity) {
 		n.Capacity = in.capacity
@@ -499,46 +520,16 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 	return l
 }
 
+// without is an unlimited limit in place of this one.
+func (l Limit) without() Limit {
+	u := Unlimited(l.name)
+	u.defined = l.changed().defined
+	return u
+}
+
 // blockedUntil is the limit without any tokens to have before an instant.
 func (l Limit) blockedUntil(until algebra.Micros) Limit {
+	l = l.changed()
 	l.blocked, l.until = true, until
-	return l
-}
-
-// widened is a limit that is swept, with the largest capacity and the slowest rate that it has by any override in force, or by one
-// that ended less than a day ago: a process may not know yet.
-func (o *Overrides) widened(l Limit) (Limit, error) {
-	if o == nil {
-		return l, nil
-	}
-	table := o.table.Load()
-	if table == nil {
-		return l, o.errNotLoaded()
-	}
-	since, defined := o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l
-	for i := range table.parts {
-		part := table.parts[i].Load()
-		if part == nil {
-			continue
-		}
-		for id, list := range *part {
-			for _, in := range list {
-				if id.name == l.name && in.until > since && in.effect == newNumbers {
-					l = l.widerOf(defined.withNumbers(in, false))
-				}
-			}
-		}
-	}
-	return l, nil
-}
-
-// widerOf is the limit with the larger capacity and the slower rate of two: what is full by it is full by both.
-func (l Limit) widerOf(other Limit) Limit {
-	if l.numbers.Rate == 0 || other.numbers.Rate == 0 { // which has no rows
-		l.numbers.Rate = max(l.numbers.Rate, other.numbers.Rate)
-	} else {
-		l.numbers.Rate = min(l.numbers.Rate, other.numbers.Rate)
-	}
-	l.numbers.Capacity = max(l.numbers.Capacity, other.numbers.Capacity)
 	return l
 }

@@ -86,7 +86,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		result, a := unanswered(c.requests), &answer{granted: true, at: at, rows: [][]algebra.Row{row.rows}}
+		result, a := unanswered(c.verb, c.requests), &answer{granted: true, at: at, rows: [][]algebra.Row{row.rows}}
 		c.fill(&result, a)
 		if remaining := result.Requests[0].Remaining; math.Abs(remaining-row.remaining) > 1e-9 {
 			t.Errorf("%s: %v remain, want %v", row.name, remaining, row.remaining)
@@ -107,7 +107,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 
 func TestAReceiptSaysWhatWasTaken(t *testing.T) {
 	bob := FixedWindow("window", 10, time.Hour).Key("bob")
-	result := Result{OK: true, At: receiptNoon, RetryAt: receiptNoon.Add(time.Minute), Requests: []Status{
+	result := Result{OK: true, At: receiptNoon, runAt: algebra.At(receiptNoon.Add(time.Minute)), Requests: []Status{
 		{Limit: receiptLimit, Key: "ann", Count: 9, Taken: 2, took: took{held: 1, rows: 1}},
 		{Limit: bob.limit, Key: "bob", Count: 9, Taken: 4, took: took{held: -3, rows: 1}},
 		{Limit: receiptLimit, Key: "ann", Count: 9, Taken: 0.5, took: took{held: 1, rows: 1}},

@@ -74,22 +74,19 @@ func FuzzKey(f *testing.F) {
 }
 
 func FuzzRequest(f *testing.F) {
-	f.Add("ann", "", 1.0, false)
-	f.Add("a\x00", "\xff", math.NaN(), true)
-	f.Add(strings.Repeat("|", 600), "b", 1e15, true)
-	f.Add("\xe2\x82", "\xac", math.Copysign(0, -1), false)
-	f.Fuzz(func(t *testing.T, a, b string, count float64, reserve bool) {
+	f.Add("ann", "", 1.0)
+	f.Add("a\x00", "\xff", math.NaN())
+	f.Add(strings.Repeat("|", 600), "b", 1e15)
+	f.Add("\xe2\x82", "\xac", math.Copysign(0, -1))
+	f.Fuzz(func(t *testing.T, a, b string, count float64) {
 		limit := TokenBucket("l", 10, time.Minute, MaxReserved(5))
 		parts := []string{a}
 		if b != "" {
 			parts = append(parts, b)
 		}
 		request := limit.Key(parts...).Count(count)
-		if reserve {
-			request = request.Reserve()
-		}
-		for _, v := range []Verb{VerbConsume, VerbCheck, VerbCharge, VerbRefund, VerbReset} {
-			ds, _, err := demands(v, []Request{request}, pgtype.Timestamptz{})
+		for v, does := range verbs {
+			ds, _, err := demands(does, []Request{request}, pgtype.Timestamptz{})
 			if err != nil {
 				if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrExceedsCapacity) {
 					t.Fatal(err)
@@ -100,7 +97,7 @@ func FuzzRequest(f *testing.F) {
 			if !acceptable(d.key, maxKeyLen) || !(d.count >= 0 && d.count <= algebra.MaxTokens) || !(d.floor <= 0) {
 				t.Fatalf("%s: accepted %+v", v, d)
 			}
-			if (v == VerbConsume || v == VerbCheck) && 10-d.count < d.floor {
+			if does.deniable && 10-d.count < d.floor {
 				t.Fatalf("%s: accepted what can never be granted: %+v", v, d)
 			}
 		}
@@ -121,25 +118,21 @@ func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
 		}
 		var requests []Request
 		for range 1 + r.IntN(5) {
-			request := limit.Key("ann").Count(eighths(32))
-			if r.IntN(2) == 0 {
-				request = request.Reserve()
-			}
-			requests = append(requests, request)
+			requests = append(requests, limit.Key("ann").Count(eighths(32)))
+		}
+		does, floor := verbs[VerbConsume], 0.0
+		if r.IntN(2) == 0 {
+			does, floor = verbs[VerbReserve], -maxReserved
 		}
 		inTurn := func(balance float64) bool {
 			for _, request := range requests {
-				floor := 0.0
-				if request.reserve {
-					floor = -maxReserved
-				}
 				if balance -= request.tokens; balance < floor {
 					return false
 				}
 			}
 			return true
 		}
-		ds, _, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
+		ds, _, err := demands(does, requests, pgtype.Timestamptz{})
 		if errors.Is(err, ErrExceedsCapacity) == inTurn(10) || err != nil && !errors.Is(err, ErrExceedsCapacity) {
 			t.Fatalf("seed %d, case %d: %+v: %v, but granted in turn from full: %v", seed, n, requests, err, inTurn(10))
 		}
@@ -168,7 +161,7 @@ func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
 			requests = append(requests, TokenBucket(name, 10, time.Minute).Key(key))
 		}
 	}
-	ds, _, err := demands(VerbConsume, requests, pgtype.Timestamptz{})
+	ds, _, err := demands(verbs[VerbConsume], requests, pgtype.Timestamptz{})
 	if err != nil || len(ds) != len(requests) {
 		t.Fatal(len(ds), err)
 	}
@@ -182,8 +175,8 @@ func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
 
 func TestRequestsAreValues(t *testing.T) {
 	one := TokenBucket("l", 10, time.Minute).Key("ann")
-	_, _ = one.Count(5), one.Reserve()
-	if one.tokens != 1 || one.reserve {
+	_ = one.Count(5)
+	if one.tokens != 1 {
 		t.Errorf("%+v was changed", one)
 	}
 	if zero := one.Count(0); zero.tokens != 0 {
@@ -192,10 +185,10 @@ func TestRequestsAreValues(t *testing.T) {
 }
 
 func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
-	limit := TokenBucket("limit", 1, time.Hour) // a full limit, with no bound on debts
 	for i := range 100 {
 		count := float64(i) / 10
-		ds, _, err := demands(VerbConsume, []Request{limit.Global(), limit.Global().Count(count).Reserve()}, pgtype.Timestamptz{})
+		limit := TokenBucket("limit", 1, time.Hour, MaxReserved(count))
+		ds, _, err := demands(verbs[VerbReserve], []Request{limit.Global(), limit.Global().Count(count)}, pgtype.Timestamptz{})
 		if err != nil {
 			t.Errorf("1 and %v reserved: %v", count, err)
 		} else if limit.Capacity()-ds[0].count < ds[0].floor {
@@ -204,8 +197,20 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 	}
 }
 
+// TestACountJustAboveTheCapacityIsRefused: rounding is forgiven only where tokens may be owed.
+func TestACountJustAboveTheCapacityIsRefused(t *testing.T) {
+	for _, capacity := range []float64{1e-9, 0.1, 1, 10, 1e6, 1e15 - 1} {
+		limit := TokenBucket("limit", capacity, time.Hour)
+		for _, v := range []Verb{VerbConsume, VerbCheck} {
+			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(math.Nextafter(capacity, math.Inf(1)))}, pgtype.Timestamptz{}); !errors.Is(err, ErrExceedsCapacity) {
+				t.Errorf("%s of just above %v: %v", v, capacity, err)
+			}
+		}
+	}
+}
+
 func TestADenialForCenturiesDoesNotOverflowItsText(t *testing.T) {
-	err := &DeniedError{Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
+	err := &DeniedError{Result: Result{RetryAfter: math.MaxInt64, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
 	if text := err.Error(); strings.Contains(text, "-") {
 		t.Error(text)
 	}

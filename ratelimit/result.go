@@ -17,15 +17,15 @@ type Result struct {
 	// granted, it is the instant at which the wait began.
 	At time.Time
 
-	// RetryAt of a granted call is when the work may run: at once or, for a reservation, when its tokens will have been
-	// refilled. RetryAt of a denied call is the first instant at which the same call would be granted if nothing else
-	// consumed in between. For several requests, it is the latest RetryAt among them; with a reservation among them, the call
-	// may be granted earlier. It is never later than the year 9999. It is zero if the call is denied by policy: then waiting
-	// does not help (see [DeniedError]).
+	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
+	// between. For several requests, it is the latest RetryAt among them; a [Limiter.Reserve] of several may be granted
+	// earlier. It is never later than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and
+	// always if the call was granted.
 	RetryAt time.Time
 
-	// RetryAfter is the time from At to RetryAt, by the clock that decided. A timer set to it works even if the local clock
-	// is wrong. After a denial by policy it is the longest duration there is, 292 years.
+	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
+	// the local clock is wrong. If waiting does not help, it is the longest duration there is, 292 years. Of a granted call
+	// it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
@@ -35,7 +35,17 @@ type Result struct {
 	// Requests has the status of each request of the call, in order.
 	Requests []Status
 
-	receipt *receipt // after a refund: the rest
+	receipt  *receipt       // after a refund: the rest
+	balances []Balance      // of Balance
+	runAt    algebra.Micros // of a grant: when the work may run
+}
+
+// delay is how long the work of a granted call has to wait.
+func (r *Result) delay() time.Duration {
+	if !r.OK || r.runAt == 0 {
+		return 0
+	}
+	return r.runAt.Time().Sub(r.At)
 }
 
 // Status is the answer to one request, as of the end of the call. Requests of one call for the same limit and key share
@@ -43,10 +53,10 @@ type Result struct {
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
-	Count float64 // tokens asked for; with [Request.UpTo], the most
+	Count float64 // tokens asked for; of a Take, the most
 
-	// Taken is how many tokens a Consume or Charge took, or a Consume instead of this Check would take: Count or, with
-	// [Request.UpTo], as many as were there. It is 0 if the call was denied, and after any other verb.
+	// Taken is how many tokens the call took, or a Consume instead of this Check would take: Count or, of a Take, as many as
+	// were there. It is 0 if the call was denied, and after a verb that takes none.
 	Taken float64
 
 	// Refunded is how many tokens a refund gave back, to within rounding: as many as break no promise, and no more than fill the
@@ -54,8 +64,8 @@ type Status struct {
 	Refunded float64
 
 	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been granted
-	// by itself. In a call denied by policy, the other limits are not asked: OK is true, and Remaining, ResetAt and RetryAt
-	// are zero.
+	// by itself. In a call denied by a plan or a block ([DeniedError.Reason]), the other limits are not asked: OK is true, and
+	// Remaining and ResetAt are zero.
 	OK bool
 
 	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. If a sharded limit took
@@ -70,7 +80,7 @@ type Status struct {
 	RetryAt time.Time
 
 	took took
-	upTo bool // Count is the most
+	upTo bool // of a Take: Count is the most
 }
 
 // took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
@@ -83,20 +93,24 @@ type took struct {
 
 // fill works out the results of the requests from the answer to the call.
 func (r *Result) fill(c *call, a *answer) {
+	if c.does.answers == balances {
+		r.balances = c.balances(a)
+	}
 	var refunded []float64
-	if c.verb == VerbRefund {
+	if c.does.refunds {
 		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
-	if c.verb == VerbCheck {
-		a.taken = c.upTo(a)
-	}
 	w := c.waiting(a)
-	retryAt, remaining, resetAt := w.retryAt, math.Inf(1), algebra.Min
+	retryAt, runAt, remaining, resetAt := w.retryAt, a.at, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		requests := c.demands[i].requests
 		s := &r.Requests[requests[0]]
 		at, reset := c.status(s, i, a, w)
-		retryAt, remaining, resetAt = max(retryAt, at), min(remaining, s.Remaining), max(resetAt, reset)
+		if remaining, resetAt = min(remaining, s.Remaining), max(resetAt, reset); a.granted {
+			runAt = max(runAt, at)
+		} else if retryAt = max(retryAt, at); !s.OK {
+			s.RetryAt = at.Time()
+		}
 		if refunded != nil {
 			s.Refunded = refunded[i]
 		}
@@ -105,7 +119,7 @@ func (r *Result) fill(c *call, a *answer) {
 			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.took
 			of.Taken = 0
 			switch {
-			case !a.granted || refunded != nil:
+			case !a.granted || !c.does.takes && c.verb != VerbCheck:
 			case c.demands[i].most > 0:
 				of.Taken = a.taken
 			default:
@@ -115,36 +129,26 @@ func (r *Result) fill(c *call, a *answer) {
 	}
 	r.OK = a.granted
 	r.At = a.at.Time()
-	r.RetryAt = retryAt.Time()
-	r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+	if r.runAt = runAt; !r.OK {
+		r.RetryAt = retryAt.Time()
+		r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+	}
 	r.Remaining, r.ResetAt = remaining, resetAt.Time()
 	if c.rowless != nil {
 		r.fillRowless(c, a)
 	}
 }
 
-// upTo is how many tokens each demand with UpTo could take: the same number for all.
-func (c *call) upTo(a *answer) float64 {
-	n := math.Inf(1)
-	for i := range c.demands {
-		d := &c.demands[i]
-		if d.most > 0 {
-			n = min(n, d.numbers.Whole(a.rows[i], d.limit.shards, d.most, a.at))
-		}
-	}
-	return n
-}
-
-// waiting is about reservations of algebra.Reserve (see call.reserves) that were not made, because of a check or a denial.
+// waiting is about reservations of algebra.Reserve (see call.reserves) that were denied.
 type waiting struct {
-	asked   []algebra.Demand // empty: there are no such reservations
+	asked   []algebra.Demand // empty: there are none
 	lefts   []float64        // the balance that each limit would have left
 	retryAt algebra.Micros   // when all of them would be granted, or else now
 }
 
 func (c *call) waiting(a *answer) (w waiting) {
 	w.retryAt = a.at
-	if !c.reserves() || a.granted && c.verb != VerbCheck {
+	if !c.reserves() || a.granted {
 		return w
 	}
 	for i := range c.demands {
@@ -154,24 +158,23 @@ func (c *call) waiting(a *answer) (w waiting) {
 		})
 	}
 	_, w.lefts, _ = algebra.Reserve(w.asked, a.at, c.within)
-	if !a.granted {
-		w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)
-	}
+	w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)
 	return w
 }
 
-// status works out the status of a demand's requests from its rows. at is the RetryAt, and reset the ResetAt.
+// status works out the status of a demand's requests from its rows. at is when the work may run or, after a denial, when the
+// demand alone would be granted. reset is the ResetAt.
 func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra.Micros) {
-	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck
+	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.does.writes != never
 	s.took = took{}
-	if taken && c.consumes() {
+	if taken && c.does.receipt() {
 		s.took.rows = len(rows)
 		for _, row := range rows {
 			s.took.held += row.Value
 		}
 	}
 	shards, now := d.limit.shards, a.at
-	if taken && len(rows) == 1 && c.verb != VerbRefund { // estimate all shards from one
+	if taken && len(rows) == 1 && !c.does.refunds { // estimate all shards from one
 		for len(rows) < shards {
 			rows = append(rows, rows[0])
 		}
@@ -184,11 +187,10 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 	} else {
 		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
 	}
-	switch {
-	case taken:
+	switch at = now; {
+	case a.granted && c.does.owes == upToMaxReserved:
 		at = numbers.When(rows, shards, 0, 0, now)
-	case w.asked != nil && a.granted:
-		at = numbers.When(numbers.Spread(rows, shards, w.lefts[i], now), shards, 0, 0, now)
+	case a.granted:
 	case w.asked != nil:
 		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
 			at = now
@@ -197,13 +199,7 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 		}
 	case !s.OK:
 		at = numbers.When(rows, shards, d.count, d.floor, now)
-	case a.granted && d.count == 0: // by a check, which reads the debt
-		at = numbers.When(rows, shards, 0, 0, now)
-	case a.granted: // by a check: when the work might run
-		at = numbers.When(numbers.Take(rows, shards, d.count, now), shards, 0, 0, now)
-	default:
-		at = now
 	}
-	s.RetryAt, s.ResetAt = at.Time(), reset.Time()
+	s.ResetAt = reset.Time()
 	return at, reset
 }

@@ -42,11 +42,11 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	requests = slices.Clone(requests)
 	c, err := l.newCall(VerbConsume, "", requests, nil)
 	if err != nil {
-		result := unanswered(requests)
+		result := unanswered(VerbConsume, requests)
 		l.observe(ctx, VerbConsume, began, result, err)
 		return nil, err
 	}
-	result := unanswered(c.requests)
+	result := unanswered(VerbConsume, c.requests)
 	if a := c.byPolicy(); a != nil {
 		c.fill(&result, a)
 		result, err = c.conclude(result, nil)
@@ -62,7 +62,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()
-		result = unanswered(c.requests) // SendTx may send the batch several times
+		result = unanswered(VerbConsume, c.requests) // SendTx may send the batch several times
 		a, err := s.read(r, s.demands)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil

@@ -11,8 +11,8 @@ import (
 
 // OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
 // verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
-// [Limiter.Consume], [Limiter.Wait], [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset] then return [ErrInvalid] and
-// send nothing. [Limiter.Check], which only reads, is allowed.
+// Verbs that write then return [ErrInvalid] and send nothing. [Limiter.Check] and [Limiter.Balance], which only read, are
+// allowed.
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
@@ -61,7 +61,7 @@ func within(ctx context.Context, db any) (_ context.Context, end func()) {
 // nil.
 func errOutside(ctx context.Context, v Verb, db DB) error {
 	pool := poolOf(db)
-	if pool == nil || v == VerbCheck {
+	if pool == nil || verbs[v].writes == never {
 		return nil
 	}
 	open, _ := ctx.Value(openTxKey{}).(*openTx)

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 )
 
@@ -13,11 +15,96 @@ type Verb string
 const (
 	VerbConsume Verb = "consume"
 	VerbWait    Verb = "wait"
+	VerbReserve Verb = "reserve"
+	VerbTake    Verb = "take"
 	VerbCheck   Verb = "check"
+	VerbBalance Verb = "balance"
 	VerbCharge  Verb = "charge"
 	VerbRefund  Verb = "refund"
 	VerbReset   Verb = "reset"
+	VerbMove    Verb = "move"
 )
+
+// rules are what a verb does.
+type rules struct {
+	takes        bool   // it takes tokens; a Coalescer decides it together with other calls
+	deniable     bool   // it may be denied, by a block too
+	refunds      bool   // it gives back what a receipt says
+	moves        bool   // it has two requests: from and to
+	upTo         bool   // it takes what is there, up to the count
+	atMostFull   bool   // a count above the capacity is refused
+	ignoresCount bool   // it is about keys, not tokens
+	owes         owes   // how far below zero it may leave a balance
+	writes       writes // whether it changes rows
+	answers      answers
+	op           string // of the statement for any demands: see _ratelimit_apply
+}
+
+// verbs has a row for each verb.
+var verbs = map[Verb]*rules{
+	VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: "consume"},
+	VerbWait:    {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved, atMostFull: true},
+	VerbReserve: {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved},
+	VerbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
+	VerbCheck:   {deniable: true, op: "check"},
+	VerbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances},
+	VerbCharge:  {takes: true, writes: onceOnly, op: "consume", owes: anything},
+	VerbRefund:  {refunds: true, writes: onceOnly},
+	VerbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
+	VerbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
+}
+
+// owes is how far below zero a verb may leave a balance.
+type owes byte
+
+const (
+	noTokens owes = iota
+	upToMaxReserved
+	anything
+)
+
+// writes is whether a verb changes rows, and whether it can safely be done again if its outcome is not known.
+type writes byte
+
+const (
+	never writes = iota
+	onceOnly
+	repeatable
+)
+
+// answers is what the database answers.
+type answers byte
+
+const (
+	decisions answers = iota
+	balances
+	nothing
+)
+
+// receipt reports whether a grant has a receipt.
+func (r *rules) receipt() bool { return r.takes && r.deniable }
+
+// liftable reports whether an override can grant the call everything.
+func (r *rules) liftable() bool { return r.takes || r.deniable || r.answers == balances }
+
+// floor is the lowest balance that the verb may leave of a limit.
+func (r *rules) floor(l *Limit) float64 {
+	switch r.owes {
+	case upToMaxReserved:
+		return -l.maxOwed()
+	case anything:
+		return math.Inf(-1)
+	}
+	return 0
+}
+
+// rowless reports whether nothing is sent for a demand.
+func (r *rules) rowless(d *demand) bool {
+	if r.answers == balances && d.limit.blocked { // its rows say what is used
+		return d.limit.numbers.Rate == 0 || d.limit.unlimited()
+	}
+	return d.limit.rowless()
+}
 
 // Consume takes the tokens of all requests, or of none. A denial is a [*DeniedError], so that a caller that ignores the
 // result does not mistake it for a grant. The result beside the error says the same.
@@ -28,17 +115,64 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 	return l.do(ctx, db, VerbConsume, "", requests)
 }
 
-// Check answers as Consume would now, and writes nothing. A denial is a [*DeniedError], as for Consume, with the result
-// beside it.
+// Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). A reservation is no
+// permission to work now: the work may run at [Reservation.RetryAt], when the tokens will have been refilled. Schedule it
+// then, in the same transaction. If the tokens are there, that is at once.
 //
-// To read a balance, check a count of 0: the answer is [Result.Remaining]. Such a check is never denied, even if the limit
-// is in debt. Do not check before Consume: other calls may consume in between, and Consume checks anyway.
+// All requests are reserved, or none. A denial is a [*DeniedError], with a zero Reservation: more would be owed than
+// maxReserved allows. RetryAt of the denial is when the same reservation would be made.
+//
+// Several limits wait for each other: until the last one has its tokens, the others forfeit what they refill above their
+// capacity. docs/scheduling.md says more. If the transaction rolls back, reserved tokens come back. To cancel a reservation
+// later, [Limiter.Refund] its receipt.
+func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Reservation, error) {
+	result, err := l.do(ctx, db, VerbReserve, "", requests)
+	if err != nil {
+		return Reservation{}, err
+	}
+	return Reservation{
+		At: result.At, RetryAt: result.runAt.Time(), Delay: result.delay(),
+		Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests, receipt: result.Receipt(),
+	}, nil
+}
+
+// Take takes what is there: the largest whole number of tokens that all limits have, at least 1 and at most the given number,
+// which may be above the capacity. It returns how many it took of each request: n. It is for workers that fetch work in
+// batches: take up to 100, and fetch n jobs. To give back what was not needed, [Limiter.Refund] a Count.
+//
+// If a limit has not one whole token, the call is denied with a [*DeniedError] and n is 0. RetryAt is when there will be one.
+// Every request has the default Count of 1, and no two are for the same limit and key. Otherwise it is [ErrInvalid], as for a
+// most below 1 or above 1e15.
+func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request) (n int, result Result, err error) {
+	requests = slices.Clone(requests)
+	for i := range requests {
+		r := &requests[i]
+		switch {
+		case r.err != nil:
+		case most < 1:
+			r.err = fmt.Errorf("%w: limit %q: at most %d tokens to take, which is less than 1", ErrInvalid, r.limit.name, most)
+		case r.tokens != 1:
+			r.err = fmt.Errorf("%w: limit %q: a Take has no Count: it takes up to its own number", ErrInvalid, r.limit.name)
+		}
+		r.tokens = float64(most)
+	}
+	result, err = l.do(ctx, db, VerbTake, "", requests)
+	if err == nil {
+		n = int(result.Requests[0].Taken)
+	}
+	return n, result, err
+}
+
+// Check answers as Consume would now, and writes nothing. A denial is a [*DeniedError], as for Consume, with the result
+// beside it. To read a balance, use [Limiter.Balance].
+//
+// Do not check before Consume: other calls may consume in between, and Consume checks anyway.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, VerbCheck, "", requests)
 }
 
 // Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
-// as the excess over an estimate. It is always OK. RetryAt is when the debt will have been refilled.
+// as the excess over an estimate. It is always OK. [Limiter.Balance] says when the debt will have been refilled.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, VerbCharge, "", requests)
 }
@@ -91,7 +225,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	if err == nil {
 		result, err = c.decide(ctx, db)
 	} else {
-		result = unanswered(c.requests)
+		result = unanswered(v, c.requests)
 	}
 	l.observe(ctx, v, began, result, err)
 	return result, err

@@ -11,7 +11,7 @@ import (
 
 // Wait blocks until the tokens of a request are there, and takes them. Callers are served in the order in which the
 // database decides their calls, whatever process they are in. A Wait is one call of the database: it reserves the tokens,
-// as Consume does for [Request.Reserve], and sleeps until RetryAt. So a waiting caller holds no lock and no connection of
+// as [Limiter.Reserve] does, and sleeps until they are there. So a waiting caller holds no lock and no connection of
 // the pool.
 //
 // For several limits, wait for one after another: first for the key's own limit, last for one that many keys share. A
@@ -27,17 +27,16 @@ import (
 //   - [ErrExceedsCapacity]: a count above the capacity. A limit of capacity 0, which spaces out all calls, has no such bound.
 //   - the others of Consume.
 //
-// If ctx ends while Wait sleeps, or is about to end before RetryAt because the call itself took long, Wait gives the tokens
+// If ctx ends while Wait sleeps, or is about to end before the tokens are there because the call itself took long, Wait gives the tokens
 // back by [Limiter.Refund], within 5 seconds. The error is ctx's, joined with the refund's if that failed. A refund breaks no
 // promise to other callers, and nobody who waits already is moved up. So a token bucket gets everything back if all tokens
 // waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
 // with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
 //
-// The result is that of the reservation: RetryAt is over, and RetryAfter is how long the tokens took. Its receipt can be
-// refunded. [Limiter.Observer] is called with [VerbWait] before the sleep, and with [VerbRefund] if ctx ends.
+// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with [VerbWait] before the sleep, and with [VerbRefund] if ctx ends.
 //
-// Wait sleeps for RetryAfter, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
-// until that clock has reached RetryAt, and asks it every 10 ms.
+// Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
+// until that clock has reached the instant, and asks it every 10 ms.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	result, err := l.do(ctx, db, VerbWait, "", requests)
@@ -45,7 +44,7 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 		return result, err
 	}
 	if err := l.sleep(ctx, db, result); err != nil {
-		return unanswered(requests), fmt.Errorf("ratelimit: wait: %w", errors.Join(err, l.giveBack(ctx, db, result, requests)))
+		return unanswered(VerbWait, requests), fmt.Errorf("ratelimit: wait: %w", errors.Join(err, l.giveBack(ctx, db, result, requests)))
 	}
 	return result, nil
 }
@@ -54,7 +53,7 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 func errInTx(ctx context.Context, db DB) error {
 	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db) != nil {
 		return programError{fmt.Errorf("%w: Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
-			"begins, or use Consume with Reserve", ErrInvalid)}
+			"begins, or use Reserve", ErrInvalid)}
 	}
 	return nil
 }
@@ -67,7 +66,7 @@ func (c *call) bound(ctx context.Context) {
 		return
 	}
 	left := max(time.Until(deadline), 0)
-	if d := &c.demands[0]; !forfeits(c.demands) {
+	if d := &c.demands[0]; !c.forfeits() {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if floor <= d.numbers.Capacity-d.count {
 			d.floor = max(d.floor, floor)
@@ -82,16 +81,16 @@ const clockStep = 10 * time.Millisecond
 
 // sleep sleeps until the work of a granted call may run. It returns an error if ctx ends before.
 func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < granted.RetryAfter {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < granted.delay() {
 		return context.DeadlineExceeded
 	}
 	if m, ok := db.(interface {
 		inMemory
 		SleepUntil(ctx context.Context, t time.Time) error
 	}); ok && l.Clock == nil {
-		return m.SleepUntil(ctx, granted.RetryAt)
+		return m.SleepUntil(ctx, granted.runAt.Time())
 	}
-	for wait := granted.RetryAfter; wait > 0; {
+	for wait := granted.delay(); wait > 0; {
 		step := wait
 		if l.Clock != nil {
 			step = min(step, clockStep)
@@ -103,7 +102,7 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 		}
 		wait -= step
 		if l.Clock != nil {
-			wait = granted.RetryAt.Sub(l.Clock())
+			wait = granted.runAt.Time().Sub(l.Clock())
 		}
 	}
 	return nil

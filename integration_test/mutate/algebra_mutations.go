@@ -3,6 +3,14 @@ package main
 // algebraMutations are edits of the arithmetic: internal/algebra and internal/calendar.
 var algebraMutations = []mutation{
 	{
+		name: "algebra-move-mints", file: "internal/algebra/algebra.go", what: "in the library, a move gives tokens to a limit that has less",
+		old: "left := min(l.Total(rows, now), max(floor,", new: "left := (max(floor,",
+		tests: "TestMove",
+	}, {
+		name: "algebra-move-ts", file: "internal/algebra/algebra.go", what: "in the library, a move forgets that what it counts was used later",
+		old: "TS: latest(used, latest(rows, now))", new: "TS: latest(rows, now)",
+		tests: "TestMove",
+	}, {
 		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes tokens from a bucket",
 		old: "max(seconds(to-from), 0)*rate", new: "seconds(to-from)*rate",
 		tests: "TestAvailable",

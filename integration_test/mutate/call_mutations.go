@@ -3,12 +3,48 @@ package main
 // callMutations are edits of the path of a call.
 var callMutations = []mutation{
 	{
+		name: "move-direction", file: "ratelimit/move.go", what: "what is used of the limit whose name comes first is moved",
+		old: "if ds[0].requests[0] != 0 {", new: "if false {",
+		tests: "TestMove",
+	}, {
+		name: "move-max-reserved", file: "ratelimit/move.go", what: "a move leaves no debt that the limit may have",
+		old: "floor = -to.maxOwed()", new: "floor = 0",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-any-debt", file: "ratelimit/move.go", what: "a move leaves any debt to a limit without MaxReserved",
+		old: "!math.IsInf(to.maxReserved, 1)", new: "true",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-count", file: "ratelimit/move.go", what: "the second request of a move may have a count",
+		old: "from.tokens != 1 || to.tokens != 1", new: "from.tokens != 1",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-kinds", file: "ratelimit/move.go", what: "a window may be moved to a bucket",
+		old: "case !a.Window && !b.Window:", new: "case !a.Window || !b.Window:",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-period", file: "ratelimit/move.go", what: "windows of another period refill together",
+		old: "a.Period == b.Period && ", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-start", file: "ratelimit/move.go", what: "windows that begin at other times refill together",
+		old: " && a.Start == b.Start", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-calendar", file: "ratelimit/move.go", what: "windows of another zone refill together",
+		old: "r.limit.calendar == other.limit.calendar && ", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-capacity-below-one", file: "ratelimit/call_demand.go", what: "no move to a limit that holds less than one token",
+		old: "v == VerbReset || v == VerbMove || d.limit", new: "v == VerbReset || d.limit",
+		tests: "TestMoveOfDebts",
+	}, {
 		name: "calendar-several", file: "ratelimit/call_statement.go", what: "a calendar window beside another limit is sent without its windows",
-		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
+		old: "		c.windows, c.firsts, c.lasts,\n	)}\n}\n\n// noBound", new: "		nil, nil, nil,\n	)}\n}\n\n// noBound",
 		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
 	}, {
-		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendar windows without their windows",
-		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
+		name: "calendar-coalesced", file: "ratelimit/coalescer_batch.go", what: "a Coalescer sends calendar windows without their windows",
+		old: "		a.Windows = b.windows // otherwise NULL, which is faster\n", new: "",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
 		name: "calendar-waits", file: "ratelimit/call_demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
@@ -160,7 +196,7 @@ var callMutations = []mutation{
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
-		old: "onCalendar(c.demands) || c.reserves()", new: "onCalendar(c.demands) || forfeits(c.demands)",
+		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || forfeits(c.demands)",
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",

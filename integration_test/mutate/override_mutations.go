@@ -3,6 +3,10 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
+		old: "&& v != VerbMove && !o.lapsed()", new: "&& !o.lapsed()",
+		tests: "TestMoveUnderOverrides",
+	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
 		old: "func(o override, id int64) int { return int(id - o.id) }", new: "func(o override, id int64) int { return int(o.id - id) }",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
@@ -24,11 +28,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
-		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset &&", new: "in.effect == noLimit &&",
+		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset && v != VerbMove &&", new: "in.effect == noLimit &&",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
-		old: "v != VerbReset && !o.lapsed():", new: "v != VerbReset:",
+		old: "v != VerbMove && !o.lapsed():", new: "v != VerbMove:",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
@@ -143,6 +147,18 @@ var overrideMutations = []mutation{
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
 		tests: "TestPublish",
+	}, {
+		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
+		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
+		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-newest", file: "ratelimit/console/queries.go", what: "the page computes by the oldest definition of a name",
+		old: "WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC", new: "WHERE d.name = $1 AND d.current ORDER BY d.published_at",
+		tests: "TestTheConsoleShowsLimitsAndKeys",
 	}, {
 		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
 		old: "before >= 0 { // one limit", new: "false { // one limit",

@@ -9,6 +9,7 @@ const (
 	consumeKeys    = "migrations/engine/consume_keys.sql"
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
+	move           = "migrations/engine/move.sql"
 	grid           = "migrations/engine/grid.sql"
 	guard          = "migrations/engine/guard.sql"
 	raise          = "migrations/engine/raise.sql"
@@ -432,6 +433,70 @@ var sqlMutations = []mutation{
 		tests: "TestByHandRefusesWhatIsWrong",
 	},
 
+	// _ratelimit_move
+
+	{
+		name: "move-order", file: move, what: "the two limits are locked in the order in which they are named",
+		old: "pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "pg_catalog.array_agg(p ORDER BY p)",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-shards-order", file: move, what: "shards are locked from the last to the first",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-no-lock", file: move, what: "rows that are there are read without a lock",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-locks-to", file: move, what: "only the limit to move to is locked",
+		old: "FOREACH i IN ARRAY places LOOP", new: "FOREACH i IN ARRAY ARRAY[2] LOOP",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-first-lost-race", file: move, what: "rows that another transaction has inserted meanwhile are read without a lock",
+		old: "IF m <> shards[i] THEN", new: "IF false THEN",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-clock-read-once", file: move, what: "the clock is not read again after a wait",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, at, clock_timestamp()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-now", file: move, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, now()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-mints", file: move, what: "a move gives tokens to a limit that has less",
+		old: "balance := least(totals[2], greatest(floor,", new: "balance := (greatest(floor,",
+		tests: "TestMove",
+	}, {
+		name: "move-floor", file: move, what: "a move leaves no debt that the limit may have",
+		old: "greatest(floor, capacities[2]", new: "greatest(0, capacities[2]",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-capacity", file: move, what: "the balance is moved, and not what is used",
+		old: "capacities[2] - (capacities[1] - totals[1])", new: "totals[1]",
+		tests: "TestMove",
+	}, {
+		name: "move-ts", file: move, what: "tokens are refilled for a time in which they were used, if the clock has stepped back",
+		old: "count(*), greatest(max(r.ts), latest), bool_and", new: "count(*), latest, bool_and",
+		tests: "TestModel",
+	}, {
+		name: "move-reshard", file: move, what: "a move writes to the shards that are there, however many there are to be",
+		old: "IF m = shards[2] AND alike THEN", new: "IF true THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-alike", file: move, what: "rows of another number of shards stay if there are as many",
+		old: "IF m = shards[2] AND alike THEN", new: "IF m >= shards[2] THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-valid", file: move, what: "NaN, NULL and the same limit twice are accepted",
+		old: "IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN", new: "IF m > 2 THEN",
+		tests: "TestMoveRefusesHostileArguments",
+	}, {
+		name: "move-wire", file: wire, what: "a move over the wire is by the database's clock",
+		old: "starts, shards, floor, now, windows, firsts, lasts);", new: "starts, shards, floor, NULL, windows, firsts, lasts);",
+		tests: "TestModel",
+	},
+
 	// _ratelimit_refund
 
 	{
@@ -760,6 +825,34 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerInsertsARowThatIsFullForEveryPlan",
 	},
 
+	// Calendar windows of several limits
+
+	{
+		name: "several-calendar", file: consumeSeveral, what: "a calendar window is refilled as a fixed window as long as the longest month",
+		old: "                listed := windows[firsts[p]:lasts[p]];\n", new: "",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "several-calendar-passed-on", file: consumeSeveral, what: "where the first row is missing or has too little, a calendar window counts as a fixed window",
+		old: "        windows, firsts, lasts);\n", new: "        NULL, NULL, NULL);\n",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "coalesce-calendar", file: coalesce, what: "a calendar window that calls ask for alone counts as a fixed window",
+		old: "CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows", new: "NULL::timestamptz[] AS windows",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-upto", file: coalesce, what: "a calendar's refills count up to the start of a window of the longest month",
+		old: "CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at", new: "CASE WHEN starts[i] IS NULL THEN at",
+		tests: "TestACoalescerDecidesCalendars|TestCoalescerIsExact",
+	}, {
+		name: "coalesce-calendar-asks", file: coalesce, what: "a calendar window in a call for several limits counts as a fixed window",
+		old: "                IF windows IS NOT NULL THEN\n", new: "                IF false THEN\n",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-stale", file: coalesce, what: "a fixed window after a calendar's is refilled at the calendar's windows",
+		old: "listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;", new: "listed := coalesce(windows[nullif(firsts[d], 0):lasts[d]], listed);",
+		tests: "TestACoalescerDecidesCalendars",
+	},
+
 	// ratelimit_refuse
 
 	{
@@ -784,7 +877,7 @@ var sqlMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is returned where it should stop the batch",
-		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now);",
+		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,\n", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now, false,\n",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is returned where it should stop the batch",
@@ -806,7 +899,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandReservations|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-grid", file: grid, what: "the windows of a key differ from the library's",
-		old: "|| decode('00', 'hex') ||", new: "||",
+		old: "CASE WHEN key = '' THEN name ELSE key END", new: "name || key",
 		tests: "TestByHandWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "byhand-retry-early", file: balance, what: "retry_at is a microsecond early",

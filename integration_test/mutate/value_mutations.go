@@ -36,7 +36,15 @@ var valueMutations = []mutation{
 		tests: "TestKeysOfSeveralParts|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
 		name: "window-one-grid", file: "ratelimit/limit.go", what: "the windows of all keys begin together",
-		old: "		h.Write([]byte(key))\n", new: "",
+		old: "cmp.Or(key, l.name)", new: "l.name",
+		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
+	}, {
+		name: "window-grid-of-name", file: "ratelimit/limit.go", what: "one key has another grid under each name",
+		old: "cmp.Or(key, l.name)", new: "l.name + key",
+		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
+	}, {
+		name: "window-grid-of-nothing", file: "ratelimit/limit.go", what: "all limits without keys begin together",
+		old: "cmp.Or(key, l.name)", new: "key",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
 		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken tokens",

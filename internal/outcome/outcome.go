@@ -26,12 +26,13 @@ func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limi
 
 // Status is the HTTP status for Consume's result and error, or 0 for a grant. An error that it does not know is 503.
 func Status(result ratelimit.Result, err error) int {
+	var denied *ratelimit.DeniedError
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero(): // by policy
+	case errors.As(err, &denied) && denied.Permanent():
 		return http.StatusForbidden
-	case errors.Is(err, ratelimit.ErrDenied):
+	case denied != nil:
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
 		return http.StatusInternalServerError

@@ -64,7 +64,7 @@ func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 		}
 		pk := m.partition(s)
 		policies = append(policies, policyItem(s.Limit)+pk)
-		if !result.At.IsZero() && !(s.OK && s.RetryAt.IsZero()) { // else it was not asked, after a denial by policy
+		if !result.At.IsZero() && (result.OK || !s.OK || !s.ResetAt.IsZero()) { // else it was not asked, after a denial by a plan or a block
 			limits = append(limits, limitItem(result, s)+pk)
 			asked = append(asked, s)
 		}
@@ -181,7 +181,7 @@ func setLegacyFields(header http.Header, result ratelimit.Result, asked []rateli
 		return cmp.Compare(a.Remaining, b.Remaining)
 	})
 	values := map[string]int64{legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining)}
-	if t, ok := reset(result, tightest); ok || !result.RetryAt.IsZero() {
+	if t, ok := reset(result, tightest); ok || result.OK || !result.RetryAt.IsZero() {
 		values[legacyReset] = seconds(t)
 	}
 	for name, value := range values {

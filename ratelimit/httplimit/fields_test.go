@@ -23,18 +23,18 @@ var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 // answered is a result as of noon.
 func answered(ok bool, statuses ...ratelimit.Status) ratelimit.Result {
-	result := ratelimit.Result{OK: ok, At: noon, RetryAt: noon, Requests: statuses}
+	result := ratelimit.Result{OK: ok, At: noon, Requests: statuses}
 	for _, s := range statuses {
-		if s.RetryAt.After(result.RetryAt) {
+		if !ok && s.RetryAt.After(result.RetryAt) {
 			result.RetryAt = s.RetryAt
+			result.RetryAfter = result.RetryAt.Sub(result.At)
 		}
 	}
-	result.RetryAfter = result.RetryAt.Sub(result.At)
 	return result
 }
 
 func left(limit ratelimit.Limit, key string, remaining float64, full time.Duration) ratelimit.Status {
-	return ratelimit.Status{Limit: limit, Key: key, Count: 1, OK: true, Remaining: remaining, ResetAt: noon.Add(full), RetryAt: noon}
+	return ratelimit.Status{Limit: limit, Key: key, Count: 1, OK: true, Remaining: remaining, ResetAt: noon.Add(full)}
 }
 
 func denial(limit ratelimit.Limit, key string, remaining float64, full, retry time.Duration) ratelimit.Status {
@@ -50,7 +50,7 @@ func TestFields(t *testing.T) {
 	none := ratelimit.TokenBucket("none", 0, time.Minute)
 	byPolicy := ratelimit.Result{At: noon, RetryAfter: math.MaxInt64, Requests: []ratelimit.Status{
 		{Limit: none, Key: "ann", Count: 1}, {Limit: burst, Key: "ann", Count: 1, OK: true},
-		{Limit: ratelimit.Unlimited("open"), Key: "ann", Count: 1, OK: true, Remaining: math.Inf(1), RetryAt: noon, ResetAt: noon},
+		{Limit: ratelimit.Unlimited("open"), Key: "ann", Count: 1, OK: true, Remaining: math.Inf(1), ResetAt: noon},
 	}}
 	for _, row := range []struct {
 		name, policy, limit string
@@ -102,7 +102,7 @@ func TestFields(t *testing.T) {
 		{"an unlimited one beside another", `"burst";q=100;w=60`, `"burst";r=50;t=30`,
 			answered(true, left(ratelimit.Unlimited("open"), "ann", math.Inf(1), 0), left(burst, "ann", 50, 30*time.Second))},
 		{"nothing wanted of a rate of 0", `"none";q=0`, `"none";r=0`,
-			answered(true, ratelimit.Status{Limit: none, Key: "ann", OK: true, RetryAt: noon})},
+			answered(true, ratelimit.Status{Limit: none, Key: "ann", OK: true})},
 		{"a denial by policy, which asks no other limit", `"none";q=0, "burst";q=100;w=60`, `"none";r=0`, byPolicy},
 		{"a name with quotes", `"say \"a\\b\"";q=1;w=1`, `"say \"a\\b\"";r=1;t=0`,
 			answered(true, left(ratelimit.TokenBucket(`say "a\b"`, 1, time.Second), "ann", 1, 0))},

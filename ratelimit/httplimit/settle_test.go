@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
-	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 var (
@@ -28,29 +25,6 @@ func granting(outer *costs, requests ...ratelimit.Request) *costs {
 		result.Requests[i].Taken = result.Requests[i].Count
 	}
 	return &costs{outer: outer, requests: requests, result: result, byLimit: map[string]float64{}}
-}
-
-// With UpTo, what was taken is less than what was asked for.
-func TestTheCostOfWhatWasThereIsSettled(t *testing.T) {
-	limit := ratelimit.TokenBucket("calls", 3, time.Hour)
-	for cost, want := range map[float64]float64{1: 2, 3: 0, 5: -2} {
-		db, limits := ratelimittest.New(t), new(ratelimit.Limiter)
-		m := Middleware{Limiter: limits, DB: db, Settle: true, Requests: func(*http.Request) ([]ratelimit.Request, error) {
-			return []ratelimit.Request{limit.Key("ann").UpTo(100)}, nil
-		}, Observer: func(_ *http.Request, d Decision) {
-			if d.Err != nil {
-				t.Error(d.Err)
-			}
-		}}
-		m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			if err := SetCost(r.Context(), limit, cost); err != nil {
-				t.Error(err)
-			}
-		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
-		if left, err := limits.Check(t.Context(), db, limit.Key("ann").Count(0)); err != nil || left.Remaining != want {
-			t.Errorf("a cost of %v leaves %v, %v, want %v", cost, left.Remaining, err, want)
-		}
-	}
 }
 
 func TestOnlyTheDifferenceIsSettled(t *testing.T) {

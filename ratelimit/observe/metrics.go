@@ -16,15 +16,15 @@ import (
 //	ratelimit.call.duration         histogram  seconds that a call took, by verb, outcome and, if there is only one, limit.
 //	                                           It includes the wait for transactions that hold the row. For the first call
 //	                                           in InTx with Hot, it includes the wait for the turn in the database
-//	ratelimit.reservation.wait      histogram  seconds until granted consumption has its tokens, by limit. Consumption
-//	                                           without a wait is not in it
+//	ratelimit.reservation.wait      histogram  seconds until the tokens of a Reserve or Wait are there, by limit that owes
+//	                                           them. One without a wait is not in it
 //	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx and SendTx ran again, by SQLSTATE
 //	ratelimit.coalesced.batch.size  histogram  calls decided by one statement of a Coalescer; 1 is included
 //
 // The attributes:
 //
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
-//	ratelimit.verb     consume, wait, check, charge, refund or reset
+//	ratelimit.verb     consume, wait, reserve, take, check, balance, charge, refund or reset
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another request
 //	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
 //	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
@@ -76,8 +76,8 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if wait := s.RetryAt.Sub(d.Result.At); result == granted && (d.Verb == ratelimit.VerbConsume || d.Verb == ratelimit.VerbWait) && wait > 0 {
-			m.wait.Record(ctx, wait.Seconds(), metric.WithAttributes(name))
+		if d.Delay > 0 && s.Remaining < 0 { // else its tokens are there
+			m.wait.Record(ctx, d.Delay.Seconds(), metric.WithAttributes(name))
 		}
 	}
 	call = append(call, attribute.String("ratelimit.outcome", result))

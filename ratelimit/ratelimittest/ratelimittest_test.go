@@ -30,9 +30,9 @@ var (
 // holds checks the balance of a key.
 func holds(t *testing.T, limits *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request, want float64) {
 	t.Helper()
-	result, err := limits.Check(t.Context(), db, request.Count(0))
-	if err != nil || result.Remaining != want {
-		t.Errorf("%v remain, %v; want %v", result.Remaining, err, want)
+	balances, err := limits.Balance(t.Context(), db, request)
+	if err != nil || balances[0].Remaining != want {
+		t.Errorf("%+v, %v; want %v", balances, err, want)
 	}
 }
 
@@ -74,6 +74,20 @@ func TestEveryVerb(t *testing.T) {
 				t.Error(err)
 			}
 			holds(t, &limits, db, all, limit.Capacity())
+			if n, _, err := limits.Take(ctx, db, 100, limit.Key("ann")); err != nil || n != int(limit.Capacity()) {
+				t.Errorf("took %d, %v", n, err)
+			}
+			if n, _, err := limits.Take(ctx, db, 100, limit.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) || n != 0 {
+				t.Errorf("took %d when nothing was there, %v", n, err)
+			}
+			balances, err := limits.Balance(ctx, db, limit.Key("ann"))
+			if err != nil || balances[0].Used != limit.Capacity() || !balances[0].NextAt.After(db.Now()) {
+				t.Errorf("%+v, %v", balances, err)
+			}
+			reserved, err := limits.Reserve(ctx, db, limit.Key("ann"))
+			if err != nil || !reserved.RetryAt.Equal(balances[0].NextAt) {
+				t.Errorf("%+v, %v; want a place at %v", reserved, err, balances[0].NextAt)
+			}
 		})
 	}
 }
@@ -125,11 +139,11 @@ func TestReservationsWait(t *testing.T) {
 	db, limits := ratelimittest.New(t), &ratelimit.Limiter{}
 	var runAt []time.Duration
 	for range 4 {
-		result, err := limits.Consume(t.Context(), db, bucket.Key("ann").Reserve())
+		reserved, err := limits.Reserve(t.Context(), db, bucket.Key("ann"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		runAt = append(runAt, result.RetryAt.Sub(db.Now()))
+		runAt = append(runAt, reserved.RetryAt.Sub(db.Now()))
 	}
 	if want := []time.Duration{0, 0, time.Minute, 2 * time.Minute}; [4]time.Duration(runAt) != [4]time.Duration(want) {
 		t.Errorf("the jobs run in %v, not in %v", runAt, want)
@@ -502,11 +516,11 @@ func TestInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, limits := ratelimittest.New(t), &ratelimit.Limiter{Clock: time.Now}
 		for range 5 {
-			result, err := limits.Consume(t.Context(), db, bucket.Key("ann").Reserve(), calendar.Key("ann").Count(0))
+			reserved, err := limits.Reserve(t.Context(), db, bucket.Key("ann"), calendar.Key("ann").Count(0))
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(result.RetryAfter)
+			time.Sleep(reserved.Delay)
 		}
 		if slept := time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); slept != 3*time.Minute {
 			t.Errorf("5 tokens took %v", slept)

@@ -52,7 +52,7 @@ func denial(denied *ratelimit.DeniedError) *status.Status {
 			QuotaId: name, QuotaValue: int64(s.Limit.Capacity()), Description: "The rate limit " + name + " has too few tokens left.",
 		})
 	}
-	if denied.RetryAt.IsZero() { // by policy: waiting does not help
+	if denied.Permanent() {
 		refusal, err := status.New(codes.PermissionDenied, denied.Error()).WithDetails(&quota)
 		if err != nil {
 			panic(err) // never: names are UTF-8

@@ -54,14 +54,14 @@ type cell struct {
 // allocates nothing, and takes less than 0.1 µs (see docs/operations.md).
 func (r *Recorder) Decision(ctx context.Context, d ratelimit.Decision) {
 	switch d.Verb {
-	case ratelimit.VerbConsume, ratelimit.VerbWait:
+	case ratelimit.VerbConsume, ratelimit.VerbWait, ratelimit.VerbReserve, ratelimit.VerbTake:
 		switch {
 		case d.Err == nil:
 			for i := range d.Result.Requests {
 				s := &d.Result.Requests[i]
 				c := counts{granted: 1, tokens: s.Taken}
-				if wait := s.RetryAt.Sub(d.Result.At); wait > 0 {
-					c.waited = wait.Seconds()
+				if s.Remaining < 0 { // else its tokens are there
+					c.waited = d.Delay.Seconds()
 				}
 				r.count(s, d.Result.At, c)
 			}

@@ -53,7 +53,7 @@ func TestDecisionCountsWhatTheResultSays(t *testing.T) {
 	want("consume", err, ratelimit.ErrDenied)
 	_, err = limiter.Consume(ctx, db, user, site) // which would have been granted
 	want("consume", err, ratelimit.ErrDenied)
-	_, err = limiter.Consume(ctx, db, user.Count(5).Reserve()) // in 30 s
+	_, err = limiter.Reserve(ctx, db, user.Count(5)) // in 30 s
 	want("reserve", err, nil)
 	_, err = limiter.Check(ctx, db, user)
 	want("check", err, ratelimit.ErrDenied)
@@ -69,12 +69,12 @@ func TestDecisionCountsWhatTheResultSays(t *testing.T) {
 	_, err = limiter.Charge(ctx, db, site.Count(2.5))
 	want("charge", err, nil)
 	want("reset", limiter.Reset(ctx, db, user), nil)
-	upTo, err := limiter.Consume(ctx, db, user.UpTo(100))
-	want("consume", err, nil)
-	if upTo.Requests[0].Taken != 10 {
-		t.Fatalf("%+v", upTo)
+	n, took, err := limiter.Take(ctx, db, 100, user)
+	want("take", err, nil)
+	if n != 10 || took.Requests[0].Taken != 10 {
+		t.Fatalf("%+v", took)
 	}
-	_, err = limiter.Refund(ctx, db, upTo.Receipt(), user.Count(4))
+	_, err = limiter.Refund(ctx, db, took.Receipt(), user.Count(4))
 	want("refund", err, nil)
 	_, err = limiter.Wait(ctx, db, perSite.Key("else").Count(4))
 	want("wait", err, nil)
@@ -141,8 +141,8 @@ func TestSomeErrorsAreNoFailures(t *testing.T) {
 
 // grant and deny are decisions on a limit and key.
 func grant(limit ratelimit.Limit, key string, at time.Time) ratelimit.Decision {
-	return ratelimit.Decision{Verb: ratelimit.VerbConsume, Result: ratelimit.Result{OK: true, At: at, RetryAt: at, Requests: []ratelimit.Status{
-		{Limit: limit, Key: key, Count: 1, Taken: 1, OK: true, RetryAt: at},
+	return ratelimit.Decision{Verb: ratelimit.VerbConsume, Result: ratelimit.Result{OK: true, At: at, Requests: []ratelimit.Status{
+		{Limit: limit, Key: key, Count: 1, Taken: 1, OK: true},
 	}}}
 }
 

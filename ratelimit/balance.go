@@ -1,0 +1,138 @@
+package ratelimit
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC, to the
+// microsecond. A zero instant is none.
+type Balance struct {
+	Limit Limit  // with the numbers in force
+	Key   string // as stored: see [Limit.Key]; empty for a limit without keys
+	At    time.Time
+
+	// Remaining is how many tokens can be taken now. It is below zero if tokens are owed. It is 0 at most while the key is
+	// blocked, and +Inf if the limit is unlimited.
+	Remaining float64
+
+	// Used is how many tokens are gone: Capacity less the tokens that are there. It is above Capacity if tokens are owed. It is
+	// NaN if the limit is unlimited, since that is not recorded.
+	Used float64
+
+	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
+	Capacity float64
+
+	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken. It is zero
+	// if the limit is full, if its rate is 0, or if the key is blocked for good.
+	NextAt time.Time
+
+	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit
+	// is unlimited or its rate is 0.
+	ResetAt time.Time
+
+	// Decides is what the numbers come from. Until is the end of that override or block; zero if it has none.
+	Decides Source
+	Until   time.Time
+}
+
+// Source is what decides about a limit and key.
+type Source string
+
+// The sources of a [Balance].
+const (
+	ByDefinition Source = "definition"
+	ByOverride   Source = "override" // other numbers, or no limit: see [Overrides]
+	ByBlock      Source = "block"    // nothing is granted until its end, whatever is there
+)
+
+// Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. Counts
+// are ignored. Errors are those of [Limiter.Check], without denials.
+//
+//	balances, err := limits.Balance(ctx, db, apiCalls.Key(customer))
+//	if err != nil { ... }
+//	b := balances[0]
+//	fmt.Printf("%v of %v left, next %v, resets %v", math.Floor(b.Remaining), b.Capacity, b.NextAt, b.ResetAt)
+//
+// Other calls may take tokens right after. So do not decide by a balance: Consume decides.
+//
+// In a transaction, the balance is that of the transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict
+// with transactions that write the same key.
+func (l *Limiter) Balance(ctx context.Context, db DB, requests ...Request) ([]Balance, error) {
+	result, err := l.do(ctx, db, VerbBalance, "", requests)
+	if err != nil {
+		return nil, err
+	}
+	return result.balances, nil
+}
+
+// balances are the answer to a Balance, by request. at is the instant of the answer.
+func (c *call) balances(a *answer) []Balance {
+	all := make([]Balance, len(c.requests))
+	for i := range c.demands {
+		for _, request := range c.demands[i].requests {
+			all[request] = c.balance(&c.demands[i], a.rows[i], a.at)
+		}
+	}
+	for i := range c.rowless {
+		for _, request := range c.rowless[i].requests {
+			all[request] = c.balance(&c.rowless[i], nil, a.at)
+		}
+	}
+	for i := range all {
+		if b := &all[i]; c.inForce != nil && c.inForce[i].by != "" {
+			b.Decides = c.inForce[i].by
+			if until := c.inForce[i].until; until < algebra.Forever {
+				b.Until = until.Time()
+			}
+		}
+	}
+	return all
+}
+
+// balance is the balance of a demand with these rows.
+func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance {
+	b := Balance{Limit: d.limit, Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: ByDefinition}
+	b.Limit.blocked, b.Limit.until = false, 0
+	switch {
+	case d.limit.unlimited():
+		b.Remaining, b.Used = math.Inf(1), math.NaN()
+	case d.limit.numbers.Rate == 0:
+		b.Capacity = 0
+	default:
+		left, more := d.numbers.Total(rows, at), *d
+		more.count = 1
+		if !d.limit.blocked {
+			more.count += max(math.Floor(left), 0)
+		}
+		more.count = min(more.count, d.numbers.Capacity)
+		numbers, shards := more.reaching(rows, at), d.limit.shards
+		b.Remaining, b.Used = left, d.numbers.Capacity-left
+		if numbers.Window {
+			b.ResetAt = numbers.NextWindow(at).Time()
+		} else {
+			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
+		}
+		if more.count > left {
+			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
+		}
+	}
+	if d.limit.blocked {
+		b.block(d.limit.until)
+	}
+	return b
+}
+
+// block takes a block into account: nothing can be taken before its end.
+func (b *Balance) block(until algebra.Micros) {
+	b.Remaining = min(b.Remaining, 0)
+	switch end := until.Time(); {
+	case until == algebra.Forever || b.Capacity == 0:
+		b.NextAt = time.Time{}
+	case b.NextAt.Before(end):
+		b.NextAt = end
+	}
+}

@@ -1,0 +1,29 @@
+package ratelimit
+
+import "time"
+
+// Reservation is what [Limiter.Reserve] has taken: tokens of which some may not be there yet. All instants are by the clock
+// that decided, which is the database's unless [Limiter.Clock] is set. They are in UTC, to the microsecond.
+type Reservation struct {
+	// At is the instant of the decision: see [Result.At].
+	At time.Time
+
+	// RetryAt is when the work may run: when all its tokens will have been refilled. It is At if they are there.
+	RetryAt time.Time
+
+	// Delay is the time from At to RetryAt. A timer set to it works even if the local clock is wrong.
+	Delay time.Duration
+
+	// Remaining is the lowest balance of the requests, below zero if tokens are owed. ResetAt is the latest of their resets.
+	// See [Status].
+	Remaining float64
+	ResetAt   time.Time
+
+	// Requests has the status of each request, in order.
+	Requests []Status
+
+	receipt Receipt
+}
+
+// Receipt is the text to store with the work, for a later [Limiter.Refund]. It is empty if nothing was taken.
+func (r Reservation) Receipt() Receipt { return r.receipt }
