@@ -444,6 +444,11 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', now => '-infinity'`:                                         `is not between the years 1000 and 9999`,
 			`'l', 'ann', 10, '1 minute', now => '0999-12-31 23:59Z'`:                                 `is not between the years 1000 and 9999`,
 			`'l', 'ann', 10, '1 minute', now => '10000-01-01Z'`:                                      `is not between the years 1000 and 9999`,
+			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '-infinity'`:              `anchor -infinity is not between`,
+			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '0001-12-31 23:59:59 BC'`: `is not between the years 1 and 9999`,
+			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '10000-01-01'`:            `is not between the years 1 and 9999`,
+			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '2026-01-31 15:00:05.5'`:  `has a fraction of a second`,
+			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '9999-12-31 23:59:59.9'`:  `has a fraction of a second`,
 
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => 'infinity'`:      `start infinity is not between the years 1 and 9999`,
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `is not between the years 1 and 9999`,
