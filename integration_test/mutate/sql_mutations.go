@@ -943,11 +943,11 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
+		old: "start) = capacity / shards::double precision)\n    AND", new: "start) >= '0.9' * capacity / shards::double precision)\n    AND",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
-		old: "RETURN CASE WHEN ts <= upto AND isfinite(ts)", new: "RETURN CASE WHEN isfinite(ts)",
+		old: "RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards", new: "RETURN CASE WHEN isfinite(ts) AND shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",
