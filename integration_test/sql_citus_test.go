@@ -107,7 +107,7 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 			mustExec(t, pool, `CREATE OR REPLACE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus `+version+` on x86_64-pc-linux-gnu'`)
 			custom := 0
 			if version == "13.2.2" || version == "14.0.1" {
-				custom = 9
+				custom = 10
 			}
 			for range 2 {
 				if err := runCitusFile(t, pool); err != nil {
