@@ -672,12 +672,12 @@ func ExampleUnlimited() {
 
 // One customer has a quota and a billing day of its own.
 func ExampleLimit_With() {
-	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
-	acme := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
+	monthly := ratelimit.CalendarWindow("monthlyCalls", 10_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
+	acme := monthly.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
 
 	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
-	for _, request := range []ratelimit.Request{apiCalls.Key("customer-7"), acme.Key("acme")} {
+	for _, request := range []ratelimit.Request{monthly.Key("customer-7"), acme.Key("acme")} {
 		result, err := limits.Consume(ctx, pool, request)
 		if err != nil {
 			fmt.Println(err)

@@ -329,7 +329,11 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		if add {
 			if result.AddedNow, result.Added, err = a.add(ctx, result.ID, given("capacity-now", &capacityNow)); err != nil {
-				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", result.ID, a.explain(ctx, err), result.ID)
+				again := fmt.Sprintf("SELECT ratelimit_add(%d)", result.ID)
+				if f.Changed("capacity-now") {
+					again = fmt.Sprintf("SELECT ratelimit_add(%d, %s)", result.ID, number(capacityNow))
+				}
+				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.ID, a.explain(ctx, err), again)
 			}
 			keys := int64(0)
 			if key == nil && *result.AddedNow == 0 {

@@ -183,10 +183,6 @@ var algebraMutations = []mutation{
 		old: "math.Floor(l.Total(rows, now)+slack(max(len(rows), shards)))", new: "math.Floor(l.Total(rows, now))",
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
 	}, {
-		name: "promise-check-of-zero", file: "internal/algebra/promise.go", what: "the library denies a check that reads a balance, because a reservation beside it waits for long",
-		old: "l.Unknown(runAt) && d.Floor > math.Inf(-1)", new: "l.Unknown(runAt)",
-		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
-	}, {
 		name: "period-overflow", file: "internal/calendar/period.go", what: "a period of too many days becomes a short period",
 		old: "|| hours > (math.MaxInt64-fixed)/time.Duration(long.hours)", new: "",
 		tests: "TestParsePeriod",

@@ -300,6 +300,10 @@ var sqlMutations = []mutation{
 		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
+		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
+		old: "o.capacity, d.start, at, d.zone, d.anchor, keys)", new: "o.capacity, d.start, at, d.zone, d.anchor::date, keys)",
+		tests: "TestByHandWithoutNumbers",
+	}, {
 		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
 		old: "WHEN anchor <> date_trunc('second', anchor)", new: "WHEN false",
 		tests: "TestByHandRefusesWhatIsWrong",
@@ -321,12 +325,8 @@ var sqlMutations = []mutation{
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
 		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are unknown",
-		old: "granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: "granted AND (owns[i] > at + within) IS NOT TRUE AND lefts",
+		old: "(run_at > windows[lasts[i]]) IS NOT TRUE AND", new: "",
 		tests: "TestTwoLimitsWaitForACalendar",
-	}, {
-		name: "calendar-check-of-zero", file: apply, what: "a check that reads a balance is denied because a reservation beside it waits for long",
-		old: "(run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE", new: "(run_at > windows[lasts[i]]) IS NOT TRUE",
-		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
 	}, {
 		name: "wait-beyond-deadline", file: apply, what: "a Wait that ends after its deadline is granted",
 		old: " AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: " AND lefts",
@@ -337,11 +337,11 @@ var sqlMutations = []mutation{
 		tests: "TestAWaitThatEndsAtTheDeadlineIsGranted",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "forfeited tokens may take the balance below the floor",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied because of the rounding of a sum over shards",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "the refill that a limit would get counts from now, although its rows were refilled later",
@@ -374,63 +374,35 @@ var sqlMutations = []mutation{
 	{
 		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
 		old: "taken := least(taken, mosts[i], floor(", new: "taken := least(taken, floor(",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-parts", file: apply, what: "a call takes a fraction of a token",
 		old: "floor(totals[i] + CASE", new: "(totals[i] + CASE",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-no-slack", file: apply, what: "a sharded limit keeps a token that only rounding makes too small",
 		old: "floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END)", new: "floor(totals[i])",
-		tests: "TestUpToTakesATokenThatIsThereButForRounding",
+		tests: "TestTakeTakesATokenThatIsThereButForRounding",
 	}, {
 		name: "take-the-last-limits", file: apply, what: "all of several limits give the tokens that the last one has",
 		old: "taken := least(taken, mosts[i], ", new: "taken := least(mosts[i], ",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
-	}, {
-		name: "take-from-all", file: apply, what: "a request without UpTo takes as many tokens as the others, not its count",
-		old: "IF mosts[i] > '0' THEN", new: "IF true THEN",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
-	}, {
-		name: "take-for-all", file: apply, what: "a limit without UpTo bounds the tokens taken",
-		old: "CONTINUE WHEN mosts[i] = '0';", new: "",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
+		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "take-one", file: apply, what: "the full number is reported as taken, but one token is",
 		old: "lefts[i] := totals[i] - taken;", new: "",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-garbage", file: apply, what: "the maximum may be NaN or below zero",
-		old: "'0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
+		old: "'1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "byhand-up-to-all", file: ratelimit, what: "by hand, up_to takes the whole count or nothing",
-		old: "    IF up_to THEN\n        count := 1;\n    END IF;\n", new: "",
-		tests: "TestByHandAnswersLikeTheLibrary",
-	}, {
-		name: "byhand-up-to-plain", file: ratelimit, what: "by hand, up_to takes one token",
-		old: "CASE WHEN up_to THEN 'take' ELSE 'consume' END", new: "'consume'",
+		name: "byhand-up-to-all", file: ratelimit, what: "by hand, a take takes the whole count or nothing",
+		old: "    IF verb = 'take' THEN\n        count := 1;\n    END IF;\n", new: "",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial reports taken tokens",
 		old: "taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;", new: "taken := coalesce(taken, count);",
 		tests: "TestByHandAnswersLikeTheLibrary",
-	}, {
-		name: "byhand-up-to-null", file: ratelimit, what: "by hand, an up_to of NULL counts as false",
-		old: "        WHEN up_to IS NULL THEN 'up_to is neither true nor false'\n", new: "",
-		tests: "TestByHandRefusesWhatIsWrong",
-	}, {
-		name: "byhand-up-to-reserve", file: ratelimit, what: "by hand, up_to may reserve",
-		old: "        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'\n", new: "",
-		tests: "TestByHandRefusesWhatIsWrong",
-	}, {
-		name: "byhand-up-to-none", file: ratelimit, what: "by hand, up_to may have a count of 0",
-		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count <> floor(count)",
-		tests: "TestByHandRefusesWhatIsWrong",
-	}, {
-		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to may have a count with a fraction",
-		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count < '1'",
-		tests: "TestByHandRefusesWhatIsWrong",
 	},
 
 	// _ratelimit_move
@@ -508,7 +480,7 @@ var sqlMutations = []mutation{
 		name: "apply-one-most", file: wire, what: "UpTo of one limit takes all or nothing",
 		old:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, mosts, within));",
 		new:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, NULL, within));",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "refund-no-lock", file: refund, what: "a refund is computed from rows that are not locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",

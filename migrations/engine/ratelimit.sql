@@ -241,7 +241,7 @@ Result:
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or only the program knows the numbers of this key
+                the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
