@@ -300,6 +300,10 @@ var sqlMutations = []mutation{
 		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
+		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
+		old: "o.capacity, d.start, at, d.zone, d.anchor, keys)", new: "o.capacity, d.start, at, d.zone, d.anchor::date, keys)",
+		tests: "TestByHandWithoutNumbers",
+	}, {
 		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
 		old: "WHEN anchor <> date_trunc('second', anchor)", new: "WHEN false",
 		tests: "TestByHandRefusesWhatIsWrong",
