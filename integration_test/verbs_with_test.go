@@ -183,7 +183,7 @@ func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
 			if lock == "" {
 				<-raised
 			} else {
-				waiting(t, pool, 1)
+				waitingFor(t, pool, tx)
 			}
 			_, err = limiter.Consume(t.Context(), tx, old.Key("ann"))
 			w.do(err)
