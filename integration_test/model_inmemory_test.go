@@ -303,7 +303,7 @@ func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit
 	c.Kind, c.Rate, c.Start = ratelimit.KindCalendarWindow, &rate, nil
 	c.Period = "1 " + string(oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year))
 	c.Zone = oneOf(r, "", "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia")
-	c.Anchor = oneOf(r, "", "2001-01-31", fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28)))
+	c.Anchor = oneOf(r, "", "2001-01-31", randomAnchor(r))
 	for _, numbers := range []*float64{c.Capacity, c.MaxReserved} {
 		if numbers != nil {
 			*numbers = oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())

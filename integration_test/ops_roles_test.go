@@ -151,6 +151,8 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
 		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
 		"by hand, raising": `SELECT ok FROM ratelimit_or_raise('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit_reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', 2, rate => 10, period => '1 minute')`,
 		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
 	} {
 		var ok bool

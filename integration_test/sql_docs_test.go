@@ -626,8 +626,8 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 		}
 	}
 	var ok bool
-	var retryAfter time.Duration
-	if err := pool.QueryRow(t.Context(), docSQL(t, "docs/sql.md", "$1"), "user-17").Scan(&ok, &retryAfter); err != nil || !ok || retryAfter != 0 {
+	var retryAfter *time.Duration
+	if err := pool.QueryRow(t.Context(), docSQL(t, "docs/sql.md", "$1"), "user-17").Scan(&ok, &retryAfter); err != nil || !ok || retryAfter != nil {
 		t.Errorf("with a parameter: %v, %v, %v", ok, retryAfter, err)
 	}
 	var left float64

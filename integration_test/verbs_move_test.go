@@ -401,8 +401,8 @@ func TestAMoveMissesNoUse(t *testing.T) {
 									committed <- other.Commit(t.Context())
 								} else {
 									go func() {
+										defer func() { committed <- other.Commit(t.Context()) }() // also if nobody waits, which fails
 										waitingFor(t, pool, other)
-										committed <- other.Commit(t.Context())
 									}()
 								}
 								err = move(ctx, tx)
@@ -476,8 +476,8 @@ func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
 			}
 			rolledBack := make(chan error, 1)
 			go func() {
+				defer func() { rolledBack <- other.Rollback(t.Context()) }()
 				waitingFor(t, pool, other)
-				rolledBack <- other.Rollback(t.Context())
 			}()
 			err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				return limiter.Move(ctx, tx, small.Key("ann"), large.Key("ann"))

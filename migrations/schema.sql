@@ -283,7 +283,8 @@ $body$;
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -296,6 +297,7 @@ DECLARE
     period    interval;
     capacity  double precision;
     start     timestamptz;
+    listed    timestamptz[]; -- the windows of a calendar window
     upto      timestamptz;
     count     double precision;
     floor     double precision;
@@ -319,13 +321,16 @@ BEGIN
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];
             IF start IS NOT NULL THEN
-                upto := date_bin(period, at, start);
+                listed := windows[firsts[p]:lasts[p]];
+                upto := CASE WHEN listed IS NULL THEN date_bin(period, at, start) ELSE at END;
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
-                ELSE
+                ELSIF listed IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                ELSE
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -341,12 +346,19 @@ BEGIN
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
+            ELSIF listed IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -365,7 +377,8 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
+        windows, firsts, lasts);
 END
 $body$;
 
@@ -382,9 +395,8 @@ $body$;
 -- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds
 -- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
--- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
--- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
--- others have a `most` of 0 and give their counts.
+-- `mosts` is for take. All limits give the same number of tokens: the largest whole number that each of them has, and at most the
+-- smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -422,7 +434,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
-    taken  double precision;           -- what every limit with a `most` gives
+    taken  double precision;           -- what every limit gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -526,7 +538,7 @@ BEGIN
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
             IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
-                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -604,20 +616,16 @@ BEGIN
                                 /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
                                 rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
-                        -- Refills after the last window are not known, so no promise can be made for that time. (A check
-                        -- without a floor only reads the balance.)
-                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        -- Refills after the last window are not known, so no promise can be made for that time.
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        CONTINUE WHEN mosts[i] = '0';
                         taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF mosts[i] > '0' THEN
-                            lefts[i] := totals[i] - taken;
-                        END IF;
+                        lefts[i] := totals[i] - taken;
                     END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
@@ -902,10 +910,12 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(n
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+    windows, firsts, lasts));
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     op text, names text[], keys text[],
@@ -1063,6 +1073,9 @@ $body$;
 --   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
 --                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
+--   windows, firsts, lasts              the windows of all calendar windows, one list after another. The list of definition d is
+--                                       windows[firsts[d]:lasts[d]], and firsts[d] is 0 for the other kinds. NULL: no
+--                                       definition is a calendar window
 --
 -- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
 -- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
@@ -1080,7 +1093,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     repeats integer[], counts double precision[], floors double precision[],
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL,
+    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -1111,6 +1124,7 @@ DECLARE
     -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
+    listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
     first   integer;
     last    integer;
     granted boolean;
@@ -1157,9 +1171,12 @@ BEGIN
             last := first;
             LOOP
                 k := asks[last]; d := ask_defs[last];
-                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                IF windows IS NOT NULL THEN
+                    listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
+                END IF;
+                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -1195,11 +1212,12 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
-                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                               starts[i] AS start, CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows,
+                               CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
@@ -1508,38 +1526,39 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
--- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
--- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
+-- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
-    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+    period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    today  date := (at AT TIME ZONE zone)::date;
+    first  date := anchor::date;
+    today  date := ((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date; -- until the anchor's time of day, it is yesterday
     months integer := date_part('year', period) * '12' + date_part('month', period);
     number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', first)) * '12' + date_part('month', today) - date_part('month', first)) / months::double precision)
+        ELSE floor((today - first)::double precision / date_part('day', period)) END;
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+    RETURN ARRAY(SELECT DISTINCT (anchor + period * n::double precision) AT TIME ZONE zone
         FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time.
+-- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;
 
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer, zone text, anchor date
+    max_reserved double precision, shards integer, zone text, anchor timestamp
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -1557,7 +1576,8 @@ DECLARE
         WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
         WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
             pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
-        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
         WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
             pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
@@ -1758,7 +1778,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       timestamp,                 -- in the zone
+    anchor       timestamp,                 -- local time in the zone
     varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
     published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
@@ -1816,6 +1836,12 @@ BEGIN
      WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+    END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
@@ -2275,7 +2301,7 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean,
-    now timestamptz, zone text, anchor date,
+    now timestamptz, zone text, anchor timestamp,
     OUT ok boolean, OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz,
     OUT taken double precision
 )
@@ -2444,7 +2470,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -2457,7 +2483,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -2489,9 +2515,11 @@ Arguments:
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
-                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
-  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
-                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+                'Europe/Berlin'. Postgres' own zone files decide when its days begin
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
+                time of day, such as '2026-01-31 15:00'. It is local time in the zone, in the years 1 to 9999, without fractions of a
+                second. In a month with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first
+                day, at midnight
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -2504,7 +2532,7 @@ Result:
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or with several plans
+                the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -2512,7 +2540,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -2528,7 +2556,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -2544,7 +2572,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT 1,
-    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT retry_at timestamptz, OUT delay interval, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -2561,7 +2589,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
@@ -2590,7 +2618,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_take(
     name text, key text DEFAULT NULL, most bigint DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT taken bigint, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -2608,7 +2636,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 
@@ -2630,7 +2658,7 @@ $text$;
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -2734,7 +2762,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining

@@ -17,7 +17,8 @@ SELECT _ratelimit_wire_consume_sharded(
 SELECT _ratelimit_wire_consume_several(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
-      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean) AS answer;
+      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: Apply :one
 SELECT _ratelimit_wire_apply(

@@ -79,9 +79,9 @@ func (c *call) forfeits() bool {
 // reserves reports whether algebra.Reserve has the rule for the call.
 func (c *call) reserves() bool { return c.forfeits() || c.within != algebra.Forever }
 
-// goesAlone reports whether a Coalescer sends the call as a statement of its own.
+// goesAlone reports whether the call can share no statement with others.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || c.does.upTo
+	return sharded(c.demands) || c.reserves() || c.does.upTo
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin

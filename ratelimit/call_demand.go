@@ -144,11 +144,6 @@ func anyOf(ds []demand, is func(d *demand) bool) bool {
 	return false
 }
 
-// onCalendar reports whether any of the limits is a calendar window.
-func onCalendar(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.numbers.Windows != nil })
-}
-
 // sharded reports whether any of the limits has shards.
 func sharded(ds []demand) bool {
 	return anyOf(ds, func(d *demand) bool { return d.limit.shards > 1 })

@@ -35,7 +35,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case plain && len(c.demands) == 1:
 		return consume(c.demands[0], now, orRaise)
-	case plain && !sharded(c.demands) && !onCalendar(c.demands):
+	case plain && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
 	return c.apply(ctx, now, orRaise)
@@ -84,6 +84,7 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 		c.names, c.keys,
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, c.floors, now, orRaise,
+		c.windows, c.firsts, c.lasts,
 	)}
 }
 

@@ -80,11 +80,20 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			return err
 		}},
 		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
-			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
-				Op: "consume", Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
+			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
+				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
 				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
-				Starts: []pgtype.Timestamptz{{}, days[0]}, Shards: []int32{1, 1}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
-				ShardA: []int32{0, 0}, ShardB: []int32{0, 0}, Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+			})
+			return err
+		}},
+		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
+				Rates: []float64{5, 4}, Periods: []time.Duration{48 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
+				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{7, 0},
 			})
 			return err
 		}},

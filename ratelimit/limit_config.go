@@ -98,7 +98,12 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 	if c.Kind == KindCalendarWindow {
 		l.calendar = calendar.Calendar{Unit: unit, Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
 		l.numbers.Period = l.calendar.Longest()
-		mistakes = append(mistakes, calendarMistakes(l.calendar)...)
+		mistakes = append(mistakes, zoneMistakes(l.calendar)...)
+		if anchor, err := calendar.ParseAnchor(l.calendar.Anchor); err != nil {
+			mistake("%v", err)
+		} else {
+			l.calendar.Anchor = calendar.AnchorText(anchor) // equal anchors have equal texts
+		}
 	} else if c.Zone != "" || c.Anchor != "" {
 		mistake("only a %s has a zone and an anchor", KindCalendarWindow)
 	}

@@ -4,7 +4,7 @@ package main
 var overrideMutations = []mutation{
 	{
 		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
-		old: "&& v != VerbMove && !o.lapsed()", new: "&& !o.lapsed()",
+		old: "does.liftable() && !o.lapsed()", new: "(does.liftable() || does.moves) && !o.lapsed()",
 		tests: "TestMoveUnderOverrides",
 	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
@@ -20,19 +20,19 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-block-charge", file: "ratelimit/overrides.go", what: "a block keeps charges out",
-		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block:",
+		old: "in.effect == block && does.deniable:", new: "in.effect == block:",
 		tests: "TestWhichOverrideIsInForce|TestABlockHolds",
 	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
-		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block && (v == VerbConsume || v == VerbCheck):",
+		old: "in.effect == block && does.deniable:", new: "in.effect == block && does.deniable && !does.atMostFull:",
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
-		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset && v != VerbMove &&", new: "in.effect == noLimit &&",
+		old: "in.effect == noLimit && does.liftable() &&", new: "in.effect == noLimit &&",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
-		old: "v != VerbMove && !o.lapsed():", new: "v != VerbMove:",
+		old: "does.liftable() && !o.lapsed():", new: "does.liftable():",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
@@ -48,11 +48,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-not-loaded", file: "ratelimit/overrides.go", what: "before the first load, calls go by the limits as defined",
-		old: "return requests, o.errNotLoaded()", new: "return requests, nil",
+		old: "		return requests, nil, o.errNotLoaded()", new: "		return requests, nil, nil",
 		tests: "TestWithoutLoadedOverridesNothingIsGranted",
 	}, {
 		name: "override-callers-own", file: "ratelimit/overrides.go", what: "the caller's requests are changed",
-		old: "applied, now = slices.Clone(requests), o.now(at)", new: "applied, now = requests, o.now(at)",
+		old: "applied, in, now = slices.Clone(requests), make(", new: "applied, in, now = requests, make(",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-count", file: "ratelimit/overrides.go", what: "a changed row is counted again",
@@ -140,9 +140,25 @@ var overrideMutations = []mutation{
 		old: "                IF FOUND THEN", new: "                IF false THEN",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
+		name: "steer-publish-anchor", file: "migrations/engine/definitions.sql", what: "a zone in a published anchor is ignored",
+		old: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$'", new: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}'",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
 		tests: "TestPublish",
+	}, {
+		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
+		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
+		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-newest", file: "ratelimit/console/queries.go", what: "the page computes by the oldest definition of a name",
+		old: "WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC", new: "WHERE d.name = $1 AND d.current ORDER BY d.published_at",
+		tests: "TestTheConsoleShowsLimitsAndKeys",
 	}, {
 		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
 		old: "before >= 0 { // one limit", new: "false { // one limit",

@@ -208,6 +208,8 @@ type batch []any
 
 func randomBatch(random *rand.Rand, now time.Time) batch {
 	names, rates, periods, capacities := []string{"batch a", "batch b"}, []float64{7, 1}, []time.Duration{time.Minute, time.Second}, []float64{12, 3}
+	var listed []time.Time // the windows of a calendar
+	firsts, lasts := []int32{}, []int32{}
 	type place struct {
 		key string
 		def int32
@@ -229,8 +231,15 @@ func randomBatch(random *rand.Rand, now time.Time) batch {
 	keys, defs, starts := []string{}, []int32{}, []*time.Time{}
 	repeats, counts, floors := []int32{}, []float64{}, []float64{}
 	calls, asks, askDefs, askStarts, askCounts, askFloors := []int32{}, []int32{}, []int32{}, []*time.Time{}, []float64{}, []float64{}
-	windows := random.IntN(2) == 0
+	windows := random.IntN(3) > 0
 	start := noon.Add(-time.Hour)
+	if windows && random.IntN(2) == 0 {
+		names[1], periods[1] = "batch c", 2*time.Second
+		for i := range 5 {
+			listed = append(listed, now.Truncate(time.Second).Add(time.Duration(i-2)*time.Second))
+		}
+		start, firsts, lasts = listed[0], []int32{0, 1}, []int32{0, 5}
+	}
 	for i, p := range all {
 		keys, defs = append(keys, p.key), append(defs, p.def)
 		if windows {
@@ -256,14 +265,14 @@ func randomBatch(random *rand.Rand, now time.Time) batch {
 			}
 		}
 	}
-	return batch{names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors, calls, asks, askDefs, askStarts, askCounts, askFloors, now}
+	return batch{names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors, calls, asks, askDefs, askStarts, askCounts, askFloors, now, listed, firsts, lasts}
 }
 
 // coalesce returns the last answer for each key.
 func coalesce(t *testing.T, db *pgxpool.Pool, b batch) (answers []string, err error) {
 	rows, err := db.Query(t.Context(), `
 		SELECT DISTINCT ON (u.ord) concat_ws(' ', u.ord, u.value, u.ts, u.after, r.at)
-		  FROM _ratelimit_coalesce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) AS r,
+		  FROM _ratelimit_coalesce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20) AS r,
 		       unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, i)
 		 WHERE u.ord IS NOT NULL
 		 ORDER BY u.ord, u.i DESC`, b...)

@@ -181,7 +181,8 @@ const ConsumeSeveral = `-- name: ConsumeSeveral :one
 SELECT _ratelimit_wire_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean) AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean,
+      $11::timestamptz[], $12::integer[], $13::integer[]) AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -195,6 +196,9 @@ type ConsumeSeveralParams struct {
 	Floors     []float64
 	Now        *time.Time
 	OrRaise    bool
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
 }
 
 func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) ([]byte, error) {
@@ -209,6 +213,9 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 		arg.Floors,
 		arg.Now,
 		arg.OrRaise,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
 	)
 	var answer []byte
 	err := row.Scan(&answer)

@@ -15,7 +15,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       timestamp,                 -- in the zone
+    anchor       timestamp,                 -- local time in the zone
     varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
     published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
@@ -73,6 +73,12 @@ BEGIN
      WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+    END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;

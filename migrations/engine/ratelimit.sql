@@ -10,7 +10,7 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean,
-    now timestamptz, zone text, anchor date,
+    now timestamptz, zone text, anchor timestamp,
     OUT ok boolean, OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz,
     OUT taken double precision
 )
@@ -179,7 +179,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -192,7 +192,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -224,9 +224,11 @@ Arguments:
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
-                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
-  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
-                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
+                'Europe/Berlin'. Postgres' own zone files decide when its days begin
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
+                time of day, such as '2026-01-31 15:00'. It is local time in the zone, in the years 1 to 9999, without fractions of a
+                second. In a month with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first
+                day, at midnight
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
@@ -239,7 +241,7 @@ Result:
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or with several plans
+                the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -247,7 +249,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
@@ -263,7 +265,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -279,7 +281,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT 1,
-    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT retry_at timestamptz, OUT delay interval, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -296,7 +298,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
@@ -325,7 +327,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_take(
     name text, key text DEFAULT NULL, most bigint DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT taken bigint, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
@@ -343,7 +345,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, date) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 

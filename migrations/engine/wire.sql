@@ -22,10 +22,12 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(n
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+    windows, firsts, lasts));
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     op text, names text[], keys text[],

@@ -58,6 +58,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		a.counts(s.demands)
 		a.floors(s.demands)
 		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
+		a.windows(s.demands)
 	case dbsqlc.Apply, dbsqlc.ApplyOne:
 		s.op = take[string](&a)
 		s.demands = a.demands()
