@@ -152,8 +152,7 @@ func sums(verb string, asks []ask) []sum {
 		ds[i].count += a.count
 	}
 	for i, d := range ds {
-		rounding := 1e-15 * (d.count + d.numbers.Capacity)
-		if left := d.numbers.Capacity - d.count; left < d.floor && d.count+d.floor <= d.numbers.Capacity+rounding {
+		if left := d.numbers.Capacity - d.count; left < d.floor && d.count <= d.numbers.Capacity-d.floor {
 			ds[i].floor = left
 		}
 	}
@@ -321,8 +320,8 @@ func (m model) compareBalances(asks []ask, got []ratelimit.Balance, now algebra.
 		if !n.Window {
 			want.ResetAt = n.When(rows, shards, n.Capacity, 0, now).Time()
 		}
-		if whole := math.Floor(max(left, 0)) + 1; whole <= n.Capacity { // otherwise there is never one more
-			want.NextAt = n.When(rows, shards, whole, 0, now).Time()
+		if one := max(n.Whole(rows, shards, n.Capacity, now), 0) + 1; one <= n.Capacity { // otherwise there is never one more
+			want.NextAt = n.When(rows, shards, one, 0, now).Time()
 		}
 		if got[i] != want {
 			return fmt.Errorf("balance %d: %+v, by the model %+v", i, got[i], want)

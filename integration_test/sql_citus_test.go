@@ -80,7 +80,7 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	wants("0A000", "_ratelimit_consume_old")
 	mustExec(t, pool, `DROP FUNCTION _ratelimit_consume_old`)
 	mustExec(t, pool, `ALTER FUNCTION _ratelimit_refund RENAME TO _ratelimit_refund_old`)
-	wants("42883", "16 of 17 functions")
+	wants("42883", "17 of 18 functions")
 	mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
 	wants("42P01", "no table rate_limits")
 }

@@ -439,6 +439,9 @@ func TestAMoveReadsTheClockAfterWaiting(t *testing.T) {
 	small, large := ratelimit.TokenBucket("a", 10, time.Hour).Key("ann"), ratelimit.TokenBucket("b", 100, time.Hour).Key("ann")
 	var limiter ratelimit.Limiter
 	pool := newPool(t, 3)
+	if _, err := limiter.Consume(t.Context(), pool, large); err != nil { // so that the move need not begin again
+		t.Fatal(err)
+	}
 	other, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

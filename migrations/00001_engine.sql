@@ -1841,7 +1841,8 @@ BEGIN
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
@@ -1860,7 +1861,7 @@ BEGIN
         ELSE
             d.shards := coalesce(d.shards, 1);
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
-                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor::date);
+                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
             d.capacity := coalesce(d.capacity, d.rate);
             IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
@@ -2386,7 +2387,7 @@ BEGIN
         END IF;
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity + '1e-15' * (count + capacity) THEN -- only rounding makes it too little
+        IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
@@ -2701,12 +2702,12 @@ BEGIN
                                WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
-                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor::date, keys) AS k
+                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
                      WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                              WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
             ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
                 RETURN QUERY
-                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor::date, o.own) AS k;
+                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
             ELSIF o.effect = 'varies' THEN
                 RETURN QUERY
                     SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz

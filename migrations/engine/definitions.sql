@@ -78,7 +78,8 @@ BEGIN
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
@@ -97,7 +98,7 @@ BEGIN
         ELSE
             d.shards := coalesce(d.shards, 1);
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
-                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor::date);
+                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
             d.capacity := coalesce(d.capacity, d.rate);
             IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);

@@ -44,12 +44,12 @@ BEGIN
                                WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
-                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor::date, keys) AS k
+                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
                      WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                              WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
             ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
                 RETURN QUERY
-                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor::date, o.own) AS k;
+                    SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
             ELSIF o.effect = 'varies' THEN
                 RETURN QUERY
                     SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
