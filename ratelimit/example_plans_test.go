@@ -52,7 +52,7 @@ func lookUp(ctx context.Context, tx pgx.Tx, id, lock string) (c customer, err er
 // call is the customer's work.
 func call(ctx context.Context, id string, calls float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		c, err := lookUp(ctx, tx, id, "FOR SHARE")
+		c, err := lookUp(ctx, tx, id, "FOR NO KEY UPDATE")
 		if err != nil {
 			return err
 		}
