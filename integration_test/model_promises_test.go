@@ -695,7 +695,7 @@ func (p *player) play(actions int) {
 			if c.Kind == ratelimit.KindFixedWindow {
 				window = 1
 			}
-			p.limits[i] = p.define(i, window, c.Shards)
+			p.limits[i], p.limiter = p.define(i, window, c.Shards), &ratelimit.Limiter{Clock: p.clock.Now}
 			for _, key := range []string{"a", "b"} {
 				p.forget(rowsOf{Name: c.Name, Key: key})
 			}

@@ -381,8 +381,7 @@ func TestWhereASweepWorks(t *testing.T) {
 		"no limits":               {pool, nil},
 		"the zero limit":          {pool, []ratelimit.Limit{limit, {}}},
 		"a limit that is invalid": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("x", -1, time.Minute)}},
-		"two kinds of one name":   {pool, []ratelimit.Limit{limit, window, ratelimit.FixedWindow("l", 10, time.Minute)}},
-		"two periods of one name": {pool, []ratelimit.Limit{limit, ratelimit.TokenBucket("l", 10, time.Hour)}},
+		"a name twice":            {pool, []ratelimit.Limit{limit, window, limit}},
 	} {
 		if deleted, err := limiter.Sweep(t.Context(), test.db, test.limits...); !errors.Is(err, ratelimit.ErrInvalid) || deleted != 0 || countRows(t, pool) != 10 {
 			t.Errorf("%s: %d rows deleted, %v", name, deleted, err)
@@ -398,33 +397,6 @@ func TestWhereASweepWorks(t *testing.T) {
 	if _, err := limiter.Sweep(t.Context(), connect(t, newSchema(t), 1), limit); sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
 		t.Errorf("without the schema: %v", err)
 	}
-}
-
-// Plans share a name. A row is deleted if it is full by every given plan.
-func TestASweepMindsEveryPlan(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 1)
-	limiter, clock := newLimiter()
-	free, pro := ratelimit.TokenBucket("calls", 100, time.Hour), ratelimit.TokenBucket("calls", 1000, time.Hour, ratelimit.Capacity(5000))
-	plans := []ratelimit.Limit{ratelimit.Unlimited("calls"), pro, ratelimit.TokenBucket("calls", 0, time.Hour), free}
-	if _, err := limiter.Consume(t.Context(), pool, pro.Key("ann").Count(5000)); err != nil {
-		t.Fatal(err)
-	}
-	clock.Advance(4*time.Hour + 59*time.Minute)
-	sweep := func(want int64) {
-		t.Helper()
-		if deleted, err := limiter.Sweep(t.Context(), pool, plans...); err != nil || deleted != want {
-			t.Errorf("at %v, the sweep deleted %d rows, %v, want %d", clock.now, deleted, err, want)
-		}
-	}
-	sweep(0) // full by the free plan
-	if left := readBalance(t, limiter, pool, pro.Key("ann")); left >= 5000 {
-		t.Errorf("%v left", left)
-	}
-	clock.Advance(45*time.Hour + time.Minute) // more than 5000 at 100 an hour need
-	sweep(0)
-	clock.Advance(time.Hour)
-	sweep(1)
 }
 
 // Rows that a transaction has locked stay, and the sweep does not wait. If one shard of a key is locked, all of them stay.
@@ -817,6 +789,11 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 		`'l', 10, '1 minute', now => '-infinity'`:         `now is -infinity`,
 		`'l', 10, '1 minute', first => '', kind => NULL`:  `kind NULL`,
 		`'l', NULL, '1 minute'`:                           `rate NULL`,
+		`'l', varies => '1 hour'`:                         `rate NULL`,
+		`'l', 10, '1 minute', varies => '0'`:              `varies 00:00:00`,
+		`'l', 10, '1 minute', varies => '59 seconds'`:     `need 60 s to fill a row`,
+		`'l', 0, '1 minute'`:                              `rate 0`,
+		`'m'`:                                             `no program has published it`,
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit_sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("ratelimit_sweep(%s): %v, want %q", arguments, err, text)

@@ -187,7 +187,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 				if got.ok && got.retryAt.After(now) {
 					debts++
 				}
-				if got.ok || got.retryAt.Year() == 9999 {
+				if got.ok || got.retryAt.Year() == 9999 || raised && rows != shards { // rows that are joined at another instant round otherwise
 					continue
 				}
 				denials++

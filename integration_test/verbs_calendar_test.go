@@ -270,11 +270,19 @@ func TestMistakesOfACalendar(t *testing.T) {
 	}
 }
 
-// TestPlansOfACalendarShareItsUnit: one name may have several zones and anchors, but one unit.
-func TestPlansOfACalendarShareItsUnit(t *testing.T) {
+// TestZonesAndAnchorsOfACalendarMayVary: one name may have several zones and anchors, but one definition.
+func TestZonesAndAnchorsOfACalendarMayVary(t *testing.T) {
 	behaviour(t, func(w world) {
-		w.grant(ratelimit.CalendarWindow("calls", 10, ratelimit.Month).Key("ann"))
-		w.grant(ratelimit.CalendarWindow("calls", 20, ratelimit.Month, ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-03-15")).Key("bob"))
+		calls := ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
+		ann := w.grant(calls.Key("ann").Count(10))
+		bob := w.grant(calls.With(ratelimit.Rate(20), ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-07-15")).Key("bob").Count(20))
+		if want := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC); !ann.ResetAt.Equal(want) {
+			w.Errorf("ann's month ends at %v, want %v", ann.ResetAt, want)
+		}
+		if want := time.Date(2026, 7, 14, 15, 0, 0, 0, time.UTC); !bob.ResetAt.Equal(want) {
+			w.Errorf("bob's month ends at %v, want %v", bob.ResetAt, want)
+		}
+		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.In("Asia/Tokyo")).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Day).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("calls", 10, 32*24*time.Hour).Key("cid"))
 	})

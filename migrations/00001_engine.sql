@@ -1841,7 +1841,8 @@ BEGIN
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
@@ -2386,7 +2387,7 @@ BEGIN
         END IF;
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity THEN -- only rounding makes it too little
+        IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));

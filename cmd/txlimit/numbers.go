@@ -207,7 +207,7 @@ func (n *numbers) flags(command *cobra.Command) {
 	f.Float64Var(&n.rate, "rate", 0, "tokens per period, of a key with numbers of its own, or of a limit that no program has published")
 	f.Float64Var(&n.capacity, "capacity", 0, "its capacity in tokens (default: as defined or, if that is the rate, the rate)")
 	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default: as defined, or UTC)")
-	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as 2026-01-31 or \"2026-01-31 15:00\" (default: as defined, or 2001-01-01)")
+	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as \"2026-01-31\" or \"2026-01-31 15:00\" (default: as defined, or 2001-01-01)")
 	f.StringVar(&n.period, "period", "", "the period, such as 1m, 1h30m, 1d, \"1 month\", of a limit that no program has published")
 	f.StringVar(&n.kind, "kind", string(ratelimit.KindTokenBucket), "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")

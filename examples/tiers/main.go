@@ -131,7 +131,28 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if program, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
 		return err
 	}
-	return program.use(ctx, pool, "ann", 0, 4*time.Hour)
+	if err := program.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
+		return err
+	}
+	fmt.Println("ann pays for the pro plan: what was used of the free one counts")
+	if err := program.upgrade(ctx, pool, "ann", "pro"); err != nil {
+		return err
+	}
+	return program.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that are used
+}
+
+// upgrade books another plan, and moves what is used, in one transaction.
+func (a *app) upgrade(ctx context.Context, pool *pgxpool.Pool, user, plan string) error {
+	return a.limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		var before string
+		if err := tx.QueryRow(ctx, "SELECT plan FROM users WHERE name = $1 FOR UPDATE", user).Scan(&before); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "UPDATE users SET plan = $2 WHERE name = $1", user, plan); err != nil {
+			return err
+		}
+		return a.limits.Move(ctx, tx, a.plans[before].Key(user), a.plans[plan].Key(user))
+	})
 }
 
 const never = -1

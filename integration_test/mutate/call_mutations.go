@@ -407,22 +407,6 @@ var callMutations = []mutation{
 		old: "|| d.limit.grantsNothing() {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by a rate that no row reaches",
-		old: "		if limit.rowless() {\n			continue\n		}\n", new: "",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-capacity", file: "ratelimit/overrides.go", what: "the first plan's capacity decides a sweep",
-		old: "max(l.numbers.Capacity, other.numbers.Capacity)", new: "min(l.numbers.Capacity, other.numbers.Capacity)",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-rate", file: "ratelimit/overrides.go", what: "a sweep counts the refill of the fastest plan",
-		old: "min(l.numbers.Rate, other.numbers.Rate)", new: "max(l.numbers.Rate, other.numbers.Rate)",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first one",
-		old: "if !sameRefill(&joined[i], &limit) {", new: "if false {",
-		tests: "TestWhereASweepWorks",
-	}, {
 		name: "plans-batch", file: "ratelimit/tx_batch.go", what: "a denial by policy is queued",
 		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",
 		tests: "TestPlansWithoutRowsInABatch",

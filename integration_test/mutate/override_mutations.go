@@ -71,9 +71,9 @@ var overrideMutations = []mutation{
 		old: "if page.Untils[i] == math.MaxInt64 {", new: "if false {",
 		tests: "TestABlockHoldsForEveryWayIn|TestAnOverrideIsFollowed",
 	}, {
-		name: "override-sweep", file: "ratelimit/sweep.go", what: "a sweep does not mind overrides",
-		old: "if limit, err = l.Overrides.widened(limit); err != nil {", new: "if false {",
-		tests: "TestASweepMindsOverrides",
+		name: "override-sweep", file: "migrations/engine/sweep.sql", what: "a sweep does not mind overrides",
+		old: "o.effect = 'numbers' AND coalesce(", new: "false AND coalesce(",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
 		old: "if until := c.blockedUntil(); until < algebra.Forever {", new: "if until := c.blockedUntil(); false {\n			_ = until",
@@ -120,9 +120,9 @@ var overrideMutations = []mutation{
 		old: "min(n.rate), max(n.capacity)", new: "min(n.rate), max(d.capacity)",
 		tests: "TestASweepMindsOverrides",
 	}, {
-		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep without numbers knows only the newest plans",
-		old: "(d.current OR d.published_at > clock_timestamp() - interval '1 day')", new: "d.current AND d.program = 'web'",
-		tests: "TestPublish",
+		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep knows only the current definitions",
+		old: "(d.current OR d.published_at > clock_timestamp() - interval '7 days')", new: "d.current",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestOneDefinitionPerName",
 	}, {
 		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
 		old: "(rate = '0' OR effect = 'block')", new: "rate = '0'",
@@ -145,7 +145,7 @@ var overrideMutations = []mutation{
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
-		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
+		old: "old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)]", new: "false",
 		tests: "TestPublish",
 	}, {
 		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
@@ -168,13 +168,9 @@ var overrideMutations = []mutation{
 		old: "if list = slices.Clone(list); known {", new: "if known {",
 		tests: "TestOverridesComeAndGo",
 	}, {
-		name: "override-sweep-ended", file: "ratelimit/overrides.go", what: "a sweep does not mind an override that has just ended",
-		old: "o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l", new: "o.now(pgtype.Timestamptz{}), l",
-		tests: "TestWhatASweepMinds|TestASweepMindsOverrides",
-	}, {
-		name: "override-sweep-none", file: "ratelimit/overrides.go", what: "a sweep takes a plan with a rate of 0 for the slowest",
-		old: "if l.numbers.Rate == 0 || other.numbers.Rate == 0 {", new: "if false {",
-		tests: "TestWhatASweepMinds",
+		name: "override-sweep-ended", file: "migrations/engine/sweep.sql", what: "a sweep does not mind an override that has just ended",
+		old: "since timestamptz := clock_timestamp() - interval '1 day';", new: "since timestamptz := clock_timestamp();",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-early", file: "ratelimit/overrides.go", what: "the time that a poll takes counts as a difference of the clocks",
 		old: "o.ahead.Store(int64(time.Until(page.At.Time)))", new: "o.ahead.Store(int64(time.Until(page.At.Time) + 2*time.Second))",

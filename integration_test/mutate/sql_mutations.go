@@ -396,13 +396,49 @@ var sqlMutations = []mutation{
 		old: "'1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "byhand-up-to-all", file: ratelimit, what: "by hand, a take takes the whole count or nothing",
+		name: "byhand-take-all", file: ratelimit, what: "by hand, a take takes the whole number or nothing",
 		old: "    IF verb = 'take' THEN\n        count := 1;\n    END IF;\n", new: "",
-		tests: "TestByHandAnswersLikeTheLibrary",
+		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial reports taken tokens",
-		old: "taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;", new: "taken := coalesce(taken, count);",
-		tests: "TestByHandAnswersLikeTheLibrary",
+		name: "byhand-take-one", file: ratelimit, what: "by hand, a take takes one token",
+		old: "CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END", new: "'consume'",
+		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-take-none", file: ratelimit, what: "by hand, a take may be of 0",
+		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '0' AND '1e15') IS NOT TRUE",
+		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
+	}, {
+		name: "byhand-take-null", file: ratelimit, what: "by hand, a take may be of NULL",
+		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '1' AND '1e15') IS FALSE",
+		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
+	}, {
+		name: "byhand-take-raises-nothing", file: ratelimit, what: "a denied ratelimit_take returns",
+		old: "IF NOT ok THEN -- a number", new: "IF false THEN -- a number",
+		tests: "TestAReservationInSQLIsNoPermission",
+	}, {
+		name: "byhand-reserve-raises-nothing", file: ratelimit, what: "a denied ratelimit_reserve returns",
+		old: "IF NOT ok THEN -- returned", new: "IF false THEN -- returned",
+		tests: "TestAReservationInSQLIsNoPermission",
+	}, {
+		name: "byhand-grant-retries", file: ratelimit, what: "a grant has a time to retry",
+		old: "IF NOT ok OR verb = 'reserve' THEN", new: "IF true THEN",
+		tests: "TestAReservationInSQLIsNoPermission",
+	}, {
+		name: "byhand-reserve-waits-not", file: ratelimit, what: "by hand, a reservation of a window that has to wait forfeits nothing",
+		old: "verb = 'reserve' AND grid IS NOT NULL", new: "false",
+		tests: "TestByHandReserveOfWindows|TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-reserve-rounding", file: ratelimit, what: "by hand, a reservation is refused because of rounding",
+		old: "IF count <= capacity - floor THEN", new: "IF false THEN",
+		tests: "TestByHandReserve",
+	}, {
+		name: "byhand-reserve-unlimited", file: ratelimit, what: "a reservation of an unlimited limit has no time to run",
+		old: "retry_at := CASE WHEN verb = 'reserve' THEN at END;", new: "",
+		tests: "TestByHandReserveAndTakeWithoutNumbers",
+	}, {
+		name: "byhand-debt-of-windows", file: "migrations/engine/calendar.sql", what: "the windows of a long debt are not all refilled",
+		old: "coalesce(max_reserved, 'Infinity')", new: "coalesce(max_reserved, 0)",
+		tests: "TestByHandADebtOfManyCalendarWindowsIsRefilled",
 	},
 
 	// _ratelimit_move
@@ -866,9 +902,9 @@ var sqlMutations = []mutation{
 		new:   "",
 		tests: "TestEveryTurnHasItsView",
 	}, {
-		name: "byhand-max-reserved", file: ratelimit, what: "without reserve, a call may also owe max_reserved",
-		old: "IF wrong IS NULL AND reserve THEN", new: "IF wrong IS NULL AND (reserve OR max_reserved > 0) THEN",
-		tests: "TestByHandReservations|TestByHandAnswersLikeTheLibrary",
+		name: "byhand-max-reserved", file: ratelimit, what: "without numbers, ratelimit may owe the max_reserved that is published",
+		old: "IF wrong IS NULL AND verb = 'reserve' THEN", new: "IF wrong IS NULL AND (verb = 'reserve' OR max_reserved > '0') THEN",
+		tests: "TestByHandWithoutNumbers",
 	}, {
 		name: "byhand-grid", file: grid, what: "the windows of a key differ from the library's",
 		old: "CASE WHEN key = '' THEN name ELSE key END", new: "name || key",
@@ -911,11 +947,11 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
+		old: "start) = capacity / shards::double precision)\n    AND", new: "start) >= '0.9' * capacity / shards::double precision)\n    AND",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
-		old: "RETURN CASE WHEN ts <= upto AND isfinite(ts)", new: "RETURN CASE WHEN isfinite(ts)",
+		old: "RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards", new: "RETURN CASE WHEN isfinite(ts) AND shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",

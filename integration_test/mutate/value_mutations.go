@@ -4,27 +4,27 @@ package main
 var valueMutations = []mutation{
 	{
 		name: "calendar-units", file: "ratelimit/limit_definitions.go", what: "a day and a month may share a name",
-		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
-		tests: "TestPlansOfACalendarShareItsUnit",
+		old: "		return *l == *definition\n", new: "		return l.numbers.Rate == definition.numbers.Rate\n",
+		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is accepted as a number of tokens",
 		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "definitions-later", file: "ratelimit/limit_definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
-		old: "first != nil && !sameRefill(first, limit)", new: "false",
+		old: "first != nil && !limit.definedAs(first)", new: "false",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "definitions-race", file: "ratelimit/limit_definitions.go", what: "of two definitions at once, both are granted",
-		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
+		old: "} else if !limit.definedAs(first) {", new: "} else if false {",
 		tests: "TestADefinitionIsDecidedOnce",
 	}, {
-		name: "definitions-grid", file: "ratelimit/limit_definitions.go", what: "another start does not count as another definition",
-		old: "a.numbers.Start == b.numbers.Start", new: "true",
+		name: "definitions-grid", file: "ratelimit/limit_definitions.go", what: "a limit with numbers of its own may be of another definition",
+		old: "	return l.definition() == *definition\n", new: "	return true\n",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "definitions-bounded", file: "ratelimit/limit_definitions.go", what: "limit names fill the memory",
-		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
+		old: "len(all) > maxDefinitions; i--", new: "false; i--",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "a part of a key that contains a bar can make the key of another user",

@@ -513,6 +513,15 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 	if err := ask("SELECT * FROM ratelimit_or_raise('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
+	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', 3"} {
+		call += ", rate => 2, period => '1000 hours', kind => 'fixed window')"
+		if err := ask("SELECT * FROM " + call); err != nil {
+			t.Errorf("%s: %v", call, err)
+		}
+		if err := ask("SELECT * FROM " + call); state(err) != "PT429" {
+			t.Errorf("%s again: %v, want PT429", call, err)
+		}
+	}
 	if err := ask("SELECT _ratelimit_consume('raised', 'k', 1, '1 hour', 1, NULL, 1, 0, or_raise => true)"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}

@@ -78,7 +78,8 @@ BEGIN
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;

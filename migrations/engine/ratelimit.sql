@@ -95,7 +95,7 @@ BEGIN
         END IF;
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity THEN -- only rounding makes it too little
+        IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
