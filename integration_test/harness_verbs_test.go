@@ -33,8 +33,7 @@ func decide(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, reserve 
 	}
 	r, err := l.Reserve(ctx, db, requests...)
 	if err != nil {
-		var denial *ratelimit.DeniedError
-		if errors.As(err, &denial) {
+		if denial, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
 			return answered{Result: denial.Result}, err
 		}
 		return answered{}, err

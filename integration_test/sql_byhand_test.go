@@ -44,10 +44,10 @@ func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) 
 	}
 	args := []any{c.Name, key, c.Rate, period(c), c.Kind, c.Capacity, c.Start, c.Shards, a.count, key == nil, now}
 	columns, function, argument := "ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, CASE WHEN ok THEN $9 ELSE 0 END", "ratelimit", "count => $9"
-	switch {
-	case a.verb == "take":
+	switch a.verb {
+	case "take":
 		columns, function, argument = "true, remaining, NULL, NULL, reset_at, at, taken", "ratelimit_take", "most => $9::float8::bigint"
-	case a.verb == "reserve":
+	case "reserve":
 		columns, function, argument = "true, remaining, extract(epoch FROM delay), retry_at, reset_at, at, $9", "ratelimit_reserve", "count => $9, max_reserved => $12"
 		args = append(args, c.MaxReserved)
 	}
@@ -64,10 +64,10 @@ func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) 
 // askGo asks the library.
 func askGo(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB, a askedByHand) (r byHand, err error) {
 	var result ratelimit.Result
-	switch {
-	case a.verb == "take":
+	switch a.verb {
+	case "take":
 		_, result, err = limiter.Take(ctx, db, int(a.count), a.plain())
-	case a.verb == "reserve":
+	case "reserve":
 		var reserved ratelimit.Reservation
 		reserved, err = limiter.Reserve(ctx, db, a.request())
 		result = ratelimit.Result{OK: err == nil, At: reserved.At, RetryAt: reserved.RetryAt, RetryAfter: reserved.Delay, Requests: reserved.Requests}
