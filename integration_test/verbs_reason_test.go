@@ -26,6 +26,7 @@ func TestADenialTellsWhy(t *testing.T) {
 		}
 		scan[int64](w, pool, "SELECT ratelimit_block('api', 'banned')")
 		scan[int64](w, pool, "SELECT ratelimit_block('exports', 'blocked', until => $1)", until)
+		scan[int64](w, pool, "SELECT ratelimit_block($1, 'blocked', until => $2)", enterprise.Name(), until)
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		w.clock.now = until.Add(-time.Hour)
 		w.grant(api.Key("used").Count(10), month.Key("used").Count(10))

@@ -43,11 +43,13 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
 		return c, err
 	}
+	if c.does.moves {
+		if err = c.moved(); err != nil {
+			return c, err
+		}
+	}
 	if err = l.definitions.check(requests); err != nil {
 		return c, err
-	}
-	if c.does.moves {
-		err = c.moved()
 	}
 	if c.does.refunds {
 		if c.receipt, err = from.read(); err == nil {
