@@ -18,10 +18,7 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	}
 
 	// The example has the table of the page.
-	table := docSQL(t, page, "CREATE TABLE customers")
-	schema := scan[string](t, pool, "SELECT current_schema()")
-	mustExec(t, pool, table)
-	t.Cleanup(func() { mustExec(t, pool, "DROP TABLE "+schema+".customers") })
+	mustExec(t, pool, docSQL(t, page, "CREATE TABLE customers"))
 	mustExec(t, pool, "INSERT INTO customers VALUES ('acme', 'pro', NULL, 'Europe/Berlin', '2026-01-15 15:00')")
 
 	// The query says what Balance says of a customer with a billing day of its own.
