@@ -194,9 +194,10 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 				}
 				for _, function := range []string{"ratelimit_or_raise", "ratelimit_reserve", "ratelimit_take"} {
 					call := fmt.Sprintf(call, function)
-					if function == "ratelimit_reserve" {
+					switch function {
+					case "ratelimit_reserve":
 						call = strings.Replace(call, "$2,", "$2, max_reserved => 0,", 1)
-					} else if function == "ratelimit_take" {
+					case "ratelimit_take":
 						call = strings.Replace(call, "$2,", "$2, 1,", 1)
 					}
 					_, err = pool.Exec(t.Context(), "SELECT"+call, text, key)

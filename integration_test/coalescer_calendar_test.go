@@ -36,7 +36,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	}}
 	defer coalescer.Close()
 
-	type customer struct{ quota, pace ratelimit.Request }
+	type customer struct{ quota, pace ask }
 	var customers []customer
 	for i := range 30 {
 		key := fmt.Sprint(i)
@@ -50,13 +50,13 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		if i%5 == 0 {
 			pace = ratelimit.FixedWindow("window", 5, time.Minute)
 		}
-		customers = append(customers, customer{quota.Key(key), pace.Key(key)})
+		customers = append(customers, customer{ask{quota, key, 1}, ask{pace, key, 1}})
 	}
 	type asked struct {
-		verb     string
-		requests []ratelimit.Request
-		result   answered
-		err      error
+		verb   string
+		asks   []ask
+		result answered
+		err    error
 	}
 	answers := map[bool]int{}
 	for round := range sized(60, 20) {
@@ -65,8 +65,8 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		for i := range calls {
 			c, call := oneOf(r, customers...), &calls[i]
 			call.verb = oneOf(r, "consume", "consume", "consume", "charge")
-			quota, pace := c.quota.Count(float64(oneOf(r, 1, 1, 2, 0))), c.pace
-			call.requests = oneOf(r, []ratelimit.Request{quota}, []ratelimit.Request{quota, pace}, []ratelimit.Request{pace, c.quota, quota})
+			quota := ask{c.quota.limit, c.quota.key, float64(oneOf(r, 1, 1, 2, 0))}
+			call.asks = oneOf(r, []ask{quota}, []ask{quota, c.pace}, []ask{c.pace, c.quota, quota})
 		}
 		release := holdFlights(t, coalescer, together)
 		clear(shares)
@@ -74,7 +74,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		for i := range calls {
 			c := &calls[i]
 			ctx := newArrival(t.Context())
-			wg.Go(func() { c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", 0, c.requests) })
+			wg.Go(func() { c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.asks) })
 			<-ctx.arrived
 		}
 		release()
@@ -85,10 +85,10 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		}
 		for i, c := range calls {
 			for name, db := range map[string]ratelimit.DB{"pool": apart, "model": memory} {
-				want, wantErr := call(t.Context(), limiter, db, c.verb, "", 0, c.requests)
+				want, wantErr := call(t.Context(), limiter, db, c.verb, "", c.asks)
 				if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
 					t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\n%s %+v, %v",
-						round, i, len(calls), clock.Now(), c.verb, c.requests, c.result, c.err, name, want, wantErr)
+						round, i, len(calls), clock.Now(), c.verb, c.asks, c.result, c.err, name, want, wantErr)
 				}
 			}
 			answers[c.err == nil]++

@@ -98,7 +98,7 @@ func playInMemory(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -124,7 +124,7 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, "consume", "consume", "consume", "reserve", "take", "check", "charge", "refund", "reset", "move")
+	verb := oneOf(s.r, randomVerbs...)
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
@@ -141,14 +141,10 @@ func (s *sides) call() step {
 		receipt = s.receipts[len(s.receipts)-1-s.r.IntN(min(len(s.receipts), 5))]
 		_, asks = randomRefund(s.r, []consumption{{receipt, readReceipt(s.T, receipt)}}, s.limits)
 	}
-	requests, most := requestsOf(verb, asks), 0
-	if verb == "take" {
-		most = int(asks[0].count)
-	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
-		result, err := call(ctx, limiter, db, verb, receipt, most, requests)
+		result, err := call(ctx, limiter, db, verb, receipt, asks)
 		s.note(verb, result, err)
-		return []outcome{{fmt.Sprint(verb, requests), result, textOf(err)}}
+		return []outcome{{fmt.Sprint(verb, asks), result, textOf(err)}}
 	}
 }
 
@@ -160,15 +156,15 @@ func (s *sides) ask() ask {
 // note counts outcomes, and keeps receipts.
 func (s *sides) note(verb string, result answered, err error) {
 	switch {
-	case err == nil && (verb == "refund" || verb == "reset" || verb == "move"):
+	case err == nil && verb != "consume" && verb != "check" && verb != "charge":
 		s.told[verb]++
 	case err == nil:
 		s.told["granted"]++
 	case denied(err):
 		s.told["denied"]++
 	}
-	if receipt := result.receipt; err == nil && receipt != "" {
-		s.receipts = append(s.receipts, receipt)
+	if err == nil && result.receipt != "" {
+		s.receipts = append(s.receipts, result.receipt)
 	}
 }
 

@@ -11,14 +11,14 @@ import (
 // TestThePlansOfTheDocs runs the SQL of docs/plans.md. Its Go is ratelimit/example_plans_test.go.
 func TestThePlansOfTheDocs(t *testing.T) {
 	t.Parallel()
-	const page = "docs/plans.md"
 	pool := newPool(t, 2)
-	if n := len(docBlocks(t, page)); n != 2 {
+	if n := len(docBlocks(t, "docs/plans.md")); n != 2 {
 		t.Errorf("%d blocks of SQL, and 2 are tested", n)
 	}
 
 	// The example has the table of the page.
-	mustExec(t, pool, docSQL(t, page, "CREATE TABLE customers"))
+	table := docSQL(t, "docs/plans.md", "CREATE TABLE customers")
+	mustExec(t, pool, table)
 	mustExec(t, pool, "INSERT INTO customers VALUES ('acme', 'pro', NULL, 'Europe/Berlin', '2026-01-15 15:00')")
 
 	// The query says what Balance says of a customer with a billing day of its own.
@@ -36,7 +36,7 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	query := docSQL(t, page, "ratelimit_keys")
+	query := docSQL(t, "docs/plans.md", "ratelimit_keys")
 	var key string
 	var remaining float64
 	var retryAt time.Time

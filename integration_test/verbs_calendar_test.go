@@ -311,8 +311,8 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
-			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
-			want, err := askGo(t.Context(), limiter, pool, ask{limit: byGo, key: "k", count: count, reserve: reserve})
+			count, verb := float64(r.IntN(6)), oneOf(r, "consume", "consume", "reserve")
+			want, err := askGo(t.Context(), limiter, pool, askedByHand{ask{limit: byGo, key: "k", count: count}, verb})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -322,7 +322,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 				RetryAt   *time.Time `json:"retry_at"`
 				ResetAt   time.Time  `json:"reset_at"`
 			}{}
-			if !reserve {
+			if verb == "consume" {
 				query = `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
 			}
 			var ok bool
@@ -337,7 +337,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 				detail.RetryAt = new(time.Time)
 			}
 			if ok != want.ok || !near(detail.Remaining, want.remaining) || !detail.RetryAt.Equal(want.retryAt) || !detail.ResetAt.Equal(want.resetAt) {
-				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %+v; the library says %+v", byHand, clock.now, count, reserve, ok, detail, want)
+				t.Fatalf("%s at %v, count %v, %s: by hand %v, %+v; the library says %+v", byHand, clock.now, count, verb, ok, detail, want)
 			}
 			var left float64
 			var retryKey *time.Time

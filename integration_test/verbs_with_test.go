@@ -103,8 +103,8 @@ func customers(t *testing.T, pool *pgxpool.Pool, limiter *ratelimit.Limiter, lim
 	return quotaOf, raise
 }
 
-// TestAnUpgradedCustomerIsNotCut: 16 goroutines read the customer's quota FOR SHARE in the transaction that consumes, while the
-// quota is raised. No call cuts the balance to the old capacity: what is left is the new quota less what was granted of it.
+// TestAnUpgradedCustomerIsNotCut: 16 goroutines lock the customer's row in the transaction that consumes, while the quota is
+// raised. No call cuts the balance to the old capacity: what is left is the new quota less what was granted of it.
 func TestAnUpgradedCustomerIsNotCut(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 18)
@@ -125,7 +125,7 @@ func TestAnUpgradedCustomerIsNotCut(t *testing.T) {
 				}
 				var quota float64
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					own := quotaOf(ctx, tx, "FOR SHARE")
+					own := quotaOf(ctx, tx, "FOR NO KEY UPDATE")
 					quota = own.Capacity()
 					_, err := limiter.Consume(ctx, tx, own.Key("ann"))
 					return err
@@ -160,10 +160,10 @@ func TestAnUpgradedCustomerIsNotCut(t *testing.T) {
 }
 
 // TestAStragglerCutsAnUpgradedCustomer: a call that read the old quota without a lock consumes after the upgrade, and cuts the
-// balance to the old capacity. Read FOR SHARE, the upgrade waits for the call.
+// balance to the old capacity. With a lock, the upgrade waits for the call.
 func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
 	t.Parallel()
-	for lock, want := range map[string]float64{"": 999, "FOR SHARE": 50_000} {
+	for lock, want := range map[string]float64{"": 999, "FOR SHARE": 50_000, "FOR NO KEY UPDATE": 50_000} {
 		t.Run(fmt.Sprintf("%q", lock), func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 4)

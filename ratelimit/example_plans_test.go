@@ -52,7 +52,7 @@ func lookUp(ctx context.Context, tx pgx.Tx, id, lock string) (c customer, err er
 // call is the customer's work.
 func call(ctx context.Context, id string, calls float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		c, err := lookUp(ctx, tx, id, "FOR SHARE")
+		c, err := lookUp(ctx, tx, id, "FOR NO KEY UPDATE")
 		if err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func Example_plans() {
 		fmt.Println(what+":", used(balances[0]))
 	}
 
-	_, err := pool.Exec(ctx, "INSERT INTO customers VALUES ('acme', 'free', NULL, 'Europe/Berlin', '2026-01-15')")
+	_, err := pool.Exec(ctx, "INSERT INTO customers VALUES ('acme', 'free', NULL, 'Europe/Berlin', '2026-01-15'), ('globex', 'free', NULL, 'UTC', '2026-01-01')")
 	if err == nil {
 		err = call(ctx, "acme", 900)
 	}
@@ -138,6 +138,9 @@ func Example_plans() {
 	show("paid, so the month begins anew", err)
 	show("enterprise", book(ctx, "acme", "enterprise", 0))
 	show("cancelled", book(ctx, "acme", "ended", 0))
+	if err := book(ctx, "globex", "pro", 0); err != nil { // which changes nothing of acme's
+		fmt.Println(err)
+	}
 	// Output:
 	// free: 900 of 1000 used
 	// upgrade: 900 of 50000 used

@@ -42,7 +42,7 @@ func (c customer) quota() ratelimit.Limit {
 func call(ctx context.Context, pool *pgxpool.Pool, id string, calls float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		c := customer{id: id}
-		err := tx.QueryRow(ctx, "SELECT zone, contract::text FROM customers WHERE id = $1 FOR SHARE", id).Scan(&c.zone, &c.contract)
+		err := tx.QueryRow(ctx, "SELECT zone, contract::text FROM customers WHERE id = $1 FOR NO KEY UPDATE", id).Scan(&c.zone, &c.contract)
 		if err != nil {
 			return err
 		}

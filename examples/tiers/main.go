@@ -58,13 +58,13 @@ func load(path string) (*app, error) {
 	return a, errors.Join(errs...)
 }
 
-// request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up. FOR SHARE makes a change
-// of the row wait until this transaction has ended, so no request goes by an old quota.
+// request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up. FOR NO KEY UPDATE makes a
+// change of the row wait until this transaction has ended, so no request goes by an old quota.
 func (a *app) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
 	return a.limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var plan string
 		var quota *float64 // of its own, a day
-		if err := tx.QueryRow(ctx, "SELECT plan, quota FROM users WHERE name = $1 FOR SHARE", user).Scan(&plan, &quota); err != nil {
+		if err := tx.QueryRow(ctx, "SELECT plan, quota FROM users WHERE name = $1 FOR NO KEY UPDATE", user).Scan(&plan, &quota); err != nil {
 			return err
 		}
 		limit := a.plans[plan] // a plan that is not in the file gives the zero Limit, which is an error

@@ -249,11 +249,10 @@ func (t *trial) deny(step string, requests ...ratelimit.Request) ratelimit.Resul
 }
 
 // reserve reserves and wants a reservation for work that may run after a delay.
-func (t *trial) reserve(step string, delay time.Duration, requests ...ratelimit.Request) ratelimit.Reservation {
+func (t *trial) reserve(step string, delay time.Duration, requests ...ratelimit.Request) {
 	r, granted := t.reservation(step, requests)
 	t.want(granted, "a reservation, came a denial")
 	t.want(r.Delay == delay && r.RetryAt.Equal(r.At.Add(delay)), "that the work runs after %v, came %v", delay, r.Delay)
-	return r
 }
 
 // denyReserve reserves and wants a denial.

@@ -559,7 +559,7 @@ func TestPlansWithoutRowsFollowTheClock(t *testing.T) {
 	if err != nil || !granted.At.Equal(db.Now()) {
 		t.Errorf("at %v, %v, want %v", granted.At, err, db.Now())
 	}
-	denied, err := limits.Consume(t.Context(), db, ratelimit.TokenBucket("calls", 0, time.Hour).Key("ann"))
+	denied, err := limits.Consume(t.Context(), db, ratelimit.TokenBucket("nothing", 0, time.Hour).Key("ann"))
 	if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(db.Now()) {
 		t.Errorf("at %v, %v, want %v", denied.At, err, db.Now())
 	}
