@@ -28,7 +28,7 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	if err := ratelimit.Publish(t.Context(), pool, "api", pro); err != nil {
 		t.Fatal(err)
 	}
-	acme := pro.With(ratelimit.In("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme")
+	acme := pro.With(ratelimit.In("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme", "2026-01-15 15:00:00")
 	if _, err := limiter.Consume(t.Context(), pool, acme.Count(50_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), strings.TrimSuffix(query, ";")).Scan(&key, &remaining, &retryAt); err != nil {
 		t.Fatal(err)
 	}
-	if key != "acme" || remaining != 0 || !retryAt.Equal(balances[0].ResetAt) || balances[0].Used != 50_000 {
+	if key != "acme|2026-01-15 15:00:00" || remaining != 0 || !retryAt.Equal(balances[0].ResetAt) || balances[0].Used != 50_000 {
 		t.Errorf("%s has %v, and may try again at %v; Balance says %+v", key, remaining, retryAt, balances[0])
 	}
 	// By the plan's own numbers, it would be another instant.

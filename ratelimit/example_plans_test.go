@@ -37,9 +37,9 @@ func (c customer) request() ratelimit.Request {
 	}
 	plan = plan.With(ratelimit.In(c.zone), ratelimit.Anchor(c.anchor))
 	if c.quota == 0 {
-		return plan.Key(c.id)
+		return plan.Key(c.id, c.anchor)
 	}
-	return plan.With(ratelimit.Rate(float64(c.quota))).Key(c.id, strconv.FormatInt(c.quota, 10))
+	return plan.With(ratelimit.Rate(float64(c.quota))).Key(c.id, c.anchor, strconv.FormatInt(c.quota, 10))
 }
 
 // lookUp reads a customer. With a lock, the row stays as it is until the transaction ends.
@@ -69,23 +69,19 @@ func book(ctx context.Context, id, plan string, quota int64) error {
 			return err
 		}
 		to := from
-		if to.plan, to.quota = plan, quota; to == from {
-			return nil // it is booked
-		}
+		to.plan, to.quota = plan, quota
 		_, err = tx.Exec(ctx, "UPDATE customers SET plan = $2, quota = nullif($3::bigint, 0) WHERE id = $1", id, plan, quota)
-		if err != nil {
+		if err != nil || from.request() == to.request() {
 			return err
 		}
 		return limits.Move(ctx, tx, from.request(), to.request())
 	})
 }
 
-// restart begins the customer's month with the next second, and so after the last call. Call it in the transaction that books the
-// payment.
+// restart begins the customer's month anew, now. Call it in the transaction that books the payment.
 func restart(ctx context.Context, tx pgx.Tx, id string) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE customers SET anchor = date_trunc('second', clock_timestamp() AT TIME ZONE zone) + interval '1 second'
-		 WHERE id = $1`, id)
+		UPDATE customers SET anchor = date_trunc('second', clock_timestamp() AT TIME ZONE zone) WHERE id = $1`, id)
 	return err
 }
 
@@ -134,7 +130,6 @@ func Example_plans() {
 	show("downgrade", book(ctx, "acme", "free", 0))
 	show("upgrade again", book(ctx, "acme", "pro", 0))
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return restart(ctx, tx, "acme") })
-	time.Sleep(time.Second)
 	show("paid, so the month begins anew", err)
 	show("enterprise", book(ctx, "acme", "enterprise", 0))
 	show("cancelled", book(ctx, "acme", "ended", 0))
