@@ -294,8 +294,10 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			w.do(w.limiter.Reset(w.Context(), w.db, ann))
 			w.grant(other.Count(2))
 
-			// Other numbers. They add no tokens.
+			// Other numbers. They add no tokens to a row.
 			ends(name, "ann")
+			decided(ratelimit.ByDefinition, time.Time{}, ann)
+			w.grant(ann.Count(0)) // a row
 			scan[int64](w, pool, "SELECT ratelimit_override($1, 'ann', rate => 20)", name)
 			if b = decided(ratelimit.ByOverride, time.Time{}, ann); !near(b.Remaining, 10) || !near(b.Used, 10) || b.Capacity != 20 || b.Limit.Capacity() != 20 {
 				w.Fatalf("other numbers: %+v", b)

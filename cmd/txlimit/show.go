@@ -291,6 +291,8 @@ func (k *keyDetails) print(w io.Writer) {
 	case denied == "policy":
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:
+	case k.Denied == nil && k.Rows == 0 && k.Definition.Rate != nil && *k.Definition.Rate == 0:
+		line("denied", "yes as defined (the rate is 0), unless the key has a rate of its own")
 	case k.Denied == nil && k.Rows == 0:
 		line("denied", "no, unless its rate is 0: a key without a row is full")
 	case k.Denied == nil:
