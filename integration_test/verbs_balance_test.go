@@ -340,7 +340,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 		}
 
 		// A plan that grants nothing is no better after a block.
-		scan[int64](w, pool, "SELECT ratelimit_block('exports', 'ann', until => $1)", end)
+		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'ann', until => $1)", end)
 		if b := decided(ratelimit.ByBlock, end, free.Key("ann")); b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() {
 			w.Fatalf("a blocked plan: %+v", b)
 		}
