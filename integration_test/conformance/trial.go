@@ -175,8 +175,10 @@ func (t *trial) of(limit ratelimit.Limit, key string) ratelimit.Request {
 	return limit.Key(key)
 }
 
-// redefined is like of, and says that the limit has these numbers from now on.
+// redefined is like of, and says that the limit has these numbers from now on: for another version of the program, with a Limiter of
+// its own.
 func (t *trial) redefined(limit ratelimit.Limit, key string) ratelimit.Request {
+	t.limiter = &ratelimit.Limiter{Clock: t.memory.Now}
 	t.of(limit, key)
 	for i, u := range t.used {
 		if u.name == limit.Name() && u.key == key {
@@ -400,7 +402,7 @@ func (t *trial) clean(ctx context.Context) {
 	for range 4 {
 		wg.Go(func() {
 			for i := next.next(); i < int64(len(t.used)); i = next.next() {
-				if err := t.limiter.Reset(ctx, t.s.pool, t.used[i].request); err != nil {
+				if err := new(ratelimit.Limiter).Reset(ctx, t.s.pool, t.used[i].request); err != nil {
 					t.s.leave(fmt.Sprintf("rows of limits named %s..., since Reset failed: %s", t.s.prefix, errorText(err)))
 				}
 			}
