@@ -27,7 +27,7 @@ type Balance struct {
 	Capacity float64
 
 	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken. It is zero
-	// if the limit is full, if its rate is 0, or if the key is blocked for good.
+	// if there is none: the limit has all whole tokens that it can hold, its rate is 0, or the key is blocked for good.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit
@@ -106,9 +106,8 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		left, more := d.numbers.Total(rows, at), *d
 		more.count = 1
 		if !d.limit.blocked {
-			more.count += max(math.Floor(left), 0)
+			more.count += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
 		}
-		more.count = min(more.count, d.numbers.Capacity)
 		numbers, shards := more.reaching(rows, at), d.limit.shards
 		b.Remaining, b.Used = left, d.numbers.Capacity-left
 		if numbers.Window {
@@ -116,7 +115,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		} else {
 			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
 		}
-		if more.count > left {
+		if more.count <= d.numbers.Capacity {
 			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
 		}
 	}
@@ -130,7 +129,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 func (b *Balance) block(until algebra.Micros) {
 	b.Remaining = min(b.Remaining, 0)
 	switch end := until.Time(); {
-	case until == algebra.Forever || b.Capacity == 0:
+	case until == algebra.Forever || b.Capacity < 1:
 		b.NextAt = time.Time{}
 	case b.NextAt.Before(end):
 		b.NextAt = end
