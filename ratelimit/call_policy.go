@@ -43,10 +43,10 @@ func (c *call) blockedUntil() algebra.Micros {
 	for _, d := range c.rowless {
 		switch {
 		case !d.limit.grantsNothing() || d.count == 0:
-		case d.limit.blocked:
-			until = max(until, d.limit.until)
-		default:
+		case d.limit.numbers.Rate == 0: // whatever ends
 			return algebra.Forever
+		default:
+			until = max(until, d.limit.until)
 		}
 	}
 	return until
@@ -108,7 +108,7 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			}
 			if denied && left == 0 && d.count > 0 {
 				s.OK = false
-				if d.limit.blocked && d.limit.until < algebra.Forever {
+				if d.limit.numbers.Rate > 0 && d.limit.until < algebra.Forever {
 					s.RetryAt = d.limit.until.Time()
 				}
 			}

@@ -141,12 +141,12 @@ func (e *DeniedError) Error() string {
 			if s.upTo {
 				upTo = "up to "
 			}
-			if s.Limit.blocked {
-				denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, s.Limit.blockedText()))
-				continue
-			}
 			if s.Limit.numbers.Rate == 0 {
 				denied = append(denied, fmt.Sprintf("%s (%s%v asked, the rate is 0)", s.Limit.name, upTo, count))
+				continue
+			}
+			if s.Limit.blocked {
+				denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, s.Limit.blockedText()))
 				continue
 			}
 			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %v of %v remaining%s)", s.Limit.name, upTo, count,

@@ -1,0 +1,141 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestADenialTellsWhy: by its quota, its plan or a block, and whether waiting helps. Of several reasons, it is the one that
+// lasts longest: a plan, then a block.
+func TestADenialTellsWhy(t *testing.T) {
+	behaviour(t, func(w world) {
+		pool := newPool(w, 2)
+		api, month := ratelimit.TokenBucket("api", 10, time.Minute), ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.Shards(2))
+		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
+		for _, key := range []string{"blocked", "later"} {
+			scan[int64](w, pool, "SELECT ratelimit_block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
+		}
+		scan[int64](w, pool, "SELECT ratelimit_block('api', 'banned')")
+		scan[int64](w, pool, "SELECT ratelimit_block('exports', 'blocked', until => $1)", until)
+		w.do(w.limiter.Overrides.Load(w.Context()))
+		w.clock.now = until.Add(-time.Hour)
+		w.grant(api.Key("used").Count(10), month.Key("used").Count(10))
+		used, blocked, later, banned := api.Key("used"), api.Key("blocked"), api.Key("later"), api.Key("banned")
+		end, laterEnd := until, until.Add(-2*time.Minute)
+		nextMonth := time.Date(w.clock.now.Year(), w.clock.now.Month()+1, 1, 0, 0, 0, 0, time.UTC)
+		never := time.Time{}
+		for name, c := range map[string]struct {
+			requests []ratelimit.Request
+			reason   ratelimit.Reason
+			retryAt  time.Time
+		}{
+			"quota":                        {[]ratelimit.Request{used}, ratelimit.ReasonQuota, w.clock.now.Add(6 * time.Second)},
+			"two quotas":                   {[]ratelimit.Request{used, month.Key("used")}, ratelimit.ReasonQuota, nextMonth},
+			"plan":                         {[]ratelimit.Request{free.Key("ann")}, ratelimit.ReasonPlan, never},
+			"block with an end":            {[]ratelimit.Request{blocked}, ratelimit.ReasonBlock, end},
+			"block without an end":         {[]ratelimit.Request{banned}, ratelimit.ReasonBlock, never},
+			"two blocks":                   {[]ratelimit.Request{later, blocked}, ratelimit.ReasonBlock, end},
+			"the earlier block":            {[]ratelimit.Request{later}, ratelimit.ReasonBlock, laterEnd},
+			"blocks with and without end":  {[]ratelimit.Request{banned, blocked}, ratelimit.ReasonBlock, never},
+			"block over quota":             {[]ratelimit.Request{used, blocked, month.Key("used")}, ratelimit.ReasonBlock, end},
+			"plan over quota":              {[]ratelimit.Request{used, free.Key("ann")}, ratelimit.ReasonPlan, never},
+			"plan over block":              {[]ratelimit.Request{blocked, free.Key("ann")}, ratelimit.ReasonPlan, never},
+			"plan over block over quota":   {[]ratelimit.Request{used, month.Key("used"), blocked, free.Key("ann")}, ratelimit.ReasonPlan, never},
+			"plan over block without end":  {[]ratelimit.Request{free.Key("ann"), banned}, ratelimit.ReasonPlan, never},
+			"a plan that is blocked":       {[]ratelimit.Request{free.Key("blocked")}, ratelimit.ReasonPlan, never},
+			"no limit, but for a quota":    {[]ratelimit.Request{enterprise.Key("ann"), used}, ratelimit.ReasonQuota, w.clock.now.Add(6 * time.Second)},
+			"unlimited, but for a block":   {[]ratelimit.Request{enterprise.Key("blocked")}, ratelimit.ReasonBlock, end},
+			"a granted one and a block":    {[]ratelimit.Request{api.Key("ann"), blocked}, ratelimit.ReasonBlock, end},
+			"a granted one and a quota":    {[]ratelimit.Request{api.Key("ann"), used}, ratelimit.ReasonQuota, w.clock.now.Add(6 * time.Second)},
+			"a granted one and a plan":     {[]ratelimit.Request{api.Key("ann"), free.Key("ann")}, ratelimit.ReasonPlan, never},
+			"a plan, and the same unasked": {[]ratelimit.Request{free.Key("bob"), banned, later}, ratelimit.ReasonPlan, never},
+		} {
+			var errs = map[string]error{}
+			_, errs["consume"] = w.limiter.Consume(w.Context(), w.db, c.requests...)
+			_, errs["check"] = w.limiter.Check(w.Context(), w.db, c.requests...)
+			_, _, errs["take"] = w.limiter.Take(w.Context(), w.db, 5, c.requests...)
+			if c.reason != ratelimit.ReasonQuota { // it may owe
+				_, errs["reserve"] = w.limiter.Reserve(w.Context(), w.db, c.requests...)
+			}
+			for verb, err := range errs {
+				w.denies(name+", "+verb, err, c.reason, c.retryAt)
+			}
+		}
+
+		// A count of 0 is no reason, but for a debt.
+		w.grant(blocked.Count(0), banned.Count(0), free.Key("ann").Count(0))
+		_, err := w.limiter.Consume(w.Context(), w.db, free.Key("ann").Count(0), used, banned.Count(0))
+		w.denies("beside counts of 0", err, ratelimit.ReasonQuota, w.clock.now.Add(6*time.Second))
+	})
+}
+
+// denies wants a denial for a reason. A zero retryAt: for good.
+func (w world) denies(what string, err error, reason ratelimit.Reason, retryAt time.Time) {
+	w.Helper()
+	denial, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || denial.Reason != reason || denial.Permanent() != retryAt.IsZero() || !denial.RetryAt.Equal(retryAt) {
+		w.Fatalf("%s: %+v, %v; want a denial by the %s until %v", what, denial, err, reason, retryAt)
+	}
+	wait := time.Duration(math.MaxInt64)
+	if !retryAt.IsZero() {
+		wait = retryAt.Sub(w.clock.now)
+	}
+	if text := err.Error(); denial.RetryAfter != wait || strings.Contains(text, "by policy") != retryAt.IsZero() {
+		w.Fatalf("%s: after %v, %q", what, denial.RetryAfter, text)
+	}
+	if reason == ratelimit.ReasonPlan && (!strings.Contains(err.Error(), "the rate is 0") || strings.Contains(err.Error(), "exports (1 asked, blocked")) {
+		w.Fatalf("%s: the error says %q", what, err)
+	}
+}
+
+// TestADenialTellsWhyOnEveryWayIn covers the ways that do not call Consume on a handle.
+func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limiter, clock := newLimiter()
+	w := world{t, pool, limiter, clock}
+	limiter.Overrides = &ratelimit.Overrides{DB: pool}
+	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'blocked', until => $1)", until)
+	w.do(limiter.Overrides.Load(t.Context()))
+	clock.now = until.Add(-time.Hour)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.MaxReserved(0))
+	w.grant(api.Key("used").Count(10))
+	for _, c := range []struct {
+		request ratelimit.Request
+		reason  ratelimit.Reason
+		retryAt time.Time
+	}{
+		{api.Key("used"), ratelimit.ReasonQuota, clock.now.Add(6 * time.Second)},
+		{api.Key("blocked"), ratelimit.ReasonBlock, until},
+		{free.Key("ann"), ratelimit.ReasonPlan, time.Time{}},
+	} {
+		errs := map[string]error{}
+		_, errs["coalescer"] = limiter.Consume(t.Context(), coalescer, c.request)
+		_, errs["reserve"] = limiter.Reserve(t.Context(), coalescer, c.request)
+		_, _, errs["take"] = limiter.Take(t.Context(), coalescer, 5, c.request)
+		_, errs["wait"] = limiter.Wait(t.Context(), pool, c.request)
+		var batch pgx.Batch
+		if _, errs["batch"] = limiter.QueueConsume(t.Context(), &batch, c.request); errs["batch"] == nil {
+			errs["batch"] = limiter.SendTx(t.Context(), pool, &batch)
+		}
+		errs["hot"] = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limiter.Consume(ctx, tx, c.request)
+			return err
+		}, ratelimit.Hot(c.request))
+		for way, err := range errs {
+			w.denies(way, err, c.reason, c.retryAt)
+		}
+	}
+}
