@@ -39,6 +39,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 		"coalesced_own_64":             "at least 1",
 		"coalesced_own_256":            "at least 2",
 		"coalesced_100k_256":           "at least 1.3",
+		"coalesced_calendar":           "at least 0.9",
 		"coalesced_idle":               "at least 0.95",
 		"denials_vs_for_update":        "at least 8",
 		"pipelined_tx":                 "at least 1.5",
@@ -56,6 +57,53 @@ func TestEveryFigureIsListed(t *testing.T) {
 	}
 	if len(listed) != len(want) {
 		t.Errorf("%d figures are listed, want %d:\n%s", len(listed), len(want), &out)
+	}
+}
+
+// TestEveryFigureRuns runs each figure for a moment, as -quick does.
+func TestEveryFigureRuns(t *testing.T) {
+	for _, f := range figures {
+		t.Run(f.name, func(t *testing.T) {
+			_, err := testEnv(t).measure(t.Context(), f)
+			if errors.Is(err, errNoRedis) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestQuickRunsTheFiguresThatAreNamed, or all of them, and goes on after one that fails.
+func TestQuickRunsTheFiguresThatAreNamed(t *testing.T) {
+	was := figures
+	t.Cleanup(func() { figures = was })
+	var ran []string
+	figures = nil
+	for _, name := range []string{"a", "b", "c"} {
+		figures = append(figures, figure{name: name, run: func(_ context.Context, e *env) (outcome, error) {
+			if !e.quick {
+				t.Error("not for a moment")
+			}
+			ran = append(ran, name)
+			return outcome{}, map[string]error{"a": errors.New("broken")}[name]
+		}})
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+		err  bool
+	}{
+		{[]string{"-quick"}, "a b c", true},
+		{[]string{"-quick", "c", "b"}, "c b", false},
+		{[]string{"-quick", "all"}, "", true},
+	} {
+		ran = nil
+		err := run(t.Context(), io.Discard, tt.args)
+		if got := strings.Join(ran, " "); got != tt.want || (err != nil) != tt.err {
+			t.Errorf("%q ran %q, %v; want %q, an error: %v", tt.args, got, err, tt.want, tt.err)
+		}
 	}
 }
 
@@ -153,9 +201,15 @@ func TestQuantile(t *testing.T) {
 }
 
 // servers outlive the env of a test, so that Postgres and Redis are started once.
-var servers = &env{out: io.Discard}
+var servers = &env{out: io.Discard, quick: true}
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == childCommand { // a figure of several processes calls its own program
+		if err := child(context.Background(), os.Stdin, os.Stdout); err != nil {
+			panic(err)
+		}
+		return
+	}
 	code := m.Run()
 	if err := servers.close(); err != nil {
 		panic(err)

@@ -95,8 +95,8 @@ func (e *env) newGoRedis(ctx context.Context, goroutines int) (*redis.Client, er
 				return script.Run(ctx, client, []string{"try:" + strconv.Itoa(worker)}, "1000000000", "1000000000", now()).Err()
 			}}
 			var t *tally
-			if _, err = s.run(ctx, slice/4); err == nil {
-				t, err = s.run(ctx, slice/2)
+			if _, err = s.run(ctx, e.moment(slice/4)); err == nil {
+				t, err = s.run(ctx, e.moment(slice/2))
 			}
 			if err := client.Close(); err != nil {
 				return nil, err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -17,8 +18,14 @@ var limits ratelimit.Limiter
 // often is a number of attempts that no transaction here reaches.
 const often = 1_000_000
 
-func (o setting) limit(options ...ratelimit.Option) ratelimit.Limit {
-	return ratelimit.TokenBucket("limit", float64(o.perSecond), time.Second, append(options, ratelimit.Capacity(float64(o.burst)))...)
+// limit is the limit of a setting. The one of plenty is "limit", which the SQL of figures names. Each other definition has a name of its
+// own, since a Limiter refuses two definitions of one name.
+func (o setting) limit(shards int) ratelimit.Limit {
+	name := "limit"
+	if usual := plenty(0); o.perSecond != usual.perSecond || o.burst != usual.burst || shards > 1 {
+		name = fmt.Sprintf("limit %d per s, %d, %d shards", o.perSecond, o.burst, shards)
+	}
+	return ratelimit.TokenBucket(name, float64(o.perSecond), time.Second, ratelimit.Capacity(float64(o.burst)), ratelimit.Shards(shards))
 }
 
 // decision turns an error of Consume into the decision.
@@ -33,7 +40,7 @@ func decision(err error) (granted bool, _ error) {
 }
 
 func openDirect(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openDirectOn(ctx, e, o, o.limit())
+	return openDirectOn(ctx, e, o, o.limit(1))
 }
 
 // openDirectOn opens Consume on the pool, for any limit.
@@ -49,11 +56,11 @@ func openDirectOn(ctx context.Context, e *env, o setting, limit ratelimit.Limit)
 }
 
 func openInTx(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openInTxAt(ctx, e, o, o.limit(), ratelimit.Isolation(pgx.ReadCommitted))
+	return openInTxAt(ctx, e, o, o.limit(1), ratelimit.Isolation(pgx.ReadCommitted))
 }
 
 func openQueued(ctx context.Context, e *env, o setting) (*opened, error) {
-	return openQueuedOn(ctx, e, o, o.limit())
+	return openQueuedOn(ctx, e, o, o.limit(1))
 }
 
 // openQueuedOn opens InTx with Hot for the key that it will take from, for any limit.
@@ -101,7 +108,7 @@ func openBatchedAt(ctx context.Context, e *env, o setting, options ...ratelimit.
 	if err != nil {
 		return nil, err
 	}
-	limit := o.limit()
+	limit := o.limit(1)
 	options = append(options, ratelimit.Attempts(often))
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		var batch pgx.Batch
@@ -132,7 +139,7 @@ func openCoalescedWith(ctx context.Context, e *env, o setting, async bool) (*ope
 
 func coalescedOn(e *env, coalescer *ratelimit.Coalescer, o setting) *opened {
 	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
-	limit := o.limit()
+	limit := o.limit(1)
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
 		return decision(err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,7 +23,32 @@ type env struct {
 	out      io.Writer
 	postgres *postgres.Server
 	redis    *redisServer
+	quick    bool           // a figure runs only for a moment, on small tables: it shows that it works, and measures nothing
 	undos    []func() error // close what the current figure has opened
+}
+
+// moment is how long something runs.
+func (e *env) moment(d time.Duration) time.Duration {
+	if e.quick {
+		return min(d, 50*time.Millisecond)
+	}
+	return d
+}
+
+// few is how many rows, tokens or rounds there are.
+func (e *env) few(n int) int {
+	if e.quick {
+		return min(n, 1000)
+	}
+	return n
+}
+
+// compare is compare, for a moment if that is enough.
+func (e *env) compare(ctx context.Context, pairs int, slice time.Duration, a, b *side, beside ...*side) (*comparison, error) {
+	if e.quick {
+		pairs = 1
+	}
+	return compare(ctx, e.out, pairs, e.moment(slice), a, b, beside...)
 }
 
 // undo closes and drops everything that a figure has opened. A checkpoint then lets the next figure begin with an empty write-ahead log.
@@ -129,7 +155,7 @@ func (e *env) checkpoint(ctx context.Context) error {
 // recycle leaves the server with segments of the write-ahead log to use again, like a server that has been in use. Without them,
 // Postgres writes and syncs 16 MB of zeros for each new segment, and every commit waits for that.
 func (e *env) recycle(ctx context.Context, pool *pgxpool.Pool) error {
-	if _, err := pool.Exec(ctx, `CREATE TABLE used AS SELECT repeat('x', 100) FROM generate_series(1, 800000); DROP TABLE used`); err != nil {
+	if _, err := pool.Exec(ctx, fmt.Sprintf(`CREATE TABLE used AS SELECT repeat('x', 100) FROM generate_series(1, %d); DROP TABLE used`, e.few(800_000))); err != nil {
 		return err
 	}
 	return errors.Join(e.checkpoint(ctx), e.checkpoint(ctx)) // the second frees the segments with which the first began

@@ -41,6 +41,7 @@ var figures = []figure{
 	{"coalesced_own_64", "a key of its own for each of 64 goroutines: coalesced / Redis EVALSHA", 1.0, false, coalescedVsRedis(64, ownKey, 0)},
 	{"coalesced_own_256", "the same, 256 goroutines", 2, false, coalescedVsRedis(256, ownKey, 0)},
 	{"coalesced_100k_256", "100,000 keys at random, 256 goroutines: coalesced / Redis EVALSHA", 1.3, false, coalescedVsRedis(256, anyKey(100_000), 100_000)},
+	{"coalesced_calendar", "calls/s, own keys, 64 goroutines, coalesced: a month and a minute in one call / a fixed window of 30 days and a minute", 0.9, false, coalescedCalendar},
 	{"coalesced_idle", "one goroutine: coalesced / direct call", 0.95, false, coalescedIdle},
 	{"denials_vs_for_update", "denials/s on a hot key, direct / SELECT FOR UPDATE", 8, false, denialsVsForUpdate},
 	{"pipelined_tx", "whole transactions, limiter in both, 16 goroutines: in one batch / statement by statement", 1.5, false, pipelinedTx},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -23,7 +24,7 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			if err != nil {
 				return outcome{}, err
 			}
-			if err := takeEach(ctx, it, fillKeys); err != nil {
+			if err := takeEach(ctx, it, e.few(fillKeys)); err != nil {
 				return outcome{}, err
 			}
 			sides = append(sides, it.side(way.name, goroutines, pick))
@@ -35,7 +36,7 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 			}
 			sides = append(sides, floor.side("coalesced, minimal function", goroutines, pick))
 		}
-		c, err := compare(ctx, e.out, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
+		c, err := e.compare(ctx, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
 		if err != nil {
 			return outcome{}, err
 		}
@@ -111,6 +112,53 @@ func takeEach(ctx context.Context, it *opened, n int) error {
 	return context.Cause(ctx)
 }
 
+// coalescedCalendar compares calls for two limits, of which one differs in what a window is. It also prints both on the pool.
+func coalescedCalendar(ctx context.Context, e *env) (outcome, error) {
+	const goroutines = 64
+	minute := ratelimit.TokenBucket("a minute", 1e9, time.Minute)
+	month := ratelimit.CalendarWindow("a month", 1e9, ratelimit.Month, ratelimit.In("Europe/Berlin"))
+	window := ratelimit.FixedWindow("30 days", 1e9, 30*24*time.Hour)
+	open := func(name string, limit ratelimit.Limit, coalesces bool) (*side, error) {
+		pool, err := e.newPool(ctx, plenty(goroutines).conns, nil)
+		if err != nil {
+			return nil, err
+		}
+		var db ratelimit.DB = pool
+		if coalesces {
+			coalescer := &ratelimit.Coalescer{Pool: pool}
+			e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+			db = coalescer
+		}
+		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {
+			_, err := limits.Consume(ctx, db, limit.Key(ownKey(worker)), minute.Key(ownKey(worker)))
+			return err
+		}}, nil
+	}
+	var sides []*side
+	for _, s := range []struct {
+		name      string
+		limit     ratelimit.Limit
+		coalesces bool
+	}{
+		{"a month and a minute", month, true}, {"30 days and a minute", window, true},
+		{"a month and a minute, on the pool", month, false}, {"30 days and a minute, on the pool", window, false},
+	} {
+		it, err := open(s.name, s.limit, s.coalesces)
+		if err != nil {
+			return outcome{}, err
+		}
+		sides = append(sides, it)
+	}
+	c, err := e.compare(ctx, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
+	if err != nil {
+		return outcome{}, err
+	}
+	result := c.outcome()
+	result.note += fmt.Sprintf("; on the pool %s/s : %s/s (a month / 30 days: %.3g); a month, coalesced / on the pool: %.3g",
+		thousands(c.totals[2].perSecond()), thousands(c.totals[3].perSecond()), c.ratio(2, 3), c.ratio(0, 2))
+	return result, nil
+}
+
 func coalescedIdle(ctx context.Context, e *env) (outcome, error) {
 	coalesced, err := openCoalesced(ctx, e, plenty(1))
 	if err != nil {
@@ -120,7 +168,7 @@ func coalescedIdle(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, coalesced.side("coalesced", 1, hotKey), direct.side("direct", 1, hotKey))
+	c, err := e.compare(ctx, 2*pairs, slice, coalesced.side("coalesced", 1, hotKey), direct.side("direct", 1, hotKey))
 	if err != nil {
 		return outcome{}, err
 	}

@@ -52,6 +52,10 @@ var floods = []struct {
 // a flood through the documented settings. The value is the median of the turns, for the worse of the two floods.
 func floodP99(ctx context.Context, e *env) (outcome, error) {
 	var worst outcome
+	slice, turns := e.moment(floodSlice), floodTurns
+	if e.quick {
+		turns = 1
+	}
 	held := make([]byte, floodHeap)
 	defer runtime.KeepAlive(held)
 	for _, f := range floods {
@@ -81,9 +85,9 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		// The last way takes no turns with the others: its thousands of commits leave work for the disk, which would slow the way
 		// that comes next.
 		for _, ways := range [][]*floodWay{{before, settings, bare}, {shared}} {
-			for turn := range 1 + floodTurns {
+			for turn := range 1 + turns {
 				for _, way := range ways {
-					if err := way.run(ctx, app, from, turn > 0); err != nil {
+					if err := way.run(ctx, app, from, slice, turn > 0); err != nil {
 						return outcome{}, err
 					}
 				}
@@ -94,10 +98,10 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 		for _, way := range []*floodWay{before, settings, bare, shared} {
 			fmt.Fprintf(e.out, "    %-38s another query p50 %8s   p99 %8s   max %8s   %7s requests/s answered: %s\n", way.name,
 				short(way.latencies.quantile(0.5)), short(way.latencies.quantile(0.99)), short(way.latencies.quantile(1-1e-9)),
-				thousands(float64(way.answered())/(floodTurns*floodSlice).Seconds()), way.statuses())
+				thousands(float64(way.answered())/(time.Duration(turns)*slice).Seconds()), way.statuses())
 		}
 		fmt.Fprintf(e.out, "    p99 / before, the median of %d turns: %.3g with the documented settings, %.3g without a limiter, "+
-			"%.3g through the application's pool\n", floodTurns, settings.over(before), bare.over(before), shared.over(before))
+			"%.3g through the application's pool\n", turns, settings.over(before), bare.over(before), shared.over(before))
 		if worst.note != "" {
 			worst.note += "; "
 		}
@@ -146,7 +150,7 @@ func (w *floodWay) statuses() (text string) {
 }
 
 // run lets the probes ask for a while, beside the flood.
-func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip.Addr, counts bool) error {
+func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip.Addr, slice time.Duration, counts bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	flooding, stop := context.WithCancel(ctx)
@@ -159,7 +163,7 @@ func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip
 	begin := time.Now()
 	for i := range probes {
 		asking.Go(func() {
-			end := begin.Add(floodSlice)
+			end := begin.Add(slice)
 			for at := begin.Add(time.Duration(i) * probeEvery / probes); at.Before(end) && time.Now().Before(end); at = at.Add(probeEvery) {
 				time.Sleep(time.Until(at))
 				// The latency begins when the query was due: a query that starts late because the one before it was slow has waited,

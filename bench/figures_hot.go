@@ -65,26 +65,26 @@ func (h *hot) wasted() float64 {
 	return float64(h.attempts.Load())/float64(h.commits.Load()) - 1
 }
 
-func openHot(ctx context.Context, e *env, name string, conns int, queue bool, options ...ratelimit.Option) (*side, *hot, error) {
+func openHot(ctx context.Context, e *env, name string, conns int, queue bool, shards int) (*side, *hot, error) {
 	pool, err := e.newPool(ctx, conns, nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	h := newHot(pool, plenty(hotGoroutines).limit(options...), queue)
+	h := newHot(pool, plenty(hotGoroutines).limit(shards), queue)
 	return &side{name: name, goroutines: hotGoroutines, call: h.call}, h, nil
 }
 
 // queueAndRetry compares InTx with and without the queue.
 func queueAndRetry(ctx context.Context, e *env, beside ...*side) (*comparison, *hot, string, error) {
-	a, queue, err := openHot(ctx, e, "with the queue", queueConns, true)
+	a, queue, err := openHot(ctx, e, "with the queue", queueConns, true, 1)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	b, without, err := openHot(ctx, e, "without", hotGoroutines, false)
+	b, without, err := openHot(ctx, e, "without", hotGoroutines, false, 1)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b, beside...)
+	c, err := e.compare(ctx, hotPairs, hotSlice, a, b, beside...)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -96,7 +96,7 @@ func queueAndRetry(ctx context.Context, e *env, beside ...*side) (*comparison, *
 // hotQueueVsRetry also shows two floors. One is a single goroutine, since transactions on one row run one after another. The other is a
 // minimal queue, a mutex in the process after BEGIN.
 func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
-	alone, _, err := openHot(ctx, e, "one goroutine alone", 1, false)
+	alone, _, err := openHot(ctx, e, "one goroutine alone", 1, false, 1)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -105,7 +105,7 @@ func hotQueueVsRetry(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	limit := plenty(hotGoroutines).limit()
+	limit := plenty(hotGoroutines).limit(1)
 	var mu sync.Mutex
 	least := &side{name: "a mutex after BEGIN", goroutines: hotGoroutines, call: func(ctx context.Context, worker int) error {
 		tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
@@ -161,7 +161,7 @@ func hotQueueWasted(ctx context.Context, e *env) (outcome, error) {
 // hotQueueVsUpdate also shows the cost of the queue if transactions do other work before they consume. A turn lasts for the whole
 // transaction; a row is locked only from Consume on.
 func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
-	a, _, err := openHot(ctx, e, "SERIALIZABLE, queue", queueConns, true)
+	a, _, err := openHot(ctx, e, "SERIALIZABLE, queue", queueConns, true, 1)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -175,17 +175,17 @@ func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 	b := &side{name: "READ COMMITTED, bare UPDATE", goroutines: hotGoroutines, call: func(ctx context.Context, worker int) error {
 		return order(ctx, pool, pgx.ReadCommitted, hotKey(worker), updateOne)
 	}}
-	slow, slowQueued, err := openHot(ctx, e, "queue, 10 ms of work first", queueConns, true)
+	slow, slowQueued, err := openHot(ctx, e, "queue, 10 ms of work first", queueConns, true, 1)
 	if err != nil {
 		return outcome{}, err
 	}
-	waiting, slowWaiting, err := openHot(ctx, e, "the same in READ COMMITTED without the queue", hotGoroutines, false)
+	waiting, slowWaiting, err := openHot(ctx, e, "the same in READ COMMITTED without the queue", hotGoroutines, false, 1)
 	if err != nil {
 		return outcome{}, err
 	}
 	slowWaiting.options = append(slowWaiting.options, ratelimit.Isolation(pgx.ReadCommitted))
 	slowQueued.before, slowWaiting.before = "SELECT pg_sleep(0.01)", "SELECT pg_sleep(0.01)"
-	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b, slow, waiting)
+	c, err := e.compare(ctx, hotPairs, hotSlice, a, b, slow, waiting)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -196,15 +196,15 @@ func hotQueueVsUpdate(ctx context.Context, e *env) (outcome, error) {
 }
 
 func shardsVsOneRow(ctx context.Context, e *env) (outcome, error) {
-	a, sharded, err := openHot(ctx, e, "10 shards", queueConns, true, ratelimit.Shards(10))
+	a, sharded, err := openHot(ctx, e, "10 shards", queueConns, true, 10)
 	if err != nil {
 		return outcome{}, err
 	}
-	b, one, err := openHot(ctx, e, "one row", queueConns, true)
+	b, one, err := openHot(ctx, e, "one row", queueConns, true, 1)
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, hotPairs, hotSlice, a, b)
+	c, err := e.compare(ctx, hotPairs, hotSlice, a, b)
 	if err != nil {
 		return outcome{}, err
 	}

@@ -17,8 +17,9 @@ import (
 
 // shardUtilization lets goroutines take from a limit that does not refill, until the first of them is denied.
 func shardUtilization(ctx context.Context, e *env) (outcome, error) {
-	const capacity, goroutines, rounds = 10_000, 16, 3
-	limit := ratelimit.TokenBucket("limit", 1, 1000*time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(10))
+	const goroutines, rounds = 16, 3
+	capacity := float64(e.few(10_000))
+	limit := ratelimit.TokenBucket("sharded", 1, 1000*time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(10))
 	pool, err := e.newPool(ctx, goroutines, nil)
 	if err != nil {
 		return outcome{}, err
@@ -71,7 +72,7 @@ func untilDenied(ctx context.Context, goroutines int, take func(ctx context.Cont
 // denialsVsForUpdate compares denials of an empty key.
 func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 	const goroutines = 16
-	limit := ratelimit.TokenBucket("limit", 1, 1000*time.Hour)
+	limit := ratelimit.TokenBucket("empty", 1, 1000*time.Hour)
 	pool, err := e.newPool(ctx, goroutines, nil)
 	if err != nil {
 		return outcome{}, err
@@ -99,7 +100,7 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, fmt.Errorf("granted: %v, %w", granted, err)
 		}
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, denials("txlimit, direct", direct), denials("FOR UPDATE", forUpdate))
+	c, err := e.compare(ctx, 2*pairs, slice, denials("txlimit, direct", direct), denials("FOR UPDATE", forUpdate))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -108,7 +109,7 @@ func denialsVsForUpdate(ctx context.Context, e *env) (outcome, error) {
 
 // calendarVsWindow compares two limits that differ only in what a window is.
 func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
-	const n = 10_000
+	n := e.few(10_000)
 	pick := ownKeys(n)
 	open := func(name string, limit ratelimit.Limit) (*side, error) {
 		pool, err := e.newPool(ctx, txGoroutines, nil)
@@ -128,7 +129,7 @@ func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, manyPairs, shortSlice, month, window)
+	c, err := e.compare(ctx, manyPairs, shortSlice, month, window)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -139,7 +140,8 @@ func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
 // its own table. The first change of a page after a checkpoint costs most, and two sides that share a table would have fewer of these
 // each.
 func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
-	const n, goroutines, step = 10_000_000, 16, 1_000_000
+	const goroutines = 16
+	n, step := e.few(10_000_000), e.few(1_000_000)
 	o := plenty(goroutines)
 	pick := anyKey(n)
 	tables := []string{"rate_limits", "counters", "counters", "rate_limits"}
@@ -170,13 +172,13 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	rateLimits, counters, forLeast, forHand := pools[0], pools[1], pools[2], pools[3]
-	limit := o.limit()
+	limit := o.limit(1)
 	on := func(name string, call func(ctx context.Context, key string) error) *side {
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error { return call(ctx, pick(worker)) }}
 	}
 	update := on("bare UPDATE", func(ctx context.Context, key string) error { return bareUpdate(ctx, counters, key) })
 	// A checkpoint comes every few seconds and takes as long. Mostly, both slices of a short pair are in a checkpoint, or neither.
-	c, err := compare(ctx, e.out, 2*manyPairs, shortSlice,
+	c, err := e.compare(ctx, 2*manyPairs, shortSlice,
 		on("txlimit", func(ctx context.Context, key string) error {
 			_, err := limits.Consume(ctx, rateLimits, limit.Key(key))
 			return err
@@ -192,7 +194,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 		c.ratio(2, 1), c.ratio(0, 2), c.ratio(3, 1), c.ratio(0, 3))
 	// The coalescer runs only afterwards, since it changes more pages in a turn than the others do.
 	coalesced := coalescedOn(e, &ratelimit.Coalescer{Pool: rateLimits}, o).side("txlimit, coalesced", goroutines, pick)
-	c, err = compare(ctx, e.out, manyPairs, shortSlice, coalesced, update)
+	c, err = e.compare(ctx, manyPairs, shortSlice, coalesced, update)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -202,9 +204,9 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 
 // overGrant sums the grants beyond the bound over all ways to call this library.
 func overGrant(ctx context.Context, e *env) (outcome, error) {
-	const d = 2 * time.Second
+	d := e.moment(2 * time.Second)
 	o := setting{perSecond: grantRate, burst: grantBurst, conns: grantGoroutines, goroutines: grantGoroutines}
-	sharded := o.limit(ratelimit.Shards(3))
+	sharded := o.limit(3)
 	ways := []contender{
 		{name: "direct", open: openDirect},
 		{name: "direct, 3 shards", open: func(ctx context.Context, e *env, o setting) (*opened, error) { return openDirectOn(ctx, e, o, sharded) }},
@@ -217,13 +219,13 @@ func overGrant(ctx context.Context, e *env) (outcome, error) {
 			ways = append(ways, contender{name: name + ", " + string(level), open: open})
 		}
 		add("InTx", func(ctx context.Context, e *env, o setting) (*opened, error) {
-			return openInTxAt(ctx, e, o, o.limit(), at)
+			return openInTxAt(ctx, e, o, o.limit(1), at)
 		})
 		add("InTx, 3 shards", func(ctx context.Context, e *env, o setting) (*opened, error) {
 			return openInTxAt(ctx, e, o, sharded, at)
 		})
 		add("Hot", func(ctx context.Context, e *env, o setting) (*opened, error) {
-			return openQueuedOn(ctx, e, o, o.limit(), at)
+			return openQueuedOn(ctx, e, o, o.limit(1), at)
 		})
 		add("Hot, 3 shards", func(ctx context.Context, e *env, o setting) (*opened, error) {
 			return openQueuedOn(ctx, e, o, sharded, at)

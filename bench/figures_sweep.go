@@ -17,7 +17,8 @@ import (
 // to ten limits, so that there are ten sweeps, with pauses in between.
 func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
-		const goroutines, parts, slice = 16, 10, 250 * time.Millisecond
+		const goroutines, parts = 16, 10
+		n, slice := e.few(n), e.moment(250*time.Millisecond)
 		pool, err := e.newPool(ctx, goroutines+1, nil) // the sweep has a connection, too
 		if err != nil {
 			return outcome{}, err
@@ -38,7 +39,7 @@ func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 			_, err := limits.Consume(ctx, pool, all[rand.IntN(parts)].Key(fmt.Sprint(50*rand.IntN(busy), " in use")))
 			return err
 		}}
-		if _, err := load.run(ctx, 2*time.Second); err != nil { // warms up
+		if _, err := load.run(ctx, e.moment(2*time.Second)); err != nil { // warms up
 			return outcome{}, err
 		}
 		var with, without tally
@@ -135,12 +136,13 @@ func (e *env) report(ctx context.Context, pool *pgxpool.Pool, when string) error
 // hourOfUpdates makes the updates of an hour at 100 per second, on 1,000 keys, as fast as possible. So autovacuum, with its defaults, has
 // less time for them than in an hour.
 func (e *env) hourOfUpdates(ctx context.Context) error {
-	const updates, n, goroutines = 360_000, 1000, 16
+	const n, goroutines = 1000, 16
+	updates := int64(e.few(360_000))
 	pool, err := e.newPool(ctx, goroutines, nil)
 	if err != nil {
 		return err
 	}
-	limit := plenty(goroutines).limit()
+	limit := plenty(goroutines).limit(1)
 	if err := fill(ctx, pool, "rate_limits", limit.Name(), n); err != nil {
 		return err
 	}
@@ -159,16 +161,16 @@ func (e *env) hourOfUpdates(ctx context.Context) error {
 		return err
 	}}
 	for done.Load() < updates {
-		if _, err := load.run(ctx, time.Second); err != nil {
+		if _, err := load.run(ctx, e.moment(time.Second)); err != nil {
 			return err
 		}
 	}
 	took := time.Since(begin)
-	if err := e.report(ctx, pool, fmt.Sprintf("after %s updates in %s", thousands(updates), short(took))); err != nil {
+	if err := e.report(ctx, pool, fmt.Sprintf("after %s updates in %s", thousands(float64(updates)), short(took))); err != nil {
 		return err
 	}
 	// Postgres publishes the statistics a little later.
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+	for until := time.Now().Add(e.moment(20 * time.Second)); ; time.Sleep(200 * time.Millisecond) {
 		var all, hot, dead, vacuums int64
 		err := pool.QueryRow(ctx, `SELECT n_tup_upd, n_tup_hot_upd, n_dead_tup, autovacuum_count FROM pg_stat_user_tables
 			WHERE relid = 'rate_limits'::regclass`).Scan(&all, &hot, &dead, &vacuums)

@@ -58,7 +58,7 @@ func (s *txSide) perCommit(t *tally) float64 {
 
 // The kinds of sides in a comparison of transactions.
 var (
-	byConsume        = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit())}
+	byConsume        = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit(1))}
 	byUpdate         = txKind{"bare UPDATE", "counters", updateOne}
 	byLeast          = txKind{"a function that only decides", "counters", inTx(decideInFunction)}
 	byHand           = txKind{"txlimit's function by hand", "rate_limits", inTx(consumeByHand)}
@@ -95,7 +95,7 @@ func openOrders(ctx context.Context, e *env, kind txKind, level pgx.TxIsoLevel, 
 
 // txOwnKeys also shows the cost of a decision, in a function and without one, and the savings of InTx.
 func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
-	const n = 100_000
+	n := e.few(100_000)
 	pick := ownKeys(n)
 	var sides []*side
 	for _, kind := range []txKind{byConsume, byUpdate, byLeast, byHand, byDecidingUpdate} {
@@ -120,7 +120,7 @@ func txOwnKeys(ctx context.Context, e *env) (outcome, error) {
 		}, ratelimit.Isolation(pgx.ReadCommitted))
 	}
 	sides = append(sides, &inTx.side)
-	c, err := compare(ctx, e.out, manyPairs, shortSlice, sides[0], sides[1], sides[2:]...)
+	c, err := e.compare(ctx, manyPairs, shortSlice, sides[0], sides[1], sides[2:]...)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -153,7 +153,7 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, pairs, slice, &a.side, &b.side)
+	c, err := e.compare(ctx, pairs, slice, &a.side, &b.side)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -167,7 +167,7 @@ func txSerializableSmallTable(ctx context.Context, e *env) (outcome, error) {
 // pipelinedTx compares a whole transaction in one batch with the same transaction, statement by statement. It also prints the ratio with
 // another limiter on both sides: a bare UPDATE, and a minimal function that decides.
 func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
-	const n = 100_000
+	n := e.few(100_000)
 	pick := ownKeys(n)
 	batched := func(kind txKind, call func(ctx context.Context, pool *pgxpool.Pool, key string) error) (*side, error) {
 		pool, err := e.newPool(ctx, txGoroutines, nil)
@@ -181,7 +181,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 			return call(ctx, pool, pick(worker))
 		}}, nil
 	}
-	limit := plenty(txGoroutines).limit()
+	limit := plenty(txGoroutines).limit(1)
 	library, err := batched(byConsume, func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		var batch pgx.Batch
 		if _, err := limits.QueueConsume(ctx, &batch, limit.Key(key)); err != nil {
@@ -221,7 +221,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 		}
 		byStatement = append(byStatement, &s.side)
 	}
-	c, err := compare(ctx, e.out, 2*pairs, slice, library, byStatement[0], update, byStatement[1], least, byStatement[2])
+	c, err := e.compare(ctx, 2*pairs, slice, library, byStatement[0], update, byStatement[1], least, byStatement[2])
 	if err != nil {
 		return outcome{}, err
 	}
@@ -234,7 +234,7 @@ func pipelinedTx(ctx context.Context, e *env) (outcome, error) {
 // multi3 compares in a transaction, where both sides pay for BEGIN and COMMIT. It also prints one call on the pool, which is a
 // transaction by itself.
 func multi3(ctx context.Context, e *env) (outcome, error) {
-	const n = 33_333
+	n := e.few(33_333)
 	o := plenty(txGoroutines)
 	three := make([]ratelimit.Limit, 3)
 	for i := range three {
@@ -312,7 +312,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := compare(ctx, e.out, manyPairs, shortSlice, one, calls, together, looking, writing, alone)
+	c, err := e.compare(ctx, manyPairs, shortSlice, one, calls, together, looking, writing, alone)
 	if err != nil {
 		return outcome{}, err
 	}

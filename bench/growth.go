@@ -184,7 +184,7 @@ func openGrowth(ctx context.Context, e *env, g growth) ([]*growthWay, *pgxpool.P
 		if !g.measures(tx.name) {
 			continue
 		}
-		_, h, err := openHot(ctx, e, "", queueConns, true, ratelimit.Shards(tx.shards))
+		_, h, err := openHot(ctx, e, "", queueConns, true, tx.shards)
 		if err != nil {
 			return nil, nil, err
 		}

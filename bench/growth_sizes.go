@@ -45,7 +45,7 @@ func (e *env) measureSize(ctx context.Context, g growth, shape keyShape) (s size
 			err = undone
 		}
 	}()
-	limit := plenty(0).limit()
+	limit := plenty(0).limit(1)
 	_, err = pool.Exec(ctx, `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
 		SELECT $1, `+shape.sql+`, 0, 1, 1e9 - 1, now() - interval '3 hours' FROM generate_series(1::bigint, $2) AS i ORDER BY random()`, limit.Name(), g.rows)
 	if err != nil {

@@ -2,6 +2,7 @@
 //
 //	go run ./bench list          print the figures, one per line, each with its bound
 //	go run ./bench FIGURE...     measure these figures; each ends with a line FIGURE VALUE
+//	go run ./bench -quick        run every figure for a moment, or those named: it shows that they work, and measures nothing
 //	go run ./bench contenders    measure every contender
 //	go run ./bench refunds       simulate the use of a limit whose estimates are refunded; needs no server
 //	go run ./bench growth [PAGE] measure what a decision costs, and print the tables of docs/growth.md; or write them into a page, too
@@ -32,7 +33,16 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, args []string) (err error) {
-	if len(args) == 0 || args[0] == "list" {
+	quick := len(args) > 0 && args[0] == "-quick"
+	if quick {
+		args = args[1:]
+	}
+	switch {
+	case quick && len(args) == 0:
+		for _, f := range figures {
+			args = append(args, f.name)
+		}
+	case len(args) == 0, args[0] == "list":
 		return list(out)
 	}
 	if args[0] == "refunds" {
@@ -46,7 +56,7 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	}
 	var asked []figure
 	for _, name := range args {
-		if len(args) == 1 && (name == "all" || name == "contenders") {
+		if len(args) == 1 && !quick && (name == "all" || name == "contenders") {
 			break
 		}
 		f, ok := figureNamed(name)
@@ -56,7 +66,7 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 		asked = append(asked, f)
 	}
 
-	e := &env{out: out}
+	e := &env{out: out, quick: quick}
 	defer func() { err = errors.Join(err, e.close()) }()
 	switch args[0] {
 	case "all":
@@ -68,12 +78,14 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 		}
 		return err
 	}
+	var errs []error
 	for _, f := range asked {
-		if _, err := e.measure(ctx, f); err != nil {
-			return err
+		if ctx.Err() == nil {
+			_, err := e.measure(ctx, f)
+			errs = append(errs, err)
 		}
 	}
-	return nil
+	return errors.Join(append(errs, ctx.Err())...)
 }
 
 func list(out io.Writer) error {

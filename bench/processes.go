@@ -47,7 +47,7 @@ func child(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h := newHot(pool, plenty(j.Goroutines).limit(), j.Queue)
+	h := newHot(pool, plenty(j.Goroutines).limit(1), j.Queue)
 	s := &side{name: "child", goroutines: j.Goroutines, call: h.call}
 	if _, err := s.run(ctx, slice); err != nil {
 		return err
@@ -67,7 +67,8 @@ func child(ctx context.Context, in io.Reader, out io.Writer) error {
 
 // hotQueueWasted4Processes runs this program four times, each as if it were the only one.
 func hotQueueWasted4Processes(ctx context.Context, e *env) (outcome, error) {
-	const processes, d = 4, 5 * time.Second
+	const processes = 4
+	d := e.moment(5 * time.Second)
 	var values []float64
 	var notes []string
 	for _, queue := range []bool{true, false} {

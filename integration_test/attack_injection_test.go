@@ -192,19 +192,28 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 						t.Errorf("%q by hand: %v, %v, want %v", text, ok, err, want)
 					}
 				}
-				_, err = pool.Exec(t.Context(), "SELECT"+fmt.Sprintf(call, "ratelimit_or_raise"), text, key)
-				var pgErr *pgconn.PgError
-				var detail struct {
-					Limit      string
-					Remaining  float64
-					RetryAfter float64 `json:"retry_after"`
-				}
-				if !errors.As(err, &pgErr) || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: "+text ||
-					json.Unmarshal([]byte(pgErr.Detail), &detail) != nil || detail.Limit != text || detail.Remaining != 0 || detail.RetryAfter <= 0 {
-					t.Errorf("%q by hand, raising: %+v", text, err)
-				}
-				if pgErr != nil && strings.Contains(fmt.Sprintf("%+v", *pgErr), "key of") {
-					t.Errorf("%q: the error tells the key: %+v", text, *pgErr)
+				for _, function := range []string{"ratelimit_or_raise", "ratelimit_reserve", "ratelimit_take"} {
+					call := fmt.Sprintf(call, function)
+					switch function {
+					case "ratelimit_reserve":
+						call = strings.Replace(call, "$2,", "$2, max_reserved => 0,", 1)
+					case "ratelimit_take":
+						call = strings.Replace(call, "$2,", "$2, 1,", 1)
+					}
+					_, err = pool.Exec(t.Context(), "SELECT"+call, text, key)
+					var pgErr *pgconn.PgError
+					var detail struct {
+						Limit      string
+						Remaining  float64
+						RetryAfter float64 `json:"retry_after"`
+					}
+					if !errors.As(err, &pgErr) || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: "+text ||
+						json.Unmarshal([]byte(pgErr.Detail), &detail) != nil || detail.Limit != text || detail.Remaining != 0 || detail.RetryAfter <= 0 {
+						t.Errorf("%q by hand, %s: %+v", text, function, err)
+					}
+					if pgErr != nil && strings.Contains(fmt.Sprintf("%+v", *pgErr), "key of") {
+						t.Errorf("%q: the error tells the key: %+v", text, *pgErr)
+					}
 				}
 				batch := new(pgx.Batch)
 				if _, err := limiter.QueueConsume(t.Context(), batch, request, injected("other")); err != nil {

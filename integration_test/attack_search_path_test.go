@@ -141,7 +141,9 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"consume keys":            `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":                 `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour')`,
 		"by hand, raising":        `SELECT ok FROM app.ratelimit_or_raise('window', $1, 20, '1 hour', kind => 'fixed window')`,
-		"by hand, up to":          `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3, count => 2, up_to => true)`,
+		"by hand, take":           `SELECT taken IS NOT NULL FROM app.ratelimit_take('wide', $1, 2, 30, '1 hour', shards => 3)`,
+		"by hand, reserve":        `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('bucket', $1, 20, '1 hour', 5, max_reserved => 50)`,
+		"by hand, month":          `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('month', $1, 20, '1 month', 25, 'calendar window')`,
 		"by hand, sharded":        `SELECT ok FROM app.ratelimit('wide', $1, 30, '1 hour', shards => 3)`,
 		"keys":                    `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":                   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
@@ -158,16 +160,24 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"some keys":               `SELECT pg_catalog.count(*) IS NOT NULL FROM app.ratelimit_keys('bucket', keys => ARRAY[$1::pg_catalog.text])`,
 		"all keys":                `SELECT true FROM app.ratelimit_keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep without numbers":   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', first => $1)`,
+		"sweep, varying":          `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1, varies => '1 day')`,
+		"publish, varying":        `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","varies":"32 days"},{"name":"w","kind":"fixed window","rate":20,"period":"1 hour","varies":"1 day"}]') IS NOT NULL`,
+		"keys, varying":           `SELECT true FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app.ratelimit_keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep, both":             `SELECT deleted IS NOT NULL FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app.ratelimit_sweep('bucket', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+		"override of all keys":    `SELECT app.ratelimit_override('bucket', NULL, rate => 30) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
 		"reset":                   `SELECT app.ratelimit_reset('{bucket}', ARRAY[$1]) IS NOT NULL`,
 		"apply, check":            `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
-		"apply, taking":           `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,0}')`,
+		"apply, taking":           `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,3}')`,
 		"apply, reserving":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
 		"refund":                  `SELECT granted FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
 		"refund, window":          `SELECT granted FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
 		"refund, sharded":         `SELECT granted FROM app._ratelimit_refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
+		"move":                    `SELECT app._ratelimit_move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NOT NULL`,
+		"move, another number":    `SELECT app._ratelimit_move('{window,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{0001-01-01,0001-01-01}', '{1,2}', -5, '2026-07-01') IS NOT NULL`,
+		"move over the wire":      `SELECT app._ratelimit_wire_move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0, NULL, NULL, NULL, NULL) IS NOT NULL`,
 		"apply, sharded":          `SELECT granted FROM app._ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
 		"coalesce, asks":          `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
-		"by hand, window":         `SELECT ok FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window', reserve => true, start => '2026-07-01', now => '2026-07-01')`,
+		"by hand, window":         `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('window', $1, 20, '1 hour', kind => 'fixed window', start => '2026-07-01', now => '2026-07-01')`,
 		"keys, window":            `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep, idle":             `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('window', 20, '1 hour', 'fixed window', now => '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
 		"usage, recording":        `SELECT app._ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
@@ -179,12 +189,19 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"22023, consume":      `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
 		"22023, apply":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
 		"22023, twice":        `SELECT granted FROM app._ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"22023, move":         `SELECT app._ratelimit_move('{bucket,wide}', ARRAY[$1,$1], '{20,-1}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NULL`,
 		"22023, coalesce":     `SELECT early IS NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"22023, consume keys": `SELECT early IS NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
 		"22023, by hand":      `SELECT ok FROM app.ratelimit('bucket', $1, -1, '1 hour')`,
+		"22023, take":         `SELECT taken IS NOT NULL FROM app.ratelimit_take('bucket', $1, 0, 20, '1 hour')`,
 		"22023, never":        `SELECT ok FROM app.ratelimit('bucket', $1, 20, '1 hour', 21)`,
+		"22023, varying":      `SELECT ok FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app.ratelimit('bucket', $1)`,
+		"22023, too long":     `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 minute"}]') IS NULL`,
+		"22023, twice listed": `SELECT app.ratelimit_publish($1, '[{"name":"u","kind":"unlimited"},{"name":"u","kind":"unlimited"}]') IS NULL`,
 		"22023, sweep":        `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":      `SELECT ok FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_or_raise('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
+		"PT429, take":         `SELECT taken IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_take('denied', $1, v.n, 1, '1 hour')`,
+		"PT429, reserve":      `SELECT retry_at IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_reserve('denied', $1, 1, '1 hour', v.n, max_reserved => 1)`,
 		"PT429, consume":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
 		"PT429, several":      `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true)`,
 		"PT429, raise":        `SELECT app._ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
@@ -225,11 +242,11 @@ func TestAHostileSearchPath(t *testing.T) {
 	admin, owner, definer := newDefiner(t, 1)
 	invoker := newPool(t, 2)
 	seed(t, owner)
-	mustExec(t, owner, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, owner, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, owner, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	seed(t, invoker)
-	mustExec(t, invoker, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, invoker, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, invoker, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	evil := "evil_" + schemaOf(t, admin)
@@ -318,7 +335,7 @@ func TestAHostileSearchPath(t *testing.T) {
 	}
 	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+string(text)+"; RESET search_path")
 	seed(t, other)
-	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, true, now())")
+	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, other, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	for name, err := range outcomes(other, "app")["app"] {

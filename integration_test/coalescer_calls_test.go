@@ -53,10 +53,10 @@ func playBatches(t *testing.T, rounds int) {
 		}
 		for i := range limits {
 			if round == 0 || r.IntN(8) == 0 {
-				limits[i] = randomLimit(r, fmt.Sprintf("limit %d", i), 1)
+				limits[i] = randomLimitOfAnyKind(r, fmt.Sprintf("limit %d", i), 1)
 			}
 		}
-		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
+		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), r.Int64N(1e13), -r.Int64N(1e9))) * time.Microsecond)
 		several, reserve, keys := oneOf(r, 0, 0, 3), oneOf(r, 0, 0, 2), oneOf(r, 1, 3, 50)
 		changing := r.IntN(4) == 0
 		same := randomTokens(r, limits[0].Capacity())
@@ -72,10 +72,10 @@ func playBatches(t *testing.T, rounds int) {
 			for range 1 + r.IntN(several+1) {
 				limit := oneOf(r, of...)
 				if changing && r.IntN(3) == 0 {
-					limit = randomLimit(r, limit.Name(), 1)
+					limit = randomLimitOfAnyKind(r, limit.Name(), 1)
 				}
 				a := ask{limit: limit, key: fmt.Sprint(r.IntN(keys)), count: same}
-				if reserving && limit.Config().Kind != ratelimit.KindFixedWindow { // it would be sent alone, in no known order with the others
+				if reserving && limit.Config().Kind == ratelimit.KindTokenBucket { // others go straight to the pool, in no known order
 					c.verb = "reserve"
 				}
 				switch {

@@ -182,7 +182,7 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 		"limit?name=%ff": http.StatusBadRequest, "key?name=signUps&key=%00": http.StatusBadRequest, "limit?name=%zz": http.StatusBadRequest, "key?name=a;b": http.StatusBadRequest,
 		"limit?name=" + strings.Repeat("n", 256): http.StatusBadRequest, "key?name=signUps&key=" + strings.Repeat("k", 1025): http.StatusBadRequest, "?q=" + strings.Repeat("q", 1025): http.StatusBadRequest,
 		"key?name=signUps&key=" + strings.Repeat("k", 1024): http.StatusOK, "key?name=nobody&key=knows": http.StatusOK, "usage.json?name=nobody": http.StatusOK,
-		"key?name=signUps&key=acme&plan=%27%3B--": http.StatusOK, "limit?name=signUps&q=%25%5F%27%5C": http.StatusOK, "limit?name=signUps&q=%F4%8F%BF%BF": http.StatusOK,
+		"key?name=signUps&key=acme&rate=%27%3B--": http.StatusOK, "key?name=signUps&key=acme&anchor=" + strings.Repeat("9", 101): http.StatusBadRequest, "limit?name=signUps&q=%25%5F%27%5C": http.StatusOK, "limit?name=signUps&q=%F4%8F%BF%BF": http.StatusOK,
 	} {
 		p.get(status, path)
 	}
@@ -270,7 +270,7 @@ func TestMarkupOnTheConsoleIsText(t *testing.T) {
 	p.post(http.StatusOK, "key"+q, url.Values{"action": {"block"}, "end": {"1h"}, "reason": {evil}}, "Blocked")
 	for path, status := range map[string]int{
 		q: http.StatusOK, "limit" + q: http.StatusOK, "key" + q: http.StatusOK, "limit?name=" + url.QueryEscape(evil): http.StatusOK, "usage.json" + q: http.StatusOK,
-		"limit?done=" + url.QueryEscape(evil) + "&name=" + url.QueryEscape(evil): http.StatusOK, "key" + q + "&span=" + url.QueryEscape(evil) + "&plan=" + url.QueryEscape(evil): http.StatusOK,
+		"limit?done=" + url.QueryEscape(evil) + "&name=" + url.QueryEscape(evil): http.StatusOK, "key" + q + "&span=" + url.QueryEscape(evil) + "&rate=" + url.QueryEscape(evil) + "&zone=" + url.QueryEscape(evil): http.StatusOK,
 		"limit?name=" + url.QueryEscape("<script>"): http.StatusNotFound, url.PathEscape(evil): http.StatusNotFound,
 	} {
 		text := p.get(status, path)

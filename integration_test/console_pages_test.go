@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"errors"
+	"fmt"
 	"html"
 	"io"
 	"net/http"
@@ -116,9 +118,10 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	pool := newPool(t, 4)
 	publish(t, pool, `[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20},
 		{"name": "signUps", "kind": "fixed window", "rate": 100, "period": "1 hour"},
-		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin"},
+		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin", "anchor": "2026-01-31 15:00"},
 		{"name": "free", "kind": "unlimited"}, {"name": "never", "kind": "token bucket", "rate": 0, "period": "1 hour"},
-		{"name": "plans", "kind": "token bucket", "rate": 1, "period": "1 hour"}, {"name": "plans", "kind": "token bucket", "rate": 9, "period": "1 hour"}]`)
+		{"name": "shared", "kind": "token bucket", "rate": 1, "period": "1 hour"}]`)
+	mustExec(t, pool, `SELECT ratelimit_publish('worker', '[{"name": "shared", "kind": "token bucket", "rate": 9, "period": "1 hour"}]')`) // later
 	limiter := new(ratelimit.Limiter)
 	bucket := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
 	for _, request := range []ratelimit.Request{bucket.Key("user-17").Count(15), ratelimit.FixedWindow("signUps", 100, time.Hour).Key("acme").Count(40), ratelimit.TokenBucket("unpublished", 1, time.Hour).Key("x")} {
@@ -130,7 +133,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	recordUsage(t, pool, "signUps", 7, 56)
 	p := newConsole(t, pool, "ann")
 
-	list := p.get(http.StatusOK, "", "90 denied and 1,207 granted", "34 denied and 1,200 granted", "10 per minute, at most 20 at once", "unpublished", "2 plans", "denies everything")
+	list := p.get(http.StatusOK, "", "90 denied and 1,207 granted", "34 denied and 1,200 granted", "10 per minute, at most 20 at once", "unpublished", "9 per hour · api, worker · 2 definitions", "denies everything")
 	if strings.Index(list, "signUps") > strings.Index(list, "sendMessage") {
 		t.Error("the limit that denies most is not the first")
 	}
@@ -150,7 +153,8 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	}
 	p.get(http.StatusOK, "limit?name=sendMessage", "1,200", "user-17", "user-16", "10 per minute")
 	p.get(http.StatusOK, "limit?name=sendMessage&q=user-1", "user-17", "Used, beginning with “user-1”")
-	p.get(http.StatusOK, "limit?name=plans", "1 per hour", "9 per hour")
+	p.get(http.StatusOK, "limit?name=shared", "workerpublished", "9 per hour", "apipublished", "1 per hour token bucketdoes not count here")
+	p.get(http.StatusOK, "limit?name=reports", "calendar window, Europe/Berlin from 2026-01-31 15:00")
 	p.get(http.StatusOK, "limit?name=unpublished", "No program publishes this limit")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-17", "5", "of 20 tokens", "Full in", "2 times")
 	p.get(http.StatusOK, "key?name=sendMessage&key=user-16", "Once, last")
@@ -160,7 +164,10 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "key?name=reports&key=acme", "5 of 5 tokens", "5 per month")
 	p.get(http.StatusOK, "key?name=free&key=acme", "Unlimited")
 	p.get(http.StatusOK, "key?name=never&key=acme", "Denied")
-	p.get(http.StatusOK, "key?name=plans&key=acme", "1 of 1 tokens", "9 left")
+	p.get(http.StatusOK, "key?name=shared&key=acme", "9 of 9 tokens", "does not count here")
+	mustExec(t, pool, "SELECT ratelimit_publish('worker', '[]')")
+	p.get(http.StatusOK, "key?name=shared&key=acme", "1 of 1 tokens")
+	p.get(http.StatusOK, "limit?name=shared", "workeruntil", "9 per hour")
 	p.get(http.StatusOK, "key?name=unpublished&key=x", "Not known")
 	p.get(http.StatusNotFound, "limit?name=nowhere", "There is no such limit")
 	usage := p.get(http.StatusOK, "usage.json?name=sendMessage")
@@ -169,4 +176,90 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	}
 
 	p.post(http.StatusOK, "key?name=sendMessage&key=user-17", url.Values{"action": {"block"}, "end": {"2h"}, "reason": {"a flood"}}, "Blocked. Every program denies", "a flood", "ann")
+}
+
+// A key with numbers of its own has no balance until somebody gives them, and then the one that the program has.
+func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(32*24*time.Hour))
+	bucket := ratelimit.TokenBucket("crawls", 100, 1000*time.Hour, ratelimit.Varies(1000*time.Hour))
+	if err := ratelimit.Publish(t.Context(), pool, "api", month, bucket); err != nil {
+		t.Fatal(err)
+	}
+	limiter := new(ratelimit.Limiter)
+	anchor := time.Now().UTC().AddDate(0, 0, -10).Format(time.DateOnly)
+	for _, request := range []ratelimit.Request{
+		month.With(ratelimit.Rate(20), ratelimit.Anchor(anchor)).Key("acme").Count(20), bucket.With(ratelimit.Rate(7)).Key("acme").Count(4), bucket.Key("blocked"),
+	} {
+		if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := limiter.Consume(t.Context(), pool, month.With(ratelimit.Rate(20), ratelimit.Anchor(anchor)).Key("acme"))
+	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok {
+		t.Fatal(err)
+	}
+	recordUsage(t, pool, "crawls", 1, 9, "acme", "blocked", "nobody")
+	mustExec(t, pool, "SELECT ratelimit_block('crawls', 'blocked')")
+	p := newConsole(t, pool, "ann")
+	lacks := func(text string, numbers ...string) {
+		t.Helper()
+		for _, n := range numbers {
+			if strings.Contains(text, n) {
+				t.Errorf("the page has %q:\n%s", n, text)
+			}
+		}
+	}
+	p.get(http.StatusOK, "", "1,000 per month, or a key's own numbers", "100 per 1,000 hours, or a key's own numbers")
+	const acme = "key?name=reports&key=acme"
+	lacks(p.get(http.StatusOK, acme, "Not known", "The numbers of this key are the program's. 0 tokens were left at the last use", "Its own numbers"),
+		"of 1,000", "name=\"rate\" inputmode=\"decimal\" autocomplete=\"off\" value=\"\" placeholder=\"1,000\"><small>", "data-series=\"{", "Denied now", "Full in", "class=\"level\"")
+	p.get(http.StatusOK, "key?name=reports&key=nobody", "Not known", "it is full, unless the program gives it a rate of 0")
+	own := acme + "&rate=20&anchor=" + url.QueryEscape(anchor)
+	text := p.get(http.StatusOK, own, "0 of 20 tokens", "Denied now", "By the numbers that were given", "20 per month")
+	if left := time.Until(denied.RetryAt); !strings.Contains(text, fmt.Sprintf("in %d d", int(left.Hours()/24))) {
+		t.Errorf("the program says %v, and the page:\n%s", left, text)
+	}
+	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 7 tokens", "Full in")
+	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7&capacity=1%2C000", "3 of 1,000 tokens")
+	for query, want := range map[string]string{
+		"&rate=many": "The rate is not a number", "&capacity=-1": "Capacity -1 is neither 0 nor between", "&zone=Nowhere%2FNo": "zone", "&anchor=tomorrow": "Anchor \"tomorrow\" is not a date", "&rate=1e99": "Rate 1e+99 is neither",
+	} {
+		p.get(http.StatusBadRequest, acme+query, "Not known", want)
+	}
+	p.get(http.StatusBadRequest, "key?name=crawls&key=acme&zone=UTC", "Only a calendar window has a zone and an anchor")
+
+	p.get(http.StatusOK, "limit?name=crawls&q=a", "acme3 at the last use")
+	text = p.get(http.StatusOK, "limit?name=crawls", "3 at the last use", "nothing stored", "A key may have numbers of its own")
+	if lacks(text, "of 100"); strings.Count(text, `<td class="n">0</td>`) != 1 { // the blocked one
+		t.Errorf("the keys have other tokens:\n%s", text)
+	}
+	// An override that says all there is to know.
+	everyKey := url.Values{"action": {"numbers"}, "rate": {"50"}, "capacity": {"60"}, "end": {"1h"}, "reason": {"r"}, "sure": {"1"}}
+	p.post(http.StatusOK, "limit?name=crawls", everyKey, "Overridden", "1 key has an override of its own, and keeps it", "Keys to which the program gives numbers of their own get these, too")
+	p.get(http.StatusOK, "key?name=crawls&key=acme", "3 of 60 tokens", "50 per 1,000 hours")
+	everyKey.Set("capacity", "")
+	p.post(http.StatusOK, "limit?name=crawls", everyKey)
+	p.get(http.StatusOK, "key?name=crawls&key=acme", "Not known", "rate 50")
+	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 50 tokens")
+
+	// Of a calendar window, zone and anchor stay the program's.
+	mustExec(t, pool, "SELECT ratelimit_override('reports', 'acme', rate => 30, capacity => 40)")
+	lacks(p.get(http.StatusOK, acme, "Not known", "rate 30, capacity 40"), "of 40", "Denied now")
+	p.get(http.StatusOK, acme+"&anchor="+url.QueryEscape(anchor), "0 of 40 tokens", "Denied now", "30 per month")
+	lacks(p.get(http.StatusOK, "limit?name=reports&q=acme", "0 at the last use"))
+
+	// What is added depends on the capacity that the program alone knows. The page keeps the numbers that were given.
+	const crawler = "key?name=crawls&key=acme&rate=7"
+	form := url.Values{"action": {"numbers"}, "rate": {"20"}, "end": {"2h"}, "reason": {"r"}, "add": {"1"}}
+	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "give the new capacity and the capacity until now")
+	form.Set("capacity", "20")
+	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "give the new capacity and the capacity until now")
+	form.Set("capacity_now", "seven")
+	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "The capacity until now is not a number")
+	form.Set("capacity_now", "7")
+	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "13 added", "16 of 20 tokens", "By the numbers that were given")
+	p.post(http.StatusOK, "key?name=crawls&key=acme", url.Values{"action": {"restore"}}, "Not known", "16 tokens were left")
 }

@@ -10,11 +10,13 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// answered is the answer to a Consume or a Reserve.
+// answered is the answer to any verb.
 type answered struct {
 	ratelimit.Result           // of a reservation, without what its receipt needs
 	runAt            time.Time // when the work of a grant may run
 	receipt          ratelimit.Receipt
+	took             int // by a Take
+	balances         []ratelimit.Balance
 }
 
 // delay is how long the work of a grant has to wait.
@@ -27,17 +29,19 @@ func decide(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, reserve 
 		if err != nil {
 			return answered{Result: result}, err
 		}
-		return answered{result, result.At, result.Receipt()}, nil
+		return answered{Result: result, runAt: result.At, receipt: result.Receipt()}, nil
 	}
 	r, err := l.Reserve(ctx, db, requests...)
 	if err != nil {
-		var denial *ratelimit.DeniedError
-		if errors.As(err, &denial) {
+		if denial, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
 			return answered{Result: denial.Result}, err
 		}
 		return answered{}, err
 	}
-	return answered{ratelimit.Result{OK: true, At: r.At, Remaining: r.Remaining, ResetAt: r.ResetAt, Requests: r.Requests}, r.RetryAt, r.Receipt()}, nil
+	return answered{
+		Result: ratelimit.Result{OK: true, At: r.At, Remaining: r.Remaining, ResetAt: r.ResetAt, Requests: r.Requests},
+		runAt:  r.RetryAt, receipt: r.Receipt(),
+	}, nil
 }
 
 // readBalances reads balances with a limiter.

@@ -33,6 +33,12 @@ func behaviour(t *testing.T, test func(w world)) {
 	})
 }
 
+// redeployed is the world of another version of the program, whose limits may have other definitions.
+func (w world) redeployed() world {
+	w.limiter = &ratelimit.Limiter{Clock: w.limiter.Clock}
+	return w
+}
+
 // grant consumes and wants a grant.
 func (w world) grant(requests ...ratelimit.Request) ratelimit.Result {
 	w.Helper()

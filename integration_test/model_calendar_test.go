@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -18,10 +19,12 @@ import (
 )
 
 // TestCalendarWindows compares the windows of Go and SQL in every zone that both have: all months, quarters and years from
-// 1970 to 2100, with anchors that months clamp, and the days around each change of a zone's offset. A zone whose changes
-// differ in the two sides' zone files is counted and left out.
+// 1970 to 2100, with anchors that months clamp and anchors at random times of day, and the days around each change of a zone's
+// offset, which begin at midnight, at random times and at times that the change skips or repeats. A zone whose changes differ
+// in the two sides' zone files is counted and left out.
 func TestCalendarWindows(t *testing.T) {
 	t.Parallel()
+	r := newRand(t)
 	pool := newPool(t, 2)
 	from, until := time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
 	rows, err := pool.Query(t.Context(), `SELECT name FROM pg_timezone_names
@@ -56,7 +59,10 @@ func TestCalendarWindows(t *testing.T) {
 					mu.Unlock()
 					continue
 				}
-				n, alike := compareZone(t, pool, loc, from, until)
+				mu.Lock()
+				own := rand.New(rand.NewPCG(r.Uint64(), 0))
+				mu.Unlock()
+				n, alike := compareZone(t, own, pool, loc, from, until)
 				mu.Lock()
 				instants += n
 				if alike {
@@ -81,7 +87,7 @@ func TestCalendarWindows(t *testing.T) {
 
 // compareZone compares one zone. It returns the number of compared instants, and whether both sides' changes are at the
 // same times.
-func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, until time.Time) (instants int, alike bool) {
+func compareZone(t *testing.T, r *rand.Rand, pool *pgxpool.Pool, loc *time.Location, from, until time.Time) (instants int, alike bool) {
 	ctx := t.Context()
 	zone := loc.String()
 	// The changes in Go, and the offsets around them and at the start of each month. The first windows start up to a year
@@ -119,25 +125,33 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 		return 0, false
 	}
 	for _, c := range []struct{ unit, anchor string }{
-		{"month", "2001-01-01"}, {"month", "2000-01-31"}, {"quarter", "2020-02-29"}, {"year", "2024-02-29"}, {"year", "2001-01-01"},
+		{"month", "2001-01-01"}, {"month", "2000-01-31 " + randomTime(r)}, {"quarter", "2020-02-29 " + randomTime(r)}, {"year", "2024-02-29"}, {"year", randomAnchor(r)},
 	} {
 		cal := calendar.Calendar{Unit: c.unit, Zone: zone, Anchor: c.anchor}
 		first, last := cal.Number(algebra.At(from)), cal.Number(algebra.At(until))
 		instants += compareList(t, pool, cal, from, cal.Between(first, last))
 	}
-	// The days around each change. An instant in the middle of a day selects that day.
-	days := calendar.Calendar{Unit: "day", Zone: zone, Anchor: "2001-01-01"}
+	// The days around each change, at their first instant and just before the next day's. The local times just before and after a change
+	// are next to those that it skips or repeats.
 	var at []time.Time
 	var want []int64
+	var anchors []string
 	for _, change := range changes {
-		n := days.Number(algebra.At(change))
-		for _, begin := range days.Between(n-1, n+1) {
-			at, want = append(at, begin.Time()), append(want, int64(begin))
+		wall := oneOf(r, change.Add(-time.Second), change).In(loc).Add(time.Duration(r.IntN(3)-1) * time.Second)
+		near := wall.Add(oneOf(r, 0, time.Duration(r.IntN(7200)-3600)*time.Second))
+		for _, timeOfDay := range []string{oneOf(r, "00:00", randomTime(r)), near.Format(time.TimeOnly)} {
+			days := calendar.Calendar{Unit: "day", Zone: zone, Anchor: "2001-01-01 " + timeOfDay}
+			n := days.Number(algebra.At(change))
+			begins := days.Between(n-1, n+2)
+			for i, begin := range begins[:len(begins)-1] {
+				at, want = append(at, begin.Time(), (begins[i+1]-1).Time()), append(want, int64(begin), int64(begin))
+				anchors = append(anchors, days.Anchor, days.Anchor)
+			}
 		}
 	}
 	rows, err := pool.Query(ctx, `SELECT u.at, (SELECT max((extract(epoch FROM w) * 1000000)::bigint)
-			FROM unnest(_ratelimit_windows('1 day', $2, '2001-01-01', u.at, 2, 2)) AS w WHERE w <= u.at), want
-		FROM unnest($1::timestamptz[], $3::bigint[]) AS u (at, want)`, at, zone, want)
+			FROM unnest(_ratelimit_windows('1 day', $2, u.anchor, u.at, 0, 0)) AS w WHERE w <= u.at), want, anchor::text
+		FROM unnest($1::timestamptz[], $3::bigint[], $4::text[]::timestamp[]) AS u (at, want, anchor)`, at, zone, want, anchors)
 	if err != nil {
 		t.Errorf("%s: %v", zone, err)
 		return instants, true
@@ -145,12 +159,17 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 	defer rows.Close()
 	for rows.Next() {
 		var at time.Time
-		var got, want int64
-		if err := rows.Scan(&at, &got, &want); err != nil {
+		var got *int64
+		var want int64
+		var anchor string
+		if err := rows.Scan(&at, &got, &want, &anchor); err != nil {
 			t.Errorf("%s: %v", zone, err)
 		}
-		if got != want {
-			t.Errorf("%s: in Go a day begins at %v, in SQL at %v", zone, algebra.Micros(want).Time(), algebra.Micros(got).Time())
+		switch {
+		case got == nil:
+			t.Errorf("%s from %s: SQL has no window of %v", zone, anchor, at)
+		case *got != want:
+			t.Errorf("%s from %s: in Go a day begins at %v, in SQL at %v", zone, anchor, algebra.Micros(want).Time(), algebra.Micros(*got).Time())
 		}
 		instants++
 	}
@@ -160,11 +179,16 @@ func compareZone(t *testing.T, pool *pgxpool.Pool, loc *time.Location, from, unt
 	return instants, true
 }
 
+// randomTime is a time of day.
+func randomTime(r *rand.Rand) string {
+	return time.Time{}.Add(time.Duration(r.IntN(24*60*60)) * time.Second).Format(time.TimeOnly)
+}
+
 // compareList wants the same windows from SQL.
 func compareList(t *testing.T, pool *pgxpool.Pool, c calendar.Calendar, at time.Time, want []algebra.Micros) int {
 	var got []int64
 	err := pool.QueryRow(t.Context(), `SELECT array_agg((extract(epoch FROM w) * 1000000)::bigint)
-		FROM unnest(_ratelimit_windows($1::text::interval, $2, $3::text::date, $4, 3, $5)) AS w`, c.Interval(), c.Zone, c.Anchor, at, len(want)+1).Scan(&got)
+		FROM unnest(_ratelimit_windows($1::text::interval, $2, $3::text::timestamp, $4, 3, $5)) AS w`, c.Interval(), c.Zone, c.Anchor, at, len(want)+1).Scan(&got)
 	if err != nil {
 		t.Errorf("%+v: %v", c, err)
 		return 0
@@ -194,7 +218,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 	for round := range sized(60, 20) {
 		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
 		zone := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe")
-		anchor := fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28))
+		anchor := randomAnchor(r)
 		capacity := oneOf(r, 5.0, 3, 20)
 		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
 		cal := calendar.Calendar{Unit: string(unit), Zone: zone, Anchor: anchor}

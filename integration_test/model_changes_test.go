@@ -184,11 +184,11 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			}
 			v := vs[now]
 			request := v.Key("k")
-			balance, err := programs[now].Check(t.Context(), pool, request.Count(0))
+			balances, err := programs[now].Balance(t.Context(), pool, request)
 			if err != nil {
 				t.Fatal(err)
 			}
-			remaining, at := balance.Requests[0].Remaining, algebra.At(clock.now)
+			remaining, at := balances[0].Remaining, algebra.At(clock.now)
 			tokens := v.all(remaining)
 			if tokens <= 1e-6 {
 				continue
@@ -196,8 +196,9 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 			if fewer := tokens * r.Float64(); r.IntN(3) == 0 && v.grants(remaining, fewer, at) {
 				tokens = fewer
 			}
-			if _, err := programs[now].Consume(t.Context(), pool, request.Count(tokens)); err != nil {
-				t.Fatalf("%v: %v of %+v: %v", v, tokens, balance, err)
+			reserve := v.Config().MaxReserved != nil
+			if _, err := decide(t.Context(), programs[now], pool, reserve, request.Count(tokens)); err != nil {
+				t.Fatalf("%v: %v of %+v: %v", v, tokens, balances, err)
 			}
 			grants = append(grants, taken{at, at, tokens})
 		}
@@ -279,10 +280,10 @@ func changeUnderTraffic(t *testing.T, vs versions) {
 					version = g % 2 // not deployed yet
 				}
 				request := vs[version].Key("k").Count(float64(1 + r.IntN(3)))
-				var result ratelimit.Result
-				limiter := &programs[version]
+				var result answered
+				limiter, reserve := &programs[version], vs[version].Config().MaxReserved != nil
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-					result, err = limiter.Consume(ctx, tx, request)
+					result, err = decide(ctx, limiter, tx, reserve, request)
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
 				var end time.Time

@@ -58,7 +58,7 @@ type step func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB)
 // outcome is the result of a call.
 type outcome struct {
 	what   string
-	result ratelimit.Result
+	result answered
 	err    string
 }
 
@@ -98,7 +98,7 @@ func playInMemory(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "refund", "reset", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -124,47 +124,47 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+	verb := oneOf(s.r, randomVerbs...)
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
 	}
-	if (verb == "consume" || verb == "check") && s.r.IntN(4) == 0 {
-		asks = randomUpTo(s.r, asks)
+	if verb == "move" {
+		from, to := randomMove(s.r, s.limits)
+		asks = []ask{from, to}
+	}
+	if verb == "take" {
+		asks = randomTake(s.r, asks)
 	}
 	var receipt ratelimit.Receipt
 	if verb == "refund" && len(s.receipts) > 0 {
 		receipt = s.receipts[len(s.receipts)-1-s.r.IntN(min(len(s.receipts), 5))]
 		_, asks = randomRefund(s.r, []consumption{{receipt, readReceipt(s.T, receipt)}}, s.limits)
 	}
-	var requests []ratelimit.Request
-	for _, a := range asks {
-		requests = append(requests, a.request())
-	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
-		result, err := call(ctx, limiter, db, verb, receipt, requests)
+		result, err := call(ctx, limiter, db, verb, receipt, asks)
 		s.note(verb, result, err)
-		return []outcome{{fmt.Sprint(verb, requests), result, textOf(err)}}
+		return []outcome{{fmt.Sprint(verb, asks), result, textOf(err)}}
 	}
 }
 
 func (s *sides) ask() ask {
 	limit := oneOf(s.r, s.limits...)
-	return ask{limit: limit, key: oneOf(s.r, "", "a", "b"), count: randomTokens(s.r, limit.Capacity()), reserve: s.r.IntN(3) == 0}
+	return ask{limit: limit, key: oneOf(s.r, "", "a", "b"), count: randomTokens(s.r, limit.Capacity())}
 }
 
 // note counts outcomes, and keeps receipts.
-func (s *sides) note(verb string, result ratelimit.Result, err error) {
+func (s *sides) note(verb string, result answered, err error) {
 	switch {
-	case err == nil && (verb == "refund" || verb == "reset"):
+	case err == nil && verb != "consume" && verb != "check" && verb != "charge":
 		s.told[verb]++
 	case err == nil:
 		s.told["granted"]++
 	case denied(err):
 		s.told["denied"]++
 	}
-	if receipt := result.Receipt(); err == nil && receipt != "" {
-		s.receipts = append(s.receipts, receipt)
+	if err == nil && result.receipt != "" {
+		s.receipts = append(s.receipts, result.receipt)
 	}
 }
 
@@ -245,7 +245,7 @@ func (s *sides) batch() step {
 // batched is the outcome of a batch.
 func batched(results []*ratelimit.Result, err error) (told []outcome) {
 	for i, result := range results {
-		told = append(told, outcome{what: fmt.Sprint("result ", i), result: *result})
+		told = append(told, outcome{what: fmt.Sprint("result ", i), result: answered{Result: *result}})
 	}
 	return append(told, outcome{what: "the batch", err: textOf(err)})
 }
@@ -303,7 +303,7 @@ func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit
 	c.Kind, c.Rate, c.Start = ratelimit.KindCalendarWindow, &rate, nil
 	c.Period = "1 " + string(oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year))
 	c.Zone = oneOf(r, "", "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia")
-	c.Anchor = oneOf(r, "", "2001-01-31", fmt.Sprintf("20%02d-%02d-%02d", r.IntN(60), 1+r.IntN(12), 1+r.IntN(28)))
+	c.Anchor = oneOf(r, "", "2001-01-31", randomAnchor(r))
 	for _, numbers := range []*float64{c.Capacity, c.MaxReserved} {
 		if numbers != nil {
 			*numbers = oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())

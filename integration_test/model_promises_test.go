@@ -401,7 +401,6 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 	var receipts []ratelimit.Receipt
 	for _, a := range actions {
 		next, _ := w.try(s, a)
-		var result ratelimit.Result
 		var err error
 		switch {
 		case a.wait > 0:
@@ -413,6 +412,7 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 			for _, p := range s.jobs[a.job].parts {
 				requests = append(requests, w.limits[p.limit].Key("k").Count(p.left*a.part))
 			}
+			var result ratelimit.Result
 			result, err = limiter.Refund(ctx, db, receipts[a.job], requests...)
 			receipts[a.job] = result.Receipt()
 		default:
@@ -423,10 +423,11 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 					requests = append(requests, request)
 				}
 			}
-			result, err = limiter.Consume(ctx, db, requests...)
-			receipts = append(receipts, result.Receipt())
-			if runAt := next.jobs[len(next.jobs)-1].runAt.Time(); err == nil && !result.RetryAt.Equal(runAt) {
-				t.Fatalf("%v\n%v: RetryAt %v, by the model %v", actions, a, result.RetryAt, runAt)
+			var result answered
+			result, err = decide(ctx, limiter, db, a.reserve, requests...)
+			receipts = append(receipts, result.receipt)
+			if runAt := next.jobs[len(next.jobs)-1].runAt.Time(); err == nil && !result.runAt.Equal(runAt) {
+				t.Fatalf("%v\n%v: it may run at %v, by the model at %v", actions, a, result.runAt, runAt)
 			}
 		}
 		if err != nil {
@@ -544,13 +545,10 @@ func (p *player) fail(format string, args ...any) {
 	p.Fatalf("%s\n%s", strings.Join(p.told, "\n"), fmt.Sprintf(format, args...))
 }
 
-// call calls a verb on the database and in the model. Both must agree. It returns the model's receipt.
-func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (ratelimit.Result, grant, bool) {
+// call calls a verb on the database and in the model. Both must agree. It returns the receipt and the model's, and of a grant when
+// each limit alone lets the work run.
+func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (consumption, map[rowsOf]algebra.Micros) {
 	p.Helper()
-	var requests []ratelimit.Request
-	for _, a := range asks {
-		requests = append(requests, a.request())
-	}
 	picks := randomPick(p.r)
 	pick := func() shardpick.Func { // one shard: above READ COMMITTED, a call looks at only one
 		two := picks.again()
@@ -559,32 +557,33 @@ func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks [
 	now := algebra.At(p.clock.now)
 	p.told = append(p.told, fmt.Sprintf("%d at %v: %s %+v %s", p.actions, p.clock.now.Sub(noon), verb, asks, receipt))
 	ds := sums(verb, asks)
-	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, requests)
+	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, asks)
 	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
-		return result, from, false
+		return consumption{}, nil
 	}
 	if err != nil && !denied(err) {
 		p.fail("%v", err)
 	}
 	answer := p.model.do(verb, ds, pick(), &from, now)
 	want := answer.Granted
-	if granted := err == nil && (result.OK || verb == "reset"); granted != want {
+	if granted := err == nil && (result.OK || verb == "reset" || verb == "balance"); granted != want {
 		p.fail("granted: %v, by the model %v", granted, want)
 	}
-	retryAt := p.model.retryAt(verb, ds, answer, now)
-	if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
-		p.fail("RetryAt %v, by the model %v", result.RetryAt, retryAt.Time())
+	if err := p.model.compare(verb, asks, ds, result, answer, now); err != nil {
+		p.fail("%v", err)
 	}
-	if verb == "consume" && want {
-		from = grantOf(ds, answer, now, retryAt)
+	var own map[rowsOf]algebra.Micros
+	takes := verb == "consume" || verb == "reserve" || verb == "take"
+	if takes && want {
+		from, own = grantOf(ds, answer, now, p.model.runAt(verb, ds, answer, now)), p.model.owns(verb, ds, answer, now)
 	}
 	if table := tableModel(p.T, p.db); !maps.EqualFunc(table, p.model, slices.Equal) {
 		p.fail("the table %v\nthe model %v", table, p.model)
 	}
-	if told := readReceipt(p.T, result.Receipt()); (verb == "consume" || verb == "refund") && want && !told.equal(from) {
-		p.fail("the receipt %s, the model %+v", result.Receipt(), from)
+	if told := readReceipt(p.T, result.receipt); (takes || verb == "refund") && want && !told.equal(from) {
+		p.fail("the receipt %s, the model %+v", result.receipt, from)
 	}
-	return result, from, want
+	return consumption{result.receipt, from}, own
 }
 
 // ask makes a random request that the promise covers: for at most the capacity.
@@ -596,23 +595,26 @@ func (p *player) ask() []ask {
 			limit = oneOf(p.r, p.limits...)
 		}
 		if !slices.ContainsFunc(asks, func(a ask) bool { return a.limit.Name() == limit.Name() }) {
-			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity()), reserve: p.r.IntN(3) > 0})
+			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity())})
 		}
 	}
 	return asks
 }
 
 func (p *player) consume() {
-	asks := p.ask()
-	result, g, granted := p.call("consume", "", grant{}, asks)
-	if !granted {
-		return
+	verb, asks := oneOf(p.r, "consume", "consume", "reserve", "reserve", "reserve", "reserve", "take"), p.ask()
+	if verb == "take" {
+		asks = randomTake(p.r, asks)
 	}
-	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: consumption{result.Receipt(), g}, asks: asks}
+	made, own := p.call(verb, "", grant{}, asks)
+	if own == nil {
+		return // denied
+	}
+	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: made, asks: asks}
 	p.jobs = append(p.jobs, job)
-	for i, a := range asks {
+	for _, a := range asks {
 		l := p.ledger(a)
-		l.jobs[job.n] = promised{algebra.At(result.Requests[i].RetryAt), a.count}
+		l.jobs[job.n] = promised{own[a.id()], made.grant.taken[a.id()].count}
 		jobs := slices.Collect(maps.Values(l.jobs))
 		if e := broken(l.limit, jobs, l.refunds); e >= rounding {
 			p.fail("%v, key %s: %v too much: %v, refunds %v", a.limit, a.key, e, l.jobs, l.refunds)
@@ -646,7 +648,7 @@ func (p *player) refund() {
 	if len(asks) == 0 {
 		return
 	}
-	result, left, _ := p.call("refund", job.receipt, job.grant, asks)
+	left, _ := p.call("refund", job.receipt, job.grant, asks)
 	twice := p.r.IntN(8) == 0
 	if twice {
 		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which is not detected
@@ -667,7 +669,7 @@ func (p *player) refund() {
 		l.jobs[job.n] = own
 		l.refunds = append(l.refunds, span{job.n, job.began, p.actions})
 	}
-	job.consumption = consumption{result.Receipt(), left}
+	job.consumption = left
 }
 
 // play takes a number of random actions.
@@ -696,11 +698,12 @@ func (p *player) play(actions int) {
 				window = 1
 			}
 			p.limits[i] = p.define(i, window, c.Shards)
+			p.limiter = &ratelimit.Limiter{Clock: p.clock.Now} // a Limiter refuses a name with two definitions
 			for _, key := range []string{"a", "b"} {
 				p.forget(rowsOf{Name: c.Name, Key: key})
 			}
 		default:
-			p.call("check", "", grant{}, p.ask())
+			p.call(oneOf(p.r, "check", "balance"), "", grant{}, p.ask())
 		}
 	}
 }
@@ -801,17 +804,18 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 				continue
 			}
 			var requests []ratelimit.Request
+			reserve := r.IntN(3) > 0
 			for _, l := range limits {
-				if request := l.Global().Count(oneOf(r, 1.0, 3, 7)); r.IntN(3) == 0 {
-					requests = append(requests, request)
+				if r.IntN(3) == 0 {
+					requests = append(requests, l.Global().Count(oneOf(r, 1.0, 3, 7)))
 				}
 			}
 			if len(requests) == 0 {
 				continue
 			}
-			var result ratelimit.Result
+			var result answered
 			err := inTx(func(ctx context.Context, db ratelimit.DB) (err error) {
-				result, err = limiter.Consume(ctx, db, requests...)
+				result, err = decide(ctx, limiter, db, reserve, requests...)
 				return err
 			})
 			if denied(err) {
@@ -820,9 +824,11 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			mine = &job{result.Receipt(), map[string]*promised{}}
+			mine = &job{result.receipt, map[string]*promised{}}
 			for _, s := range result.Requests {
-				mine.parts[s.Limit.Name()] = &promised{algebra.At(s.RetryAt), s.Count}
+				now := algebra.At(result.At) // the rows' ts, too, since the clock stands
+				own := numbers(s.Limit, "").When([]algebra.Row{{Value: s.Remaining, TS: now}}, 1, 0, 0, now)
+				mine.parts[s.Limit.Name()] = &promised{own, s.Count}
 			}
 			mu.Lock()
 			granted++

@@ -35,27 +35,29 @@ type (
 
 // ask is a request as the model sees it.
 type ask struct {
-	limit   ratelimit.Limit
-	key     string
-	count   float64
-	reserve bool
-	upTo    bool // count is an upper bound
+	limit ratelimit.Limit
+	key   string
+	count float64 // of a take, the most
 }
 
-func (a ask) request() ratelimit.Request {
-	request := a.limit.Global()
-	if a.key != "" {
-		request = a.limit.Key(a.key)
+func (a ask) request() ratelimit.Request { return a.plain().Count(a.count) }
+
+// plain is the request without its count.
+func (a ask) plain() ratelimit.Request {
+	if a.key == "" {
+		return a.limit.Global()
 	}
-	return request.Count(a.count)
+	return a.limit.Key(a.key)
 }
+
+func (a ask) id() rowsOf { return rowsOf{Name: a.limit.Name(), Key: a.key} }
 
 // numbers returns the limit's definition for the algebra, with the key's grid.
 func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
 	if n.Window {
-		sum := sha256.Sum256([]byte(c.Name + "\x00" + key))
+		sum := sha256.Sum256([]byte(cmp.Or(key, c.Name)))
 		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)
 		if c.Start != nil {
 			offset = algebra.At(*c.Start) - algebra.Min
@@ -71,9 +73,7 @@ type sum struct {
 	numbers      algebra.Limit
 	shards       int
 	count, floor float64
-	need         float64 // count + floor, without rounding floor
-	reserve      bool
-	most         float64 // if above 0, count is 1 or, once known, the taken count
+	most         float64 // of a take. Then count is 1 or, once known, the taken count
 }
 
 func (d sum) demand(rows []algebra.Row) algebra.Demand {
@@ -81,8 +81,8 @@ func (d sum) demand(rows []algebra.Row) algebra.Demand {
 }
 
 // forfeits reports whether a grant may forfeit tokens until its work runs.
-func forfeits(ds []sum) bool {
-	return slices.ContainsFunc(ds, func(d sum) bool { return d.reserve && (len(ds) > 1 || d.numbers.Window) })
+func forfeits(verb string, ds []sum) bool {
+	return verb == "reserve" && (len(ds) > 1 || ds[0].numbers.Window)
 }
 
 // grant is the content of a receipt.
@@ -133,30 +133,26 @@ func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
 func sums(verb string, asks []ask) []sum {
 	var ds []sum
 	for _, a := range asks {
+		c := a.limit.Config()
 		floor := 0.0
-		if verb == "charge" {
+		switch {
+		case verb == "charge", verb == "balance", verb == "reserve" && c.MaxReserved == nil:
 			floor = math.Inf(-1)
-		} else if c := a.limit.Config(); a.reserve && c.MaxReserved != nil {
+		case verb == "reserve":
 			floor = -*c.MaxReserved
-		} else if a.reserve {
-			floor = math.Inf(-1)
 		}
-		id := rowsOf{Name: a.limit.Name(), Key: a.key}
-		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == id })
+		i := slices.IndexFunc(ds, func(d sum) bool { return d.rowsOf == a.id() })
 		if i < 0 {
 			i = len(ds)
-			ds = append(ds, sum{rowsOf: id, numbers: numbers(a.limit, a.key), shards: a.limit.Config().Shards, floor: math.Inf(-1), need: math.Inf(-1)})
+			ds = append(ds, sum{rowsOf: a.id(), numbers: numbers(a.limit, a.key), shards: c.Shards, floor: floor})
 		}
-		if a.upTo {
+		if verb == "take" {
 			ds[i].most, a.count = a.count, 1
 		}
-		ds[i].reserve = ds[i].reserve || a.reserve && verb != "charge"
 		ds[i].count += a.count
-		ds[i].need = max(ds[i].need, ds[i].count+floor)
-		ds[i].floor = max(ds[i].floor-a.count, floor)
 	}
 	for i, d := range ds {
-		if left := d.numbers.Capacity - d.count; left < d.floor && d.need <= d.numbers.Capacity {
+		if left := d.numbers.Capacity - d.count; left < d.floor && d.count <= d.numbers.Capacity-d.floor {
 			ds[i].floor = left
 		}
 	}
@@ -175,7 +171,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 	ids := make([]rowsOf, len(ds))
 	taken := make([]algebra.Taken, len(ds))
 	for i, d := range ds {
-		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor, Most: d.most}
+		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor}
 		if d.shards > 1 {
 			a, b := pick(d.shards)
 			demands[i].Pick = [2]int{a, b}
@@ -190,16 +186,18 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 		answer := table.Refund(demands, taken, now)
 		*g = g.refund(ds, answer, now)
 		return answer
-	case "check":
-		return table.Check(demands, forfeits(ds), now)
-	default:
-		answer := table.Consume(demands, forfeits(ds), algebra.Forever, inmemory.ReadCommitted, now)
+	case "check", "balance":
+		return table.Check(demands, now)
+	case "take":
+		answer := table.Take(demands, ds[0].most, now)
 		for i := range ds {
-			if ds[i].most > 0 && answer.Granted {
+			if answer.Granted {
 				ds[i].count = answer.Taken
 			}
 		}
 		return answer
+	default:
+		return table.Consume(demands, forfeits(verb, ds), algebra.Forever, inmemory.ReadCommitted, now)
 	}
 }
 
@@ -235,37 +233,101 @@ func grantOf(ds []sum, answer inmemory.Answer, now, runAt algebra.Micros) grant 
 	return g
 }
 
-// retryAt returns the call's RetryAt after it was carried out.
-func (m model) retryAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
-	at, granted := now, answer.Granted
+// retryAt returns when a call that was denied would be granted.
+func (m model) retryAt(verb string, ds []sum, now algebra.Micros) algebra.Micros {
+	at := now
 	var demands []algebra.Demand
 	for _, d := range ds {
 		demands = append(demands, d.demand(m.rows(d.rowsOf)))
+		at = max(at, d.numbers.When(m.rows(d.rowsOf), d.shards, d.count, d.floor, now))
 	}
-	if verb != "refund" && forfeits(ds) && !granted {
+	if forfeits(verb, ds) {
 		return algebra.WhenReserved(demands, now, algebra.Forever)
 	}
-	_, lefts, _ := algebra.Reserve(demands, now, algebra.Forever)
+	return at
+}
+
+// owns returns, after a grant, when each limit alone lets the work run.
+func (m model) owns(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) map[rowsOf]algebra.Micros {
+	own := map[rowsOf]algebra.Micros{}
 	for i, d := range ds {
-		rows := m.rows(d.rowsOf)
-		switch {
-		case verb == "refund": // of all existing rows
-			at = max(at, d.numbers.When(rows, max(len(rows), d.shards), 0, 0, now))
-		case verb == "check" && granted && forfeits(ds):
-			at = max(at, d.numbers.When(d.numbers.Spread(rows, d.shards, lefts[i], now), d.shards, 0, 0, now))
-		case (verb == "consume" || verb == "charge") && granted && d.shards > 1 && len(answer.Rows[i]) == 1:
-			// One shard had enough, whatever the others owe since the clock stepped back.
-		case !granted: // and nothing has changed
-			at = max(at, d.numbers.When(rows, d.shards, d.count, d.floor, now))
-		case verb == "check" && d.count == 0:
-			at = max(at, d.numbers.When(rows, d.shards, 0, 0, now))
-		case verb == "check":
-			at = max(at, d.numbers.When(d.numbers.Take(rows, d.shards, d.count, now), d.shards, 0, 0, now))
-		default:
-			at = max(at, d.numbers.When(rows, d.shards, 0, 0, now))
+		// If one shard had enough, the work runs at once, whatever the others owe since the clock stepped back.
+		if own[d.rowsOf] = now; verb == "reserve" && (d.shards == 1 || len(answer.Rows[i]) > 1) {
+			own[d.rowsOf] = d.numbers.When(m.rows(d.rowsOf), d.shards, 0, 0, now)
 		}
 	}
+	return own
+}
+
+// runAt returns, after a grant, when the work may run.
+func (m model) runAt(verb string, ds []sum, answer inmemory.Answer, now algebra.Micros) algebra.Micros {
+	at := now
+	for _, own := range m.owns(verb, ds, answer, now) {
+		at = max(at, own)
+	}
 	return at
+}
+
+// compare compares what a call was told with the model, after it was carried out there.
+func (m model) compare(verb string, asks []ask, ds []sum, got answered, answer inmemory.Answer, now algebra.Micros) error {
+	switch {
+	case verb == "reset", verb == "move":
+		return nil
+	case verb == "balance":
+		return m.compareBalances(asks, got.balances, now)
+	case !answer.Granted:
+		if want := m.retryAt(verb, ds, now).Time(); !got.RetryAt.Equal(want) || got.RetryAfter != want.Sub(now.Time()) {
+			return fmt.Errorf("RetryAt %v, RetryAfter %v, by the model %v", got.RetryAt, got.RetryAfter, want)
+		}
+	case !got.RetryAt.IsZero() || got.RetryAfter != 0:
+		return fmt.Errorf("a grant has a RetryAt: %v, %v", got.RetryAt, got.RetryAfter)
+	case got.receipt != "" && verb != "refund":
+		if want := m.runAt(verb, ds, answer, now).Time(); !got.runAt.Equal(want) {
+			return fmt.Errorf("the work may run at %v, by the model %v", got.runAt, want)
+		}
+	}
+	if verb == "take" && got.took != int(answer.Taken) {
+		return fmt.Errorf("%d taken, by the model %v", got.took, answer.Taken)
+	}
+	for i, s := range got.Requests {
+		want := 0.0
+		switch {
+		case !answer.Granted || verb == "refund":
+		case verb == "take":
+			want = answer.Taken
+		default:
+			want = asks[i].count
+		}
+		if s.Taken != want {
+			return fmt.Errorf("request %d took %v, by the model %v", i, s.Taken, want)
+		}
+	}
+	return nil
+}
+
+// compareBalances compares balances with the model.
+func (m model) compareBalances(asks []ask, got []ratelimit.Balance, now algebra.Micros) error {
+	if len(got) != len(asks) {
+		return fmt.Errorf("%d balances of %d requests", len(got), len(asks))
+	}
+	for i, a := range asks {
+		rows, n, shards := m.rows(a.id()), numbers(a.limit, a.key), a.limit.Config().Shards
+		left := n.Total(rows, now)
+		want := ratelimit.Balance{
+			Limit: a.limit, Key: got[i].Key, At: now.Time(), Remaining: left, Used: n.Capacity - left, Capacity: n.Capacity,
+			ResetAt: n.NextWindow(now).Time(), Decides: ratelimit.ByDefinition,
+		}
+		if !n.Window {
+			want.ResetAt = n.When(rows, shards, n.Capacity, 0, now).Time()
+		}
+		if one := max(n.Whole(rows, shards, n.Capacity, now), 0) + 1; one <= n.Capacity { // otherwise there is never one more
+			want.NextAt = n.When(rows, shards, one, 0, now).Time()
+		}
+		if got[i] != want {
+			return fmt.Errorf("balance %d: %+v, by the model %+v", i, got[i], want)
+		}
+	}
+	return nil
 }
 
 func (m model) rows(id rowsOf) []algebra.Row {
@@ -323,7 +385,8 @@ func playModel(t *testing.T, calls int) {
 	m := model{}
 	limits := make([]ratelimit.Limit, 4)
 	var consumptions []consumption
-	granted, denied, ups := 0, 0, 0
+	granted, denied, moves := 0, 0, 0
+	called := map[string]int{}
 	for n := range calls {
 		for i := range limits {
 			if n == 0 || r.IntN(40) == 0 {
@@ -333,18 +396,30 @@ func playModel(t *testing.T, calls int) {
 		clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(2e3), r.Int64N(1e6), r.Int64N(1e8), r.Int64N(1e11), -r.Int64N(1e9))) * time.Microsecond)
 		now := algebra.At(clock.now)
 
-		verb := oneOf(r, "consume", "consume", "consume", "consume", "check", "charge", "refund", "reset")
+		verb := oneOf(r, randomVerbs...)
 		if verb == "reset" && r.IntN(4) > 0 {
+			continue
+		}
+		if verb == "move" {
+			from, to := randomMove(r, limits)
+			err := (&ratelimit.Limiter{Clock: clock.Now}).Move(t.Context(), pool, from.request(), to.request())
+			if together := m.move(from, to, now); together != (err == nil) || !together && !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Fatalf("call %d at %v: move from %+v to %+v: %v; by the model, they refill together: %v", n, clock.now, from, to, err, together)
+			} else if together {
+				moves++
+			}
+			if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
+				t.Fatalf("call %d at %v: move from %+v to %+v\nthe table:  %v\nthe model: %v", n, clock.now, from, to, table, m)
+			}
 			continue
 		}
 		var asks []ask
 		for range oneOf(r, 1, 1, 1, 2, 3, 4) {
 			limit := oneOf(r, limits...)
-			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(3) == 0})
+			asks = append(asks, ask{limit: limit, key: oneOf(r, "", "a", "b"), count: randomTokens(r, limit.Capacity())})
 		}
-		if (verb == "consume" || verb == "check") && r.IntN(4) == 0 {
-			asks = randomUpTo(r, asks)
-			ups++
+		if verb == "take" {
+			asks = randomTake(r, asks)
 		}
 		from := &consumption{}
 		if verb == "refund" {
@@ -352,16 +427,13 @@ func playModel(t *testing.T, calls int) {
 				continue
 			}
 		}
-		var requests []ratelimit.Request
-		for _, a := range asks {
-			requests = append(requests, a.request())
-		}
+		called[verb]++
 		pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
 		ds := sums(verb, asks)
-		result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, requests)
+		result, err := call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, pool, verb, from.receipt, asks)
 		story := fmt.Sprintf("call %d at %v: %s %s %+v -> %+v, %v", n, clock.now, verb, from.receipt, asks, result, err)
-		if verb != "refund" && verb != "reset" && !possible(ds) {
+		if verb != "refund" && verb != "reset" && verb != "balance" && !possible(ds) {
 			if !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 				t.Fatalf("%s\ncan never be granted", story)
 			}
@@ -371,25 +443,12 @@ func playModel(t *testing.T, calls int) {
 		answer := m.do(verb, ds, pick.again(), &left, now)
 		want := answer.Granted
 		var exceeded *ratelimit.DeniedError
-		got := err == nil && (result.OK || verb == "reset")
+		got := err == nil && (result.OK || verb == "reset" || verb == "balance")
 		if err != nil && !errors.As(err, &exceeded) || got != want {
 			t.Fatalf("%s\nthe model says %v", story, want)
 		}
-		retryAt := m.retryAt(verb, ds, answer, now)
-		if verb != "reset" && !result.RetryAt.Equal(retryAt.Time()) {
-			t.Fatalf("%s\nRetryAt by the model: %v", story, retryAt.Time())
-		}
-		for i, s := range result.Requests {
-			want := 0.0
-			if got && verb != "refund" {
-				want = asks[i].count
-			}
-			if got && asks[i].upTo {
-				want = answer.Taken
-			}
-			if s.Taken != want {
-				t.Fatalf("%s\nrequest %d took %v by the model", story, i, want)
-			}
+		if err := m.compare(verb, asks, ds, result, answer, now); err != nil {
+			t.Fatalf("%s\n%v", story, err)
 		}
 		if got {
 			granted++
@@ -399,9 +458,9 @@ func playModel(t *testing.T, calls int) {
 		if table := readTable(t, pool); !maps.EqualFunc(table, m, slices.Equal) {
 			t.Fatalf("%s\nthe table:  %v\nthe model: %v", story, table, m)
 		}
-		switch receipt := result.Receipt(); {
-		case verb == "consume" && got:
-			left = grantOf(ds, answer, now, retryAt)
+		switch receipt := result.receipt; {
+		case (verb == "consume" || verb == "reserve" || verb == "take") && got:
+			left = grantOf(ds, answer, now, m.runAt(verb, ds, answer, now))
 			fallthrough
 		case verb == "refund":
 			if told := readReceipt(t, receipt); !told.equal(left) {
@@ -416,22 +475,57 @@ func playModel(t *testing.T, calls int) {
 			t.Fatalf("%s\na receipt, of nothing: %s", story, receipt)
 		}
 	}
-	if granted < calls/10 || denied < calls/20 || ups < calls/20 {
-		t.Errorf("%d grants, %d denials and %d calls up to a number in %d calls: this tested too little", granted, denied, ups, calls)
+	if granted < calls/10 || denied < calls/20 || moves < calls/40 {
+		t.Errorf("%d grants, %d denials and %d moves in %d calls: this tested too little", granted, denied, moves, calls)
+	}
+	for verb, least := range map[string]int{"reserve": calls / 20, "take": calls / 20, "balance": calls / 20, "check": calls / 40, "charge": calls / 40, "refund": calls / 40} {
+		if called[verb] < least {
+			t.Errorf("%d of %d calls were of %s: this tested too little", called[verb], calls, verb)
+		}
 	}
 }
 
-// randomUpTo turns a call into an UpTo call: without a reservation, and with each key once.
-func randomUpTo(r *rand.Rand, asks []ask) (all []ask) {
-	for i, a := range asks {
-		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() && other.key == a.key }) {
-			continue
+// randomVerbs are the verbs of random calls, in their proportions.
+var randomVerbs = []string{"consume", "consume", "consume", "reserve", "reserve", "take", "check", "balance", "charge", "refund", "reset", "move"}
+
+// randomMove chooses what to move. Most often, the second limit is defined anew, such that it refills with the first.
+func randomMove(r *rand.Rand, limits []ratelimit.Limit) (from, to ask) {
+	i, j := r.IntN(len(limits)), r.IntN(len(limits))
+	key := oneOf(r, "", "a", "b")
+	if i != j && key != "" && r.IntN(4) > 0 {
+		c, other := limits[i].Config(), randomLimit(r, limits[j].Name(), 1+r.IntN(5)).Config()
+		c.Name, c.Rate, c.Capacity, c.MaxReserved, c.Shards = other.Name, other.Rate, other.Capacity, other.MaxReserved, other.Shards
+		limits[j], _ = ratelimit.New(c)
+		return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: key, count: 1}
+	}
+	return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: oneOf(r, "", "a", "b"), count: 1}
+}
+
+// move moves, and reports whether it can be.
+func (m model) move(from, to ask, now algebra.Micros) (together bool) {
+	demand := func(a ask) inmemory.Demand {
+		return inmemory.Demand{ID: rowsOf{Name: a.limit.Name(), Key: a.key}, Limit: numbers(a.limit, a.key), Shards: a.limit.Config().Shards}
+	}
+	a, b := demand(from), demand(to)
+	if a.ID == b.ID || a.Limit.Window != b.Limit.Window || a.Limit.Window && (a.Limit.Period != b.Limit.Period || a.Limit.Start != b.Limit.Start) {
+		return false
+	}
+	floor := 0.0
+	if most := to.limit.Config().MaxReserved; most != nil {
+		floor = -*most
+	}
+	inmemory.Table(m).Move(a, b, floor, now)
+	return true
+}
+
+// randomTake turns a call into a take: of each key once, and of the same number of all.
+func randomTake(r *rand.Rand, asks []ask) (all []ask) {
+	most := float64(1 + r.IntN(1+int(min(2*asks[0].limit.Capacity(), 1e9))))
+	for _, a := range asks {
+		if !slices.ContainsFunc(all, func(other ask) bool { return other.id() == a.id() }) {
+			a.count = most
+			all = append(all, a)
 		}
-		a.reserve = false
-		if a.upTo = i == 0 || r.IntN(3) > 0; a.upTo {
-			a.count = float64(1 + r.IntN(1+int(min(2*a.limit.Capacity(), 1e9))))
-		}
-		all = append(all, a)
 	}
 	return all
 }
@@ -484,19 +578,37 @@ func (p picks) again() shardpick.Func {
 }
 
 // call calls a verb by its name.
-func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, requests []ratelimit.Request) (ratelimit.Result, error) {
-	switch verb {
-	case "consume":
-		return l.Consume(ctx, db, requests...)
-	case "check":
-		return l.Check(ctx, db, requests...)
-	case "charge":
-		return l.Charge(ctx, db, requests...)
-	case "refund":
-		return l.Refund(ctx, db, receipt, requests...)
-	default:
-		return ratelimit.Result{}, l.Reset(ctx, db, requests...)
+func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb string, receipt ratelimit.Receipt, asks []ask) (got answered, err error) {
+	var requests, plain []ratelimit.Request
+	for _, a := range asks {
+		requests, plain = append(requests, a.request()), append(plain, a.plain())
 	}
+	switch verb {
+	case "consume", "reserve":
+		return decide(ctx, l, db, verb == "reserve", requests...)
+	case "take":
+		most := 1
+		if len(asks) > 0 {
+			most = int(asks[0].count)
+		}
+		if got.took, got.Result, err = l.Take(ctx, db, most, plain...); err == nil {
+			got.runAt = got.At
+		}
+	case "check":
+		got.Result, err = l.Check(ctx, db, requests...)
+	case "balance":
+		got.balances, err = l.Balance(ctx, db, requests...)
+	case "charge":
+		got.Result, err = l.Charge(ctx, db, requests...)
+	case "refund":
+		got.Result, err = l.Refund(ctx, db, receipt, requests...)
+	case "move":
+		err = l.Move(ctx, db, requests[0], requests[1])
+	default:
+		err = l.Reset(ctx, db, requests...)
+	}
+	got.receipt = got.Receipt()
+	return got, err
 }
 
 // TestModelHoldsForConcurrentCallers runs transactions of every level that consume and refund a few keys at once, by the
@@ -554,18 +666,19 @@ func TestModelHoldsForConcurrentCallers(t *testing.T) {
 			for since := time.Duration(0); since < sized(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
 				var asks []ask
 				var requests []ratelimit.Request
+				reserve := r.IntN(3) == 0
 				for range 1 + r.IntN(3) {
-					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20), reserve: r.IntN(4) == 0}
+					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20)}
 					asks, requests = append(asks, a), append(requests, a.request())
 				}
 				refund := r.IntN(10) == 0 // a request that had to wait gets no refund
-				var result ratelimit.Result
+				var result answered
 				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-					if result, err = limiter.Consume(ctx, tx, requests...); err == nil && r.IntN(10) == 0 {
+					if result, err = decide(ctx, &limiter, tx, reserve, requests...); err == nil && r.IntN(10) == 0 {
 						err = errRollback
 					}
 					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.Receipt(), requests...)
+						_, err = limiter.Refund(ctx, tx, result.receipt, requests...)
 					}
 					return err
 				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))

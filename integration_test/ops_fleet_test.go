@@ -142,6 +142,8 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 					return err
 				},
 				"ratelimit, " + key:          byHand("ratelimit('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_reserve, " + key:  byHand("ratelimit_reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_take, " + key:     byHand("ratelimit_take('tokens', '" + key + "', 2, 10, '1 minute', capacity => 20)"),
 				"ratelimit_or_raise, " + key: byHand("ratelimit_or_raise('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
 			})
 		}

@@ -62,7 +62,7 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role)
 	}
 	if len(privileges) > 0 {
-		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits TO "+role)
+		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits TO "+role+"; GRANT SELECT ON rate_limit_definitions, rate_limit_overrides TO "+role) // the last for Sweep
 	}
 	return acquire(t, asRole(t, pool, role, 1))
 }
@@ -88,6 +88,7 @@ func seed(t *testing.T, pool *pgxpool.Pool) {
 func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 	t.Helper()
 	limiter, clock := newLimiter()
+	other := &ratelimit.Limiter{Clock: clock.Now} // of another version, whose limits have other shards
 	bucket := ratelimit.TokenBucket("bucket", 10, time.Minute)
 	window := ratelimit.FixedWindow("window", 10, time.Minute)
 	wide := ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3))
@@ -108,7 +109,9 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"charge":               only(limiter.Charge(ctx, db, window.Key("seeded"))),
 		"refund":               only(limiter.Refund(ctx, db, receiptOf(clock.now, bucket.Key("seeded")), bucket.Key("seeded"))),
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
-		"another shard number": only(limiter.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
+		"move, seeded":         limiter.Move(ctx, db, bucket.Key("seeded"), wide.Key("seeded")),
+		"move, fresh":          limiter.Move(ctx, db, bucket.Key("seeded"), bucket.Key(rand.Text())),
+		"another shard number": only(other.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
 		"sweep":                sweep(),
 	}
 }
@@ -149,6 +152,8 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
 		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
 		"by hand, raising": `SELECT ok FROM ratelimit_or_raise('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit_reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', 2, rate => 10, period => '1 minute')`,
 		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
 	} {
 		var ok bool
@@ -222,10 +227,10 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
 	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
-		"INSERT": {"consume, fresh", "consume many, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "another shard number", "sweep"},
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "move, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
 		"DELETE": {"reset", "another shard number", "sweep"},
 	} {
 		t.Run(missing, func(t *testing.T) {

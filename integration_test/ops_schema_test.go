@@ -310,7 +310,7 @@ func TestCheckWorksInAReadOnlyTransaction(t *testing.T) {
 			w.holds(bucket.Key("seeded"), 9)
 			w.holds(bucket.Key("fresh"), 10)
 			w.holds(ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(3)).Key("seeded"), 9)
-			w.holds(ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(5)).Key("seeded"), 9)
+			w.redeployed().holds(ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(5)).Key("seeded"), 9)
 			savepoint := w.begin()
 			if _, err := limiter.Consume(t.Context(), savepoint, bucket.Key("seeded")); sqlState(err) != "25006" {
 				t.Errorf("%s: consume: %v, want 25006", level, err)

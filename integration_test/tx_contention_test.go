@@ -298,7 +298,7 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 	t.Parallel()
 	a, b := ratelimit.TokenBucket("a", 100, time.Hour), ratelimit.TokenBucket("b", 100, time.Hour)
-	aShards, bShards := ratelimit.TokenBucket("a", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("b", 100, time.Hour, ratelimit.Shards(2))
+	aShards, bShards := ratelimit.TokenBucket("aShards", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("bShards", 100, time.Hour, ratelimit.Shards(2))
 	var limiter ratelimit.Limiter
 	picking := func(ctx context.Context, shard int) context.Context {
 		return shardpick.With(ctx, func(int) (int, int) { return shard, shard })

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"strings"
@@ -30,6 +31,9 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 			return err
 		},
 		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
+		"move": func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Move(ctx, db, request, ratelimit.TokenBucket("more messages", 5000, time.Hour).Key(rand.Text()))
+		},
 	}
 }
 

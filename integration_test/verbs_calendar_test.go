@@ -1,11 +1,15 @@
 package integration_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -20,8 +24,8 @@ func utc(text string) time.Time {
 	return t
 }
 
-// TestACalendarWindowBeginsAtMidnightInItsZone: the windows of each unit, with and without an anchor.
-func TestACalendarWindowBeginsAtMidnightInItsZone(t *testing.T) {
+// TestACalendarWindowBeginsByItsZoneAndAnchor: the windows of each unit, with and without an anchor.
+func TestACalendarWindowBeginsByItsZoneAndAnchor(t *testing.T) {
 	behaviour(t, func(w world) {
 		for i, c := range []struct {
 			unit         ratelimit.Unit
@@ -44,6 +48,14 @@ func TestACalendarWindowBeginsAtMidnightInItsZone(t *testing.T) {
 			{ratelimit.Quarter, "UTC", "2020-02-29", "2026-01-01 00:00:00", []string{"2026-02-28 00:00:00", "2026-05-29 00:00:00"}},
 			{ratelimit.Year, "Europe/London", "2026-04-06", "2026-04-05 22:59:59.999999", []string{"2026-04-05 23:00:00", "2027-04-05 23:00:00"}},
 			{ratelimit.Year, "UTC", "2024-02-29", "2026-07-01 12:00:00", []string{"2027-02-28 00:00:00", "2028-02-29 00:00:00"}},
+			{ratelimit.Month, "Europe/Berlin", "2026-01-31 15:00", "2026-01-31 14:00:00", []string{"2026-02-28 14:00:00", "2026-03-31 13:00:00", "2026-04-30 13:00:00"}},
+			{ratelimit.Month, "UTC", "2026-07-01 23:59:59", "2026-07-01 12:00:00", []string{"2026-07-01 23:59:59", "2026-08-01 23:59:59"}},
+			{ratelimit.Day, "UTC", "2026-07-01 15:00:05", "2026-07-01 00:00:00", []string{"2026-07-01 15:00:05", "2026-07-02 15:00:05"}},
+			{ratelimit.Week, "America/New_York", "2026-07-03 18:30", "2026-07-03 22:29:59", []string{"2026-07-03 22:30:00", "2026-07-10 22:30:00"}},
+			{ratelimit.Year, "Asia/Tokyo", "2026-01-01 09:00", "2025-12-31 23:59:59", []string{"2026-01-01 00:00:00", "2027-01-01 00:00:00"}},
+			{ratelimit.Day, "Europe/Berlin", "2026-03-01 02:30", "2026-03-28 12:00:00", []string{"2026-03-29 01:30:00", "2026-03-30 00:30:00"}}, // no 02:30
+			{ratelimit.Day, "Europe/Berlin", "2026-03-01 02:30", "2026-10-24 12:00:00", []string{"2026-10-25 01:30:00", "2026-10-26 01:30:00"}}, // two of them
+			{ratelimit.Day, "Pacific/Apia", "2011-12-01 15:00", "2011-12-30 00:00:00", []string{"2011-12-30 01:00:00", "2011-12-31 01:00:00"}},  // no 30 December
 		} {
 			limit := ratelimit.CalendarWindow(fmt.Sprint("calls", i), 2, c.unit, ratelimit.In(c.zone), ratelimit.Anchor(c.anchor)).Key("ann")
 			w.clock.now = utc(c.now)
@@ -244,6 +256,10 @@ func TestMistakesOfACalendar(t *testing.T) {
 		`time/tzdata`:                   ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Europe/Atlantis")),
 		`zone "Local"`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Local")),
 		`anchor "15" is not a date`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("15")),
+		`15:00:05.5" is not a date`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00:05.5")),
+		`15:00+02" is not a date`:       ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00+02")),
+		`"infinity" is not a date`:      ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("infinity")),
+		`"10000-01-01" is not a date`:   ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("10000-01-01")),
 		`only a fixed window has a`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
 		`only a calendar window has`:    ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.In("Europe/Berlin")),
 		`only a calendar window has a`:  ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
@@ -254,53 +270,31 @@ func TestMistakesOfACalendar(t *testing.T) {
 	}
 }
 
-func TestACoalescerDecidesCalendars(t *testing.T) {
-	pool := newPool(t, 3)
-	limiter, clock := newLimiter()
-	clock.now = utc("2026-01-30 12:00:00")
-	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) {
-		if calls != 1 { // a statement for several calls cannot decide calendar windows
-			t.Errorf("a statement for %d calls", calls)
-		}
-	}}
-	defer coalescer.Close()
-	limit := ratelimit.CalendarWindow("calls", 5, ratelimit.Month, ratelimit.Anchor("2026-01-31"))
-	for _, days := range []int{1, 28, 31, 30} { // to 31 January, 28 February, 31 March, 30 April
-		granted := make(chan bool)
-		for i := range 20 {
-			key := limit.Key([]string{"ann", "bob"}[i%2])
-			go func() {
-				_, err := limiter.Consume(t.Context(), coalescer, key)
-				if err != nil && !denied(err) {
-					t.Error(err)
-				}
-				granted <- err == nil
-			}()
-		}
-		n := 0
-		for range 20 {
-			if <-granted {
-				n++
-			}
-		}
-		if n != 10 {
-			t.Fatalf("at %v, %d of 20 were granted, want 10", clock.now, n)
-		}
-		clock.Advance(time.Duration(days) * 24 * time.Hour)
-	}
-}
-
-// TestPlansOfACalendarShareItsUnit: one name may have several zones and anchors, but one unit.
-func TestPlansOfACalendarShareItsUnit(t *testing.T) {
+// TestZonesAndAnchorsOfACalendarMayVary: one name may have several zones and anchors, but one definition.
+func TestZonesAndAnchorsOfACalendarMayVary(t *testing.T) {
 	behaviour(t, func(w world) {
-		w.grant(ratelimit.CalendarWindow("calls", 10, ratelimit.Month).Key("ann"))
-		w.grant(ratelimit.CalendarWindow("calls", 20, ratelimit.Month, ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-03-15")).Key("bob"))
+		calls := ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
+		ann := w.grant(calls.Key("ann").Count(10))
+		bob := w.grant(calls.With(ratelimit.Rate(20), ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-07-15")).Key("bob").Count(20))
+		if want := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC); !ann.ResetAt.Equal(want) {
+			w.Errorf("ann's month ends at %v, want %v", ann.ResetAt, want)
+		}
+		if want := time.Date(2026, 7, 14, 15, 0, 0, 0, time.UTC); !bob.ResetAt.Equal(want) {
+			w.Errorf("bob's month ends at %v, want %v", bob.ResetAt, want)
+		}
+		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.In("Asia/Tokyo")).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Day).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("calls", 10, 32*24*time.Hour).Key("cid"))
 	})
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit() and ratelimit_keys have the same windows as the library.
+// randomAnchor is an anchor of this century, often with a time of day.
+func randomAnchor(r *rand.Rand) string {
+	anchor := time.Date(2000+r.IntN(60), 1, 1+r.IntN(365), 0, 0, 0, 0, time.UTC)
+	return calendar.AnchorText(anchor.Add(oneOf(r, 0, time.Duration(r.IntN(24))*time.Hour, time.Duration(r.IntN(24*60*60))*time.Second)))
+}
+
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_reserve() and ratelimit_keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -309,7 +303,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	for i := range 6 {
 		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
 		period := calendar.Calendar{Unit: string(unit)}.Interval()
-		zone, anchor := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo"), oneOf(r, "2026-01-31", "2020-02-29", "2031-12-15")
+		zone, anchor := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo"), oneOf(r, "2026-01-31", "2020-02-29 02:30", "2031-12-15 23:59:59", randomAnchor(r))
 		capacity := oneOf(r, 5.0, 20)
 		byHand := ratelimit.CalendarWindow(fmt.Sprint("hand", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
 			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
@@ -317,30 +311,37 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
-			count, reserve := float64(r.IntN(6)), r.IntN(3) == 0
-			want, err := decide(t.Context(), limiter, pool, reserve, byGo.Key("k").Count(count))
-			if err != nil && !denied(err) {
+			count, verb := float64(r.IntN(6)), oneOf(r, "consume", "consume", "reserve")
+			want, err := askGo(t.Context(), limiter, pool, askedByHand{ask{limit: byGo, key: "k", count: count}, verb})
+			if err != nil {
 				t.Fatal(err)
 			}
-			wantAt := want.RetryAt
-			if want.OK {
-				wantAt = want.runAt
+			query, detail := `SELECT true, remaining, retry_at, reset_at FROM ratelimit_reserve($1, 'k', 5, $2::text::interval, $3, 'calendar window',
+					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::timestamp)`, struct {
+				Remaining float64
+				RetryAt   *time.Time `json:"retry_at"`
+				ResetAt   time.Time  `json:"reset_at"`
+			}{}
+			if verb == "consume" {
+				query = `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
 			}
 			var ok bool
-			var remaining float64
-			var retryAt, resetAt time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window',
-					$4, reserve => $5, max_reserved => 10, now => $6, zone => $7, anchor => $8::text::date)`,
-				byHand.Name(), period, count, capacity, reserve, clock.now, zone, anchor).Scan(&ok, &remaining, &retryAt, &resetAt); err != nil {
+			err = pool.QueryRow(t.Context(), query, byHand.Name(), period, count, capacity, clock.now, zone, anchor).Scan(&ok, &detail.Remaining, &detail.RetryAt, &detail.ResetAt)
+			if pgErr, denied := errors.AsType[*pgconn.PgError](err); denied && pgErr.Code == "PT429" {
+				err = json.Unmarshal([]byte(pgErr.Detail), &detail)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
-			if ok != want.OK || !near(remaining, want.Remaining) || !retryAt.Equal(wantAt) || !resetAt.Equal(want.ResetAt) {
-				t.Fatalf("%s at %v, count %v, reserve %v: by hand %v, %v left, retry at %v, reset at %v; the library says %+v", byHand, clock.now, count, reserve,
-					ok, remaining, retryAt, resetAt, want)
+			if detail.RetryAt == nil {
+				detail.RetryAt = new(time.Time)
+			}
+			if ok != want.ok || !near(detail.Remaining, want.remaining) || !detail.RetryAt.Equal(want.retryAt) || !detail.ResetAt.Equal(want.resetAt) {
+				t.Fatalf("%s at %v, count %v, %s: by hand %v, %+v; the library says %+v", byHand, clock.now, count, verb, ok, detail, want)
 			}
 			var left float64
 			var retryKey *time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, now => $4, zone => $5, anchor => $6::text::date)`,
+			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, now => $4, zone => $5, anchor => $6::text::timestamp)`,
 				byGo.Name(), period, capacity, clock.now, zone, anchor).Scan(&left, &retryKey); err != nil {
 				t.Fatal(err)
 			}

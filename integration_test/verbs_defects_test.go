@@ -121,6 +121,7 @@ func TestDefectTwoShardsDenyForEverWhatIsAboveHalfTheCapacity(t *testing.T) {
 func TestDefectManyShardsDenyForEverWhatIsAboveAShardsCapacity(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, n := range []int{3, 4, 5, 7, 100} {
+			w := w.redeployed()
 			for _, count := range []float64{10 / float64(n), 10/float64(n) + 0.1, 5, 10} {
 				key := sharded("hot", n).Key(fmt.Sprint(n, count))
 				w.grant(key.Count(count))

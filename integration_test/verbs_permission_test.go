@@ -170,8 +170,8 @@ func TestNothingOfARequestChangesTheVerb(t *testing.T) {
 	t.Parallel()
 	for _, of := range []reflect.Type{reflect.TypeFor[ratelimit.Request](), reflect.TypeFor[*ratelimit.Request]()} {
 		var methods []string
-		for i := range of.NumMethod() {
-			methods = append(methods, of.Method(i).Name)
+		for method := range of.Methods() {
+			methods = append(methods, method.Name)
 		}
 		if want := []string{"Count"}; !slices.Equal(methods, want) {
 			t.Errorf("%v has the methods %v, want %v", of, methods, want)

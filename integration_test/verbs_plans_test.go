@@ -21,11 +21,11 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/observe"
 )
 
-// The plans of one limit.
+// The plans of an application.
 var (
-	free       = ratelimit.TokenBucket("exports", 0, time.Hour)
-	pro        = ratelimit.TokenBucket("exports", 100, time.Hour)
-	enterprise = ratelimit.Unlimited("exports")
+	free       = ratelimit.TokenBucket("exports.free", 0, time.Hour)
+	pro        = ratelimit.TokenBucket("exports.pro", 100, time.Hour)
+	enterprise = ratelimit.Unlimited("exports.enterprise")
 )
 
 // denyByPolicy consumes, reserves and checks. Each must be denied permanently.
@@ -48,7 +48,7 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 			}
 		}
 	}
-	if text := err.Error(); !strings.HasPrefix(text, "ratelimit: denied by policy: exports (") || strings.Contains(text, "retry") {
+	if text := err.Error(); !strings.HasPrefix(text, "ratelimit: denied by policy: exports.free (") || strings.Contains(text, "retry") {
 		w.Fatalf("the error says %q", text)
 	}
 	if after := w.rows(); after != before {
@@ -60,9 +60,11 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 func TestARateOfZeroDeniesByPolicy(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
-			free, ratelimit.FixedWindow("exports", 0, time.Hour, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(0)),
-			ratelimit.CalendarWindow("exports", 0, ratelimit.Month, ratelimit.Shards(3)),
+			free, ratelimit.FixedWindow("exports.free", 0, time.Hour, ratelimit.Start(noon), ratelimit.Capacity(0), ratelimit.MaxReserved(0)),
+			ratelimit.CalendarWindow("exports.free", 0, ratelimit.Month, ratelimit.Shards(3)),
+			ratelimit.CalendarWindow("exports.free", 5, ratelimit.Month, ratelimit.MaxReserved(3), ratelimit.Varies(32*24*time.Hour)).With(ratelimit.Rate(0)),
 		} {
+			w := w.redeployed()
 			w.denyByPolicy(limit.Key("ann"))
 			w.denyByPolicy(limit.Key("ann").Count(1e15))
 			w.denyByPolicy(limit.Global().Count(1e-15))
@@ -89,7 +91,7 @@ func TestARateOfZeroDeniesTheOthers(t *testing.T) {
 		} {
 			for i, s := range w.denyByPolicy(requests...).Requests {
 				switch {
-				case s.OK == (s.Limit.Name() == "exports"):
+				case s.OK == (s.Limit.Name() == "exports.free"):
 					w.Fatalf("request %d: %+v", i, s)
 				case s.Limit.Name() == "open" && (!math.IsInf(s.Remaining, 1) || !s.RetryAt.IsZero()):
 					w.Fatalf("the unlimited one: %+v", s)
@@ -125,7 +127,6 @@ func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 		}
 		w.refuse(ratelimit.ErrInvalid, limit.Count(-1))
 		w.refuse(ratelimit.ErrInvalid, limit.Count(1e15), limit.Count(1e15))
-		w.refuse(ratelimit.ErrInvalid, limit, pro.Key("ann")) // two plans for one key
 		if rows := w.rows(); rows != "" {
 			w.Fatalf("the table has\n%s", rows)
 		}
@@ -146,7 +147,7 @@ func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 				}
 			}
 			denied := w.deny(api, enterprise.Key("ann").Count(1000))
-			if got := deniedBy(denied); len(got) != 1 || got[0].Limit.Name() == "exports" || denied.RetryAt.IsZero() {
+			if got := deniedBy(denied); len(got) != 1 || got[0].Limit.Name() == "exports.enterprise" || denied.RetryAt.IsZero() {
 				w.Fatalf("%+v, want a denial by the other limit", denied)
 			}
 			if alone := w.deny(api); !alone.RetryAt.Equal(denied.RetryAt) {
@@ -159,11 +160,14 @@ func TestAnUnlimitedLimitBesideOthers(t *testing.T) {
 	})
 }
 
-// TestAReceiptOfAnotherPlan: a grant without a row gives nothing back, even if the plan has changed since then. The reverse
-// holds, too.
-func TestAReceiptOfAnotherPlan(t *testing.T) {
+// TestAReceiptOfAnotherDefinition: a grant without a row gives nothing back, even if the limit was defined anew since then. The
+// reverse holds, too.
+func TestAReceiptOfAnotherDefinition(t *testing.T) {
+	bucket, open := ratelimit.TokenBucket("exports", 100, time.Hour, ratelimit.Varies(time.Hour)), ratelimit.Unlimited("exports")
+	none := bucket.With(ratelimit.Rate(0))
 	behaviour(t, func(w world) {
-		refund := func(receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
+		later := w.redeployed()
+		refund := func(w world, receipt ratelimit.Receipt, request ratelimit.Request, want float64) ratelimit.Receipt {
 			w.Helper()
 			result, err := w.limiter.Refund(w.Context(), w.db, receipt, request)
 			if err != nil || !result.OK || result.Requests[0].Refunded != want {
@@ -171,66 +175,48 @@ func TestAReceiptOfAnotherPlan(t *testing.T) {
 			}
 			return result.Receipt()
 		}
-		refuse := func(receipt ratelimit.Receipt, request ratelimit.Request) {
+		refuse := func(w world, receipt ratelimit.Receipt, request ratelimit.Request) {
 			w.Helper()
 			if _, err := w.limiter.Refund(w.Context(), w.db, receipt, request); !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Fatalf("%v, want ErrInvalid", err)
 			}
 		}
-		w.grant(pro.Key("ann").Count(50))
-		unlimited := w.grant(enterprise.Key("ann").Count(10)).Receipt()
-		for _, later := range []ratelimit.Limit{enterprise, pro, free} {
-			rest := refund(unlimited, later.Key("ann").Count(4), 0)
-			refuse(rest, later.Key("ann").Count(7))
-			refuse(rest, later.Key("bob").Count(1))
-			if rest = refund(rest, later.Key("ann").Count(6), 0); rest != "" {
+		w.grant(bucket.Key("ann").Count(50))
+		unlimited := later.grant(open.Key("ann").Count(10)).Receipt()
+		for _, now := range []struct {
+			world
+			ratelimit.Limit
+		}{{later, open}, {w, bucket}, {w, none}} {
+			rest := refund(now.world, unlimited, now.Key("ann").Count(4), 0)
+			refuse(now.world, rest, now.Key("ann").Count(7))
+			refuse(now.world, rest, now.Key("bob").Count(1))
+			if rest = refund(now.world, rest, now.Key("ann").Count(6), 0); rest != "" {
 				w.Fatalf("the receipt has %q left", rest)
 			}
-			w.holds(pro.Key("ann"), 50)
+			w.holds(bucket.Key("ann"), 50)
 		}
-		taken := w.grant(pro.Key("ann").Count(10)).Receipt()
-		for _, later := range []ratelimit.Limit{enterprise, free} {
-			refund(taken, later.Key("ann").Count(10), 0)
-			w.holds(pro.Key("ann"), 40)
-		}
+		taken := w.grant(bucket.Key("ann").Count(10)).Receipt()
+		refund(later, taken, open.Key("ann").Count(10), 0)
+		refund(w, taken, none.Key("ann").Count(10), 0)
+		w.holds(bucket.Key("ann"), 40)
 
 		// A receipt of both kinds: each request is given back as it was taken.
 		api := ratelimit.TokenBucket("api", 5, time.Minute).Key("ann")
-		both := w.grant(enterprise.Key("ann"), api.Count(3))
-		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), pro.Key("ann"), api.Count(3))
+		both := later.grant(open.Key("ann"), api.Count(3))
+		result, err := w.limiter.Refund(w.Context(), w.db, both.Receipt(), bucket.Key("ann"), api.Count(3))
 		if err != nil || result.Requests[0].Refunded != 0 || result.Requests[1].Refunded != 3 || result.Receipt() != "" {
 			w.Fatalf("%+v, %v", result, err)
 		}
-		w.holds(pro.Key("ann"), 40)
+		w.holds(bucket.Key("ann"), 40)
 		w.holds(api, 5)
-	})
-}
-
-// TestPlansOfOneNameMayHaveNoRows: a name may have plans of 0 and of unlimited beside numbers, of any kind.
-func TestPlansOfOneNameMayHaveNoRows(t *testing.T) {
-	behaviour(t, func(w world) {
-		w.grant(enterprise.Key("cid").Count(1000))
-		w.denyByPolicy(free.Key("ann"))
-		window := ratelimit.FixedWindow("exports", 100, time.Hour)
-		w.grant(window.Key("bob").Count(100))
-		w.deny(window.Key("bob"))
-		w.grant(enterprise.Key("cid").Count(1000), window.Key("dan"), ratelimit.TokenBucket("exports", 0, time.Minute).Key("eve").Count(0))
-		w.refuse(ratelimit.ErrInvalid, pro.Key("ann"))                                              // a bucket, after a window
-		w.refuse(ratelimit.ErrInvalid, window.Key("a"), enterprise.Key("b"), pro.Key("c"))          // or beside one
-		w.grant(ratelimit.Unlimited("exports").Key("bob"))                                          // bob changes plans
-		w.denyByPolicy(ratelimit.CalendarWindow("exports", 0, ratelimit.Month).Key("bob"))          // to and fro,
-		w.deny(ratelimit.FixedWindow("exports", 50, time.Hour, ratelimit.Capacity(100)).Key("bob")) // and is still out of tokens
-		w.clock.Advance(2 * time.Hour)                                                              // until they are refilled
-		w.grant(ratelimit.FixedWindow("exports", 100, time.Hour).Key("bob").Count(100))
 	})
 }
 
 func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, arguments := range []string{
-			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', reserve => true, capacity => 0",
-			"'exports', 'ann', 0, '1 month', kind => 'calendar window', reserve => true, shards => 5, max_reserved => 0",
-			"'exports', NULL, 0, '1 hour', 1e-15, global => true",
+			"'exports', 'ann', 0, '1 hour'", "'exports', 'ann', 0, '1 hour', 1e15, 'fixed window', capacity => 0",
+			"'exports', 'ann', 0, '1 month', kind => 'calendar window', shards => 5", "'exports', NULL, 0, '1 hour', 1e-15, global => true",
 		} {
 			var ok, never bool
 			var remaining float64
@@ -242,9 +228,13 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 			}
 		}
 		var ok, now bool
-		w.do(w.db.QueryRow(w.Context(), "SELECT ok, retry_at = at AND retry_after = '0' FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
+		w.do(w.db.QueryRow(w.Context(), "SELECT ok, num_nulls(retry_at, retry_after) = 2 FROM ratelimit('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
 		if !ok || !now {
 			w.Fatalf("0 tokens: %v, %v", ok, now)
+		}
+		w.do(w.db.QueryRow(w.Context(), "SELECT retry_at = at AND delay = '0' FROM ratelimit_reserve('exports', 'ann', 0, '1 hour', 0)").Scan(&now))
+		if !now {
+			w.Fatal("a reservation of 0 tokens does not run now")
 		}
 		savepoint := w.begin()
 		err := savepoint.QueryRow(w.Context(), "SELECT ok FROM ratelimit_or_raise('exports', 'ann', 0, '1 hour')").Scan(&ok)
@@ -319,7 +309,7 @@ func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
 		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("without a receipt: %v", err)
 		}
-		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise, ratelimit.TokenBucket("exports", 0, time.Minute)); deleted != 0 || err != nil {
+		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise); deleted != 0 || err != nil {
 			t.Errorf("a sweep: %d, %v", deleted, err)
 		}
 	}
@@ -415,17 +405,17 @@ func TestHTTPPlans(t *testing.T) {
 	s.limit.Failed = func(status int) bool { return status != http.StatusOK } // so that grants are refunded
 	s.serve()
 	got := s.get("/?user=ann")
-	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports";q=0, "api";q=1000;w=60` ||
-		got.Header.Get("RateLimit") != `"exports";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
+	if got.Status != http.StatusForbidden || got.Header.Get("Retry-After") != "" || got.Header.Get("RateLimit-Policy") != `"exports.free";q=0, "api";q=1000;w=60` ||
+		got.Header.Get("RateLimit") != `"exports.free";r=0` || got.Header.Get("X-RateLimit-Remaining") != "0" || got.Header.Get("X-RateLimit-Reset") != "" {
 		t.Errorf("not in the plan: %+v", got)
 	}
-	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0, or the client is blocked." || fmt.Sprint(p["violated-policies"]) != "[exports]" {
+	if p := s.problem(got); p["title"] != "Forbidden" || p["detail"] != "The quota is 0, or the client is blocked." || fmt.Sprint(p["violated-policies"]) != "[exports.free]" {
 		t.Errorf("not in the plan: %v", p)
 	}
 	if n := s.called.Load(); n != 0 {
 		t.Errorf("the handler was called %d times", n)
 	}
-	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports";r=99;t=36, "api"`) {
+	if got := s.get("/?user=bob"); got.Status != http.StatusOK || !strings.HasPrefix(got.Header.Get("RateLimit"), `"exports.pro";r=99;t=36, "api"`) {
 		t.Errorf("in the plan: %+v", got)
 	}
 	if got := s.get("/?user=cid"); got.Status != http.StatusOK || got.Header.Get("RateLimit-Policy") != `"api";q=1000;w=60` || strings.Contains(got.Header.Get("RateLimit"), "exports") {
@@ -447,7 +437,7 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := out.records(t)
-	if len(got) != 1 || got[0]["limit"] != "exports" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
+	if len(got) != 1 || got[0]["limit"] != "exports.free" || got[0]["capacity"] != 0.0 || got[0]["retry_after"] != nil {
 		t.Errorf("logged %v", got)
 	}
 }

@@ -25,7 +25,8 @@ func TestADenialTellsWhy(t *testing.T) {
 			scan[int64](w, pool, "SELECT ratelimit_block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
 		}
 		scan[int64](w, pool, "SELECT ratelimit_block('api', 'banned')")
-		scan[int64](w, pool, "SELECT ratelimit_block('exports', 'blocked', until => $1)", until)
+		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'blocked', until => $1)", until)
+		scan[int64](w, pool, "SELECT ratelimit_block($1, 'blocked', until => $2)", enterprise.Name(), until)
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		w.clock.now = until.Add(-time.Hour)
 		w.grant(api.Key("used").Count(10), month.Key("used").Count(10))
@@ -92,7 +93,7 @@ func (w world) denies(what string, err error, reason ratelimit.Reason, retryAt t
 	if text := err.Error(); denial.RetryAfter != wait || strings.Contains(text, "by policy") != retryAt.IsZero() {
 		w.Fatalf("%s: after %v, %q", what, denial.RetryAfter, text)
 	}
-	if reason == ratelimit.ReasonPlan && (!strings.Contains(err.Error(), "the rate is 0") || strings.Contains(err.Error(), "exports (1 asked, blocked")) {
+	if reason == ratelimit.ReasonPlan && (!strings.Contains(err.Error(), "the rate is 0") || strings.Contains(err.Error(), "exports.free (1 asked, blocked")) {
 		w.Fatalf("%s: the error says %q", what, err)
 	}
 }

@@ -29,7 +29,8 @@ func TestRetryAtIsExact(t *testing.T) {
 			for n := range sized(4000, 800) {
 				shards := oneOf(r, 1, 1, 1, 1, 1+r.IntN(5), 11, 38)
 				limit := randomLimit(r, "limit", shards)
-				a := ask{limit: limit, key: fmt.Sprint(n), count: randomTokens(r, limit.Capacity()), reserve: r.IntN(2) == 0}
+				a := ask{limit: limit, key: fmt.Sprint(n), count: randomTokens(r, limit.Capacity())}
+				reserve := r.IntN(2) == 0
 				now := noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
 				var value float64
 				var ts time.Time
@@ -51,7 +52,7 @@ func TestRetryAtIsExact(t *testing.T) {
 				at := func(now time.Time) (answered, bool) {
 					t.Helper()
 					clock.now = now
-					result, err := decide(t.Context(), &ratelimit.Limiter{Clock: clock.Now}, tx, a.reserve, a.request())
+					result, err := decide(t.Context(), &ratelimit.Limiter{Clock: clock.Now}, tx, reserve, a.request())
 					if never = errors.Is(err, ratelimit.ErrExceedsCapacity); err != nil && !never && !errors.As(err, &exceeded) {
 						t.Fatalf("case %d: %+v at %v: %v", n, a, now, err)
 					}

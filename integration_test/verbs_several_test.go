@@ -170,7 +170,7 @@ func TestDefectOneNameWithTwoDefinitions(t *testing.T) {
 		if after := w.rows(); after != before {
 			w.Errorf("a refusal wrote\n%s\nbefore\n%s", after, before)
 		}
-		w.grant(ratelimit.FixedWindow("api", 9, time.Minute, ratelimit.Shards(2)).Key("pro"), minute.Key("ann")) // plans
+		w.grant(minute.Key("pro"), minute.Key("ann"))
 		another := ratelimit.Limiter{Clock: w.clock.Now}
 		if _, err := another.Consume(ctx, w.db, request); err != nil {
 			w.Errorf("another limiter: %v", err)

@@ -244,6 +244,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 		for o, order := range orders {
 			for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
 				for _, owed := range []float64{0, 3, 10, 31} { // 10 tokens, 7, none, and a debt
+					w := w
 					w.clock.now = noon
 					name := fmt.Sprint(kind, o, owed)
 					with := func(n int) ratelimit.Request {
@@ -258,6 +259,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 					w.charge(with(order[0]).Count(owed))
 					want := 10 - owed
 					for step, n := range order {
+						w = w.redeployed()
 						w.holds(with(n), want)
 						if want >= 1 {
 							w.refuse(ratelimit.ErrExceedsCapacity, with(n).Count(11))
@@ -280,7 +282,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 					last := order[len(order)-1]
 					w.clock.Advance(time.Minute)
 					w.holds(with(last), min(want+10, 10))
-					w.holds(with(last%5+1), min(want+10, 10))
+					w.redeployed().holds(with(last%5+1), min(want+10, 10))
 				}
 			}
 		}
@@ -546,10 +548,10 @@ func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
 func TestTwoVersionsWithDifferentShardsAtOnceAreExact(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
 	var granted atomic.Int64
 	var wg sync.WaitGroup
 	for g := range 6 {
+		limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
 		limit := ratelimit.TokenBucket("hot", 100, time.Hour, ratelimit.Shards(1+g%3))
 		wg.Go(func() {
 			for {

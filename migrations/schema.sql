@@ -283,7 +283,8 @@ $body$;
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -296,6 +297,7 @@ DECLARE
     period    interval;
     capacity  double precision;
     start     timestamptz;
+    listed    timestamptz[]; -- the windows of a calendar window
     upto      timestamptz;
     count     double precision;
     floor     double precision;
@@ -319,13 +321,16 @@ BEGIN
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];
             IF start IS NOT NULL THEN
-                upto := date_bin(period, at, start);
+                listed := windows[firsts[p]:lasts[p]];
+                upto := CASE WHEN listed IS NULL THEN date_bin(period, at, start) ELSE at END;
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
-                ELSE
+                ELSIF listed IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                ELSE
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -341,12 +346,19 @@ BEGIN
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
+            ELSIF listed IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -365,7 +377,8 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
+        windows, firsts, lasts);
 END
 $body$;
 
@@ -382,9 +395,8 @@ $body$;
 -- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds
 -- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
--- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
--- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
--- others have a `most` of 0 and give their counts.
+-- `mosts` is for take. All limits give the same number of tokens: the largest whole number that each of them has, and at most the
+-- smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -422,7 +434,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
-    taken  double precision;           -- what every limit with a `most` gives
+    taken  double precision;           -- what every limit gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -526,7 +538,7 @@ BEGIN
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
             IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
-                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -604,20 +616,16 @@ BEGIN
                                 /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
                                 rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
-                        -- Refills after the last window are not known, so no promise can be made for that time. (A check
-                        -- without a floor only reads the balance.)
-                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        -- Refills after the last window are not known, so no promise can be made for that time.
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        CONTINUE WHEN mosts[i] = '0';
                         taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF mosts[i] > '0' THEN
-                            lefts[i] := totals[i] - taken;
-                        END IF;
+                        lefts[i] := totals[i] - taken;
                     END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
@@ -775,6 +783,109 @@ BEGIN
 END
 $body$;
 
+-- Counts what is used of one limit and key against another, such as those of a customer's old and new plan. The arrays have two
+-- positions: 1 is the limit to move from, 2 the limit to move to. Move in internal/algebra has the rule.
+--
+--   floor  the lowest balance that a move may leave: 0, or less if the limit to move to may owe tokens
+--
+-- The limit to move to gets no more tokens than it has, and no token comes back to the other. So no move adds a token, also one
+-- that is repeated or that goes there and back. It returns the balance of the limit to move to.
+--
+-- Locks all rows of both limits, in the common order (name, key, shard). A limit without rows is full; its rows are inserted, and
+-- so locked. If another transaction has inserted them meanwhile, the subtransaction releases the locks and the loop tries again
+-- (CONCURRENCY.md, H).
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_move(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    floor double precision, now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at      timestamptz;
+    places  integer[];          -- the positions in lock order
+    totals  double precision[] := '{}'; -- the tokens in all rows of each limit
+    latest  timestamptz;        -- the latest ts of all rows of both limits, or now if that is later
+    v       double precision[]; -- the values of one limit's rows
+    t       timestamptz[];      -- their ts
+    m       integer;            -- their number
+    alike   boolean;            -- true if they have the limit's number of shards
+    balance double precision;   -- of the limit to move to
+    i       integer;
+    rec     record;
+BEGIN
+    SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
+           pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], '0', now)
+               AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
+      INTO places, m
+      FROM pg_catalog.generate_subscripts(names, 1) AS p;
+    IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOREACH i IN ARRAY places LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                  WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                IF m = 0 THEN
+                    -- Above READ COMMITTED, a row that another transaction has committed since the snapshot is a conflict here.
+                    at := coalesce(now, clock_timestamp());
+                    FOR rec IN
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                        SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                          FROM generate_series(0, shards[i] - 1) AS s
+                        ON CONFLICT DO NOTHING
+                        RETURNING r.shard
+                    LOOP
+                        m := m + 1;
+                    END LOOP;
+                    IF m <> shards[i] THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                END IF;
+            END LOOP;
+            at := coalesce(now, clock_timestamp()); -- locking may have waited
+            latest := at;
+            FOREACH i IN ARRAY ARRAY[1, 2] LOOP
+                SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
+                       count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i])
+                  INTO v, t, m, latest, alike
+                  FROM /* TEMPLATE: schema */rate_limits AS r
+                 WHERE r.name = names[i] AND r.key = keys[i];
+                totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
+            END LOOP;
+            balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
+            IF m = shards[2] AND alike THEN
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = balance / shards[2]::double precision, ts = latest
+                 WHERE r.name = names[2] AND r.key = keys[2];
+            ELSE -- a new number of shards
+                DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
+                m := 0;
+                FOR rec IN
+                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                    SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest
+                      FROM generate_series(0, shards[2] - 1) AS s
+                    ON CONFLICT DO NOTHING
+                    RETURNING r.shard
+                LOOP
+                    m := m + 1;
+                END LOOP;
+                IF m <> shards[2] THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+            END IF;
+            RETURN balance;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+END
+$body$;
+
 -- What the Go library calls for one decision. The answer is a bytea with the decision in the binary format of its type, since a composite
 -- result would be text in some query modes.
 --
@@ -799,10 +910,12 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(n
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+    windows, firsts, lasts));
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     op text, names text[], keys text[],
@@ -844,6 +957,14 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(
 LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held, parts,
     taken_at, run_at, now, windows, firsts, lasts));
+
+-- It returns no composite, so it needs no record_send.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS double precision
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows.
@@ -952,6 +1073,9 @@ $body$;
 --   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
 --                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
+--   windows, firsts, lasts              the windows of all calendar windows, one list after another. The list of definition d is
+--                                       windows[firsts[d]:lasts[d]], and firsts[d] is 0 for the other kinds. NULL: no
+--                                       definition is a calendar window
 --
 -- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
 -- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
@@ -969,7 +1093,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     repeats integer[], counts double precision[], floors double precision[],
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL,
+    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -1000,6 +1124,7 @@ DECLARE
     -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
+    listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
     first   integer;
     last    integer;
     granted boolean;
@@ -1046,9 +1171,12 @@ BEGIN
             last := first;
             LOOP
                 k := asks[last]; d := ask_defs[last];
-                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                IF windows IS NOT NULL THEN
+                    listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
+                END IF;
+                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -1084,11 +1212,12 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
-                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                               starts[i] AS start, CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows,
+                               CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
@@ -1397,38 +1526,39 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
--- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
--- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
+-- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
-    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+    period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    today  date := (at AT TIME ZONE zone)::date;
+    first  date := anchor::date;
+    today  date := ((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date; -- until the anchor's time of day, it is yesterday
     months integer := date_part('year', period) * '12' + date_part('month', period);
     number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', first)) * '12' + date_part('month', today) - date_part('month', first)) / months::double precision)
+        ELSE floor((today - first)::double precision / date_part('day', period)) END;
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+    RETURN ARRAY(SELECT DISTINCT (anchor + period * n::double precision) AT TIME ZONE zone
         FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time.
+-- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;
 
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer, zone text, anchor date
+    max_reserved double precision, shards integer, zone text, anchor timestamp
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -1446,7 +1576,8 @@ DECLARE
         WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
         WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
             pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
-        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
         WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
             pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
@@ -1478,7 +1609,8 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
 -- Returns the argument `start` of _ratelimit_consume: NULL for a token bucket, or the first instant of a fixed window's grid from
--- the year 1 on. Without a start, the grid's offset is a hash of name and key, the same as in the Go library.
+-- the year 1 on. Without a start, the grid's offset is a hash of the key alone, or of the name if the key is empty. The Go
+-- library has the same hash.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -1491,8 +1623,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF along IS NULL THEN
-        along := (('x' || left(encode(sha256(
-            pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
+        along := (('x' || left(encode(sha256(pg_catalog.convert_to(CASE WHEN key = '' THEN name ELSE key END, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
@@ -1630,38 +1761,69 @@ BEGIN
 END
 $body$;
 
--- The limits that programs define, as each program publishes them. Whoever passes no numbers gets them here: ratelimit,
--- ratelimit_keys and ratelimit_sweep by hand, the tool and the page. No decision of a program depends on this table.
+-- The limits that programs define, as each program publishes them. Without numbers, SQL by hand takes them from here, and so do the
+-- tool and the page. A sweep minds all of them. No other decision of a program depends on this table.
+--
+-- A program has one definition of a name. Those that it had before stay for 7 days, since older processes may still use them. Of the
+-- definitions that several programs have of a name, the newest is taken.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
-    plan         text COLLATE "C" NOT NULL, -- all the numbers as text; plans of one name differ in them
+    definition   text COLLATE "C" NOT NULL, -- all the numbers as text
     kind         text             NOT NULL,
     rate         double precision,          -- NULL, as all that follow: an unlimited limit
     period       interval,
     capacity     double precision,
     max_reserved double precision,          -- NULL: no bound
-    start        timestamptz,               -- NULL: by a hash of name and key
+    start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       date,
+    anchor       timestamp,                 -- local time in the zone
+    varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
-    published_at timestamptz      NOT NULL,
-    PRIMARY KEY (name, program, plan)
+    published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
+    PRIMARY KEY (name, program, definition)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
 
+-- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
+    name text, rate double precision, period interval, kind text, capacity double precision, varies interval
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    needed double precision; -- seconds
+BEGIN
+    IF NOT (isfinite(varies) AND varies > '0' AND varies <= '106751 days 23:47:16.854775'
+            AND date_part('year', varies) = '0' AND date_part('month', varies) = '0') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: varies %s is not between a microsecond and 106751 days, written without months and years', name, varies);
+    END IF;
+    needed := CASE WHEN rate = '0' THEN 0
+        WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
+        WHEN kind = 'fixed window' THEN ceil(capacity / rate) * date_part('epoch', period)
+        ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
+    IF needed > date_part('epoch', varies) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: its numbers need %s s to fill a row, and it varies within %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
 LANGUAGE plpgsql
-SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- plans are texts
+SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
 AS $body$
 #variable_conflict use_variable
 DECLARE
     d record;
     other record;
-    plan text;
-    plans text[] := '{}'; -- names and plans
+    definition text;
+    names text[] := '{}';
+    list text[] := '{}'; -- the definitions of these names
 BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
@@ -1669,21 +1831,31 @@ BEGIN
     IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
     END IF;
-    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO plan
+    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO definition
       FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
-     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor');
-    IF plan IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
+     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+    END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
     LOOP
+        IF d.name = ANY (names) THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it is in the list twice, and a name has one definition', d.name);
+        END IF;
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
-            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
             END IF;
         ELSE
@@ -1698,9 +1870,12 @@ BEGIN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
             END IF;
-            IF d.rate > '0' THEN
+            IF d.varies IS NOT NULL THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
+            END IF;
+            IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
+                 WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
@@ -1712,16 +1887,20 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        plan := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+        definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
-            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from ' || d.anchor::text);
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
+                || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
+            'varies within ' || d.varies::text);
         INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
-        VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
+        VALUES (program, d.name, definition, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies, true, clock_timestamp())
         ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        plans := pg_catalog.array_append(plans, d.name || E'\n' || plan);
+        names := pg_catalog.array_append(names, d.name);
+        list := pg_catalog.array_append(list, definition);
     END LOOP;
     UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
-     WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
+     WHERE old.program = program AND old.current
+       AND old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)];
     DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
      WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
 END
@@ -1735,12 +1914,15 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Plans of one name are several objects
+               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
+               fills a row from 0
 
-What the program has published before and is not among them counts for sweeps for another day.
+What the program has published before and is not among them counts for sweeps for another 7 days.
 
 Errors:
-  22023        an argument is invalid, or another program defines a limit of that name with another kind, period or start
+  22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
+               start
 $text$;
 
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
@@ -1796,51 +1978,63 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the definition, under the newest override. effect is 'numbers', 'block' or
+-- Returns the numbers in force for a key: those of the newest definition, under the newest override. effect is 'numbers', 'block' or
 -- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+--
+-- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
+-- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
+-- anchor are NULL.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
-    name text, key text, at timestamptz, before bigint DEFAULT NULL,
+    name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
+    OUT varies interval
 )
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
-    plans bigint;
-    list text;
+    published boolean;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
-    SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
-      INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-      FROM (
-        SELECT DISTINCT d.kind, CASE WHEN n.new THEN coalesce(o.rate, d.rate) ELSE d.rate END AS rate, d.period,
-               CASE WHEN n.new THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE d.capacity END AS capacity,
-               CASE WHEN n.new THEN coalesce(o.max_reserved, d.max_reserved) ELSE d.max_reserved END AS max_reserved, d.start, d.shards, d.zone, d.anchor
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-         -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-         CROSS JOIN LATERAL (SELECT o.effect = 'numbers' AND coalesce(o.rate, d.rate) > '0' AS new) AS n
-         WHERE d.name = name AND d.current
-      ) AS d;
+    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER ()
+      INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+     WHERE d.name = name AND d.current
+     ORDER BY d.published_at DESC, d.program
+     LIMIT 1;
+    published := FOUND;
+    -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
+    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+        capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
+        rate := coalesce(o.rate, rate);
+        max_reserved := coalesce(o.max_reserved, max_reserved);
+    END IF;
     IF effect <> 'numbers' THEN
         RETURN;
     END IF;
-    IF plans <> '1' THEN
-        SELECT pg_catalog.string_agg(DISTINCT d.plan, '; ') INTO list
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current;
+    IF NOT published THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), CASE
-                WHEN plans = '0' THEN 'no program has published it'
-                ELSE 'it has several plans: ' || list END),
-            HINT = CASE WHEN plans = '0' THEN 'Pass rate and period, or have a program publish its limits (ratelimit_publish).'
-                ELSE 'Pass the numbers of the plan that you mean.' END;
+            MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
+            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+        effect := 'varies';
+        rate := o.rate;
+        capacity := o.capacity;
+        zone := NULL;
+        anchor := NULL;
+        IF NOT varying THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
+        END IF;
     END IF;
 END
 $body$;
@@ -1876,6 +2070,10 @@ BEGIN
     VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
     RETURNING o.id INTO id;
     PERFORM pg_notify('rate_limit_overrides', '');
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+            WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
+    END IF;
     RETURN id;
 END
 $body$;
@@ -1904,7 +2102,7 @@ Arguments:
   who           who decides; default NULL: SESSION_USER
 
 It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins. ratelimit_restore ends it.
+override wins. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
@@ -2021,12 +2219,10 @@ BEGIN
         END IF;
         more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
     ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
-        more := coalesce(o.capacity, more) - capacity;
+        more := o.capacity - capacity;
     END IF;
     IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, or %s is not one', o.name, id, capacity);
     END IF;
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
@@ -2046,7 +2242,8 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
+  capacity  the capacity before; default NULL: as published, under older overrides. Of a limit whose keys have numbers of their own, it
+            is the key's, and the override has to give a capacity
 
 Errors:
   22023  there is no such override in force, it is of this transaction, or the numbers before it are not known
@@ -2093,18 +2290,21 @@ BEGIN
 END
 $body$;
 
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise and, in keys.sql,
--- ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the same numbers is the same
--- limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise, ratelimit_reserve,
+-- ratelimit_take and, in keys.sql, ratelimit_keys. They call the functions above and decide as the Go library does: a limit with
+-- the same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
-    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
-    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
-    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
-    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
-    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
+-- Decides for the functions below. verb is
+--   consume  take count
+--   reserve  take count, even before it is refilled: down to -max_reserved
+--   take     take as many whole tokens as there are, at least 1 and at most count
+-- retry_at of a denial is when the same call would be granted; of a reservation, when the work may run. Otherwise it is NULL.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
+    verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
+    capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean,
+    now timestamptz, zone text, anchor timestamp,
+    OUT ok boolean, OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz,
+    OUT taken double precision
 )
 LANGUAGE plpgsql
 AS $body$
@@ -2112,7 +2312,7 @@ AS $body$
 DECLARE
     wrong text;
     floor double precision := 0;
-    most  double precision := count; -- with up_to; then at least 1 is taken
+    most  double precision := count; -- of take; the count is then 1
     grid  timestamptz;
     windows timestamptz[]; -- of a calendar window
     every interval;           -- the calendar's unit
@@ -2153,24 +2353,21 @@ BEGIN
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
+        WHEN verb = 'take' AND (count BETWEEN '1' AND '1e15') IS NOT TRUE THEN
+            pg_catalog.format('most %s is not between 1 and 1e15', coalesce(count::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
-        WHEN reserve IS NULL THEN 'reserve is neither true nor false'
-        WHEN up_to IS NULL THEN 'up_to is neither true nor false'
-        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'
-        WHEN up_to AND (count < '1' OR count <> floor(count)) THEN pg_catalog.format('count %s is not a whole number of at least 1, as for up_to', count)
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
-    IF up_to THEN
+    IF verb = 'take' THEN
         count := 1;
     END IF;
     IF wrong IS NULL AND effect = 'unlimited' THEN
         ok := true;
         remaining := 'Infinity';
         at := coalesce(now, clock_timestamp());
-        retry_at := at;
-        retry_after := '0';
+        retry_at := CASE WHEN verb = 'reserve' THEN at END;
         reset_at := at;
         taken := most;
         RETURN;
@@ -2179,12 +2376,10 @@ BEGIN
         ok := count = '0';
         remaining := 0;
         at := coalesce(now, clock_timestamp());
-        retry_at := CASE WHEN ok THEN at ELSE until END;
-        retry_after := retry_at - at;
-        taken := 0;
+        retry_at := CASE WHEN NOT ok THEN until WHEN verb = 'reserve' THEN at END;
         RETURN;
     END IF;
-    IF wrong IS NULL AND reserve THEN
+    IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-Infinity');
         IF kind = 'calendar window' THEN
             floor := greatest(floor, rate * '-100');
@@ -2192,7 +2387,7 @@ BEGIN
         END IF;
     END IF;
     IF capacity - count < floor THEN
-        IF count + floor <= capacity THEN -- only rounding makes it too little
+        IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
             wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
@@ -2218,10 +2413,10 @@ BEGIN
         a := trunc(random() * shards::double precision);
         b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
     END IF;
-    IF up_to OR reserve AND grid IS NOT NULL THEN
+    IF verb = 'take' OR verb = 'reserve' AND grid IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO ok, at, value, ts, taken
-          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN up_to THEN 'take' ELSE 'consume' END, ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => reserve, now => now,
+          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
+              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)], mosts => ARRAY[most]) AS r;
     ELSIF shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
@@ -2235,15 +2430,15 @@ BEGIN
         ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
     END IF;
 
-    taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
-    reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
-    IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
-        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), reach);
+    IF NOT ok OR verb = 'reserve' THEN
+        reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
+        IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
+            windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), reach);
+        END IF;
+        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
+            CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, verb = 'reserve' AND NOT ok, windows);
     END IF;
-    retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-        CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, reserve AND NOT ok, windows);
-    retry_after := retry_at - at;
     IF windows IS NOT NULL THEN
         reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
     ELSIF grid IS NULL THEN
@@ -2255,7 +2450,41 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
+-- Raises a denial as an error. QueueConsume of the Go library does not take it for a denial of its own, since the DETAIL differs.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_denied(
+    name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RAISE SQLSTATE 'PT429' USING
+        MESSAGE = 'rate limit exceeded: ' || name,
+        DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
+        HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
+            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
+    OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT r.ok, r.remaining, r.retry_at - r.at, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
@@ -2279,67 +2508,56 @@ Arguments:
   count         the tokens to take: 0, or 1e-15 to 1e15; default 1
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
-  capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, every call has to
-                reserve
+  capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
+                reserved (ratelimit_reserve)
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
-                Default NULL: an offset that is a hash of name and key. A token bucket has none
-  reserve       true: take tokens even before they are refilled; retry_at says when they will be. Default false
-  max_reserved  the most tokens that may be owed with reserve: 0, or 1e-15 to 1e15; default NULL, no bound. With 0, nothing
-                can be reserved
+                Default NULL: an offset that is a hash of the key, or of the name if global. A token bucket has none
   shards        the number of rows that the key is spread over, 1 to 100; default 1
   global        true: the limit has no keys, and key must be NULL. Default false
   now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
-                'Europe/Berlin'. Postgres' own zone files decide when its midnights are
-  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract. In a month
-                with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first day
-  up_to         true: take as many whole tokens as there are, at least 1 and at most count, which may be above the capacity.
-                taken says how many. Not together with reserve. Default false
+                'Europe/Berlin'. Postgres' own zone files decide when its days begin
+  anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
+                time of day, such as '2026-01-31 15:00'. It is local time in the zone, in the years 1 to 9999, without fractions of a
+                second. In a month with fewer days, it is the last. Default NULL: weeks begin on Mondays, the others on their first
+                day, at midnight
 
 Result:
   ok            true: the tokens were taken. false: the call was denied and took nothing
   remaining     the balance in tokens; below zero if tokens are owed
-  retry_after   the wait until retry_at, an interval
-  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens.
-                Granted: the instant at which the work may run. NULL, as retry_after: denied by policy or by a block without an end
+  retry_after   denied: the wait until retry_at, an interval. NULL as retry_at
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens. NULL: the
+                call was granted, or waiting does not help, since it was denied by policy or by a block without an end
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
-  taken         how many tokens were taken: count or, with up_to, what was there; 0 if denied
 
 Errors:
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or with several plans
+                the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Raises a denial as an error. QueueConsume of the Go library does not take it for a denial of its own, since the DETAIL differs.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
-    start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved double precision DEFAULT NULL,
-    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, up_to boolean DEFAULT false,
-    OUT ok boolean, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT taken double precision
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
+    OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT r.ok, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at, r.taken INTO ok, remaining, retry_after, retry_at, reset_at, at, taken
-      FROM /* TEMPLATE: schema */ratelimit(name, key, rate, period, count, kind, capacity, start, reserve, max_reserved, shards, global, now, zone, anchor, up_to) AS r;
+    SELECT r.ok, r.remaining, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
     IF NOT ok THEN
-        RAISE SQLSTATE 'PT429' USING
-            MESSAGE = 'rate limit exceeded: ' || name,
-            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-                'retry_after', extract(epoch FROM retry_after), 'retry_at', retry_at, 'reset_at', reset_at),
-            HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
-                ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_after))) END;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
     END IF;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, boolean, double precision, integer, boolean, timestamptz, text, date, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
 The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
 
     PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
@@ -2351,10 +2569,97 @@ Arguments, result and other errors are the same as for ratelimit. The error of a
   HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT 1,
+    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    OUT retry_at timestamptz, OUT delay interval, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    ok boolean;
+BEGIN
+    SELECT r.ok, r.retry_at, r.retry_at - r.at, r.remaining, r.reset_at, r.at INTO ok, retry_at, delay, remaining, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name, key, rate, period, count, kind, capacity, start, max_reserved, shards, global, now, zone, anchor) AS r;
+    IF NOT ok THEN -- returned, it would look like a reservation
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, timestamp) IS $text$
+Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
+
+    INSERT INTO jobs (payload, run_at)
+    SELECT 'hello', retry_at FROM ratelimit_reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
+
+A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
+ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit_or_raise: more would be owed than max_reserved.
+Its retry_at is when the same reservation would be made.
+
+The arguments are the same as for ratelimit, also without any numbers, and
+  max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
+                tokens of 100 windows. With 0, only tokens that are there can be taken
+
+Result:
+  retry_at   the instant at which the work may run; at, if the tokens are there
+  delay      the wait from at to retry_at, an interval
+  remaining  the balance in tokens; below zero if tokens are owed
+  reset_at   as for ratelimit
+  at         the instant of the decision
+
+Errors, besides those of ratelimit:
+  PT429      denied: see ratelimit_or_raise
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_take(
+    name text, key text DEFAULT NULL, most bigint DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    OUT taken bigint, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    ok boolean;
+    retry_at timestamptz;
+BEGIN
+    SELECT r.ok, r.taken::bigint, r.remaining, r.retry_at, r.reset_at, r.at INTO ok, taken, remaining, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name, key, rate, period, most::double precision, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
+    IF NOT ok THEN -- a number of 0 could be overlooked
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
+Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
+back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
+
+    SELECT taken FROM ratelimit_take('emails', 'team-a', 100, rate => 10, period => '1 minute')
+
+The arguments are the same as for ratelimit, also without any numbers. There is no count, but
+  most  the most tokens to take, a whole number of 1 to 1e15. It may be above the capacity
+
+Result:
+  taken      how many tokens were taken, a whole number of at least 1
+  remaining  the balance in tokens
+  reset_at   as for ratelimit
+  at         the instant of the decision
+
+Errors, besides those of ratelimit:
+  PT429      denied: there is less than one token. See ratelimit_or_raise
+$text$;
+
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -2366,9 +2671,11 @@ DECLARE
     o record;              -- an override, and the keys that have it
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
+        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
         FOR o IN
-            SELECT CASE WHEN d.kind = 'unlimited' AND x.effect = 'numbers' THEN 'unlimited' ELSE x.effect END AS effect, nullif(x.until, 'infinity') AS until,
+            SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
+                   WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
+                   nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
@@ -2385,13 +2692,14 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT CASE WHEN d.kind = 'unlimited' THEN 'unlimited' ELSE 'numbers' END, NULL, d.rate, d.capacity, '{NULL}'
+            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}'
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
             IF o.own[1] IS NULL THEN -- the keys that have none of their own
                 RETURN QUERY
-                    SELECT k.key, CASE WHEN o.effect = 'unlimited' THEN 'Infinity' WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
+                    SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
+                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
@@ -2400,6 +2708,11 @@ BEGIN
             ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
                 RETURN QUERY
                     SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
+            ELSIF o.effect = 'varies' THEN
+                RETURN QUERY
+                    SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = name AND r.key = ANY (o.own);
             ELSE
                 RETURN QUERY
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
@@ -2450,7 +2763,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -2469,7 +2782,8 @@ Without any numbers, they are those that a program has published, each key's und
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
-give another answer. An invalid argument is an error, SQLSTATE 22023.
+give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
+known. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
 -- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
@@ -2479,46 +2793,73 @@ $text$;
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
 -- the primary key, from where the batch before ended.
 
--- Reports whether a row, one of `shards`, was full at `upto` (see _ratelimit_available) and at every later instant. Then no call can
--- tell it from a missing row. A row whose ts lies after `upto` differs from a missing one: its refills begin at that ts.
+-- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
+-- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+--
+-- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- row in debt may need longer, and stays.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
-    value double precision, ts timestamptz, shards smallint, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    value double precision, ts timestamptz, shards smallint, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, varies interval
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
-        = capacity / shards::double precision
+RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
+    (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
+            rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
+    AND (varies IS NULL OR value >= '0' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
 
--- Returns the numbers of a sweep without any: what is full by the largest capacity and the slowest rate is full by each plan, under each
--- override. What ended less than a day ago counts, too: a process may not know yet. nothing: there are no rows to sweep, or old and new
--- processes refill them differently.
+-- Returns the numbers of a sweep. A row is deleted if it is full by every definition that counts, of any program or version: the one
+-- passed, those that are current, and those that were within 7 days, since older processes may still use them. So they are joined: what is
+-- full by the largest capacity and the slowest rate is full by each of them, under each override. An override that ended less than a day
+-- ago counts, too: a process may not know yet. Where definitions vary, their numbers say nothing, and varies is the longest of them.
+-- nothing: there are no rows to sweep, or they do not all refill alike, or an override of all keys changes numbers that are not known.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(
-    name text, at timestamptz,
-    OUT nothing boolean, OUT kind text, OUT period interval, OUT start timestamptz, OUT rate double precision, OUT capacity double precision
+    name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz,
+    INOUT varies interval, OUT nothing boolean
 )
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    since timestamptz := clock_timestamp() - interval '1 day';
+    given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
+    IF given THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' AND varies IS NOT NULL THEN '1' ELSE rate END, period, kind,
+            capacity, start, NULL, 1, NULL, NULL);
+        capacity := coalesce(capacity, rate);
+        IF varies IS NOT NULL THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
+        END IF;
+    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
+    END IF;
     SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
-           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
-      INTO nothing, kind, period, start, rate, capacity
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     CROSS JOIN LATERAL (
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
+      INTO nothing, kind, period, start, rate, capacity, varies
+      FROM (
+        SELECT d.*, d.start - date_bin(d.period, d.start, '2000-01-01 00:00+00') AS grid
+          FROM (
+            SELECT d.kind, d.period, d.start, d.rate, d.capacity, d.varies
+              FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+             WHERE d.name = name AND d.kind <> 'unlimited' AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
+            UNION ALL
+            SELECT kind, period, start, rate, capacity, varies WHERE given
+          ) AS d
+      ) AS d
+      LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
         SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
-     ) AS n
-     WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-    IF nothing AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
-    END IF;
+         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
+     ) AS n ON d.varies IS NULL
+     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
 
@@ -2527,10 +2868,12 @@ $body$;
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+--
+-- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay. spared: more such keys, which another
+-- server knows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
+    spared text[], first text, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -2542,7 +2885,6 @@ DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
-    nothing boolean; -- to delete
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -2551,19 +2893,9 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, at) AS n;
-        IF nothing THEN
-            deleted := 0;
-            RETURN;
-        END IF;
-    END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
-    capacity := coalesce(capacity, rate);
     deleted := 0;
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest
     -- windows fit in between, so the grid of a calendar window begins at ts.
@@ -2574,8 +2906,8 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, r.grid),
-                   rate, period, capacity, r.grid)) AS idle
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                   rate, period, capacity, r.grid, varies)) AS idle
           FROM (
             SELECT r.*, CASE WHEN NOT isfinite(r.ts) OR r.ts > at THEN NULL WHEN kind = 'calendar window' THEN r.ts
                    WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
@@ -2589,7 +2921,13 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF keys IS NULL THEN
+    IF varies IS NOT NULL THEN
+        keys := ARRAY(SELECT u.key
+            FROM pg_catalog.unnest(keys) AS u (key)
+           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+                 WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
+    END IF;
+    IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
         RETURN;
     END IF;
 
@@ -2601,9 +2939,8 @@ BEGIN
                 SELECT r.shards
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = k
-                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards,
-                           /* TEMPLATE: schema */_ratelimit_upto(at, period, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END),
-                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END)
+                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END, varies)
                    FOR UPDATE OF r SKIP LOCKED
               ) AS l;
             IF idle THEN
@@ -2629,8 +2966,8 @@ BEGIN
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, own.grid),
-                       rate, period, capacity, own.grid)
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                       rate, period, capacity, own.grid, varies)
                FOR UPDATE OF r SKIP LOCKED
           ) AS l
          GROUP BY l.key
@@ -2644,17 +2981,43 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n record;
+BEGIN
+    SELECT s.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS s;
+    IF n.nothing THEN
+        deleted := 0;
+        RETURN;
+    END IF;
+    SELECT r.deleted, r.next INTO deleted, next
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, NULL, first, now) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
-    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
-
-Without any numbers, they are the largest capacity and the slowest rate that programs have published or that an override gives:
-
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-Arguments: as for ratelimit, with the numbers that the program uses, without zone and anchor, and
+A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
+the numbers that they use. They count in addition to those that are published:
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+Arguments: as for ratelimit, without zone and anchor, and
+  varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
+           are deleted that were not used for so long, unless they are in debt, or their key has an override
   first    the key to begin with; default '', the first of all
 
 Result:
@@ -2663,7 +3026,7 @@ Result:
 
 Errors:
   RL003    the transaction is not READ COMMITTED
-  22023    an argument is invalid
+  22023    an argument is invalid; without numbers, also if no program has published the limit
 $text$;
 
 -- What was granted and denied, as the recorders of package ratelimit/usage have counted it. No decision depends on these tables.

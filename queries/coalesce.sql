@@ -13,4 +13,4 @@ SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
       @repeats::integer[], @counts::double precision[], @floors::double precision[],
       @calls::integer[], @asks::integer[], @ask_defs::integer[], @ask_starts::timestamptz[],
       @ask_counts::double precision[], @ask_floors::double precision[],
-      sqlc.narg('now')::timestamptz) AS r;
+      sqlc.narg('now')::timestamptz, @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS r;

@@ -17,7 +17,8 @@ SELECT _ratelimit_wire_consume_sharded(
 SELECT _ratelimit_wire_consume_several(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
-      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean) AS answer;
+      @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: Apply :one
 SELECT _ratelimit_wire_apply(
@@ -53,6 +54,13 @@ SELECT _ratelimit_wire_refund_one(
       @taken_at::timestamptz, @run_at::timestamptz, sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
+-- name: Move :one
+SELECT _ratelimit_wire_move(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[], @shards::integer[],
+      @floor::double precision, sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
+
 -- name: Reset :one
 SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
@@ -60,4 +68,4 @@ SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz) AS s;
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz, (sqlc.narg('varies')::text)::interval) AS s;

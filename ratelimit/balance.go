@@ -95,8 +95,7 @@ func (c *call) balances(a *answer) []Balance {
 
 // balance is the balance of a demand with these rows.
 func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance {
-	b := Balance{Limit: d.limit, Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: ByDefinition}
-	b.Limit.blocked, b.Limit.until = false, 0
+	b := Balance{Limit: d.limit.unblocked(), Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: ByDefinition}
 	switch {
 	case d.limit.unlimited():
 		b.Remaining, b.Used = math.Inf(1), math.NaN()
@@ -123,6 +122,16 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		b.block(d.limit.until)
 	}
 	return b
+}
+
+// unblocked is the limit without a block.
+func (l Limit) unblocked() Limit {
+	l.blocked, l.until = false, 0
+	plain := l
+	if plain.defined = (handle{}); plain == l.definition() {
+		return plain
+	}
+	return l
 }
 
 // block takes a block into account: nothing can be taken before its end.

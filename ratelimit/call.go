@@ -43,7 +43,12 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
 		return c, err
 	}
-	if err = l.definitions.check(c.demands); err != nil {
+	if c.does.moves {
+		if err = c.moved(); err != nil {
+			return c, err
+		}
+	}
+	if err = l.definitions.check(requests); err != nil {
 		return c, err
 	}
 	if c.does.refunds {
@@ -76,9 +81,9 @@ func (c *call) forfeits() bool {
 // reserves reports whether algebra.Reserve has the rule for the call.
 func (c *call) reserves() bool { return c.forfeits() || c.within != algebra.Forever }
 
-// goesAlone reports whether a Coalescer sends the call as a statement of its own.
+// goesAlone reports whether the call can share no statement with others.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || onCalendar(c.demands) || c.reserves() || c.does.upTo
+	return sharded(c.demands) || c.reserves() || c.does.upTo
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin

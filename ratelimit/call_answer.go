@@ -18,7 +18,7 @@ type answer struct {
 	granted bool
 	at      algebra.Micros
 	rows    [][]algebra.Row // per demand; none: the limit is full
-	taken   float64         // by each demand with UpTo
+	taken   float64         // by each demand of a Take
 
 	// Memory for the most common case: one demand with one row.
 	single [1][]algebra.Row

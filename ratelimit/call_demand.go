@@ -41,11 +41,6 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
-	for i := 1; i < len(ds); i++ {
-		if a, b := &ds[i-1].limit, &ds[i].limit; a.name == b.name && !sameRefill(a, b) {
-			return nil, nil, twoDefinitions(a, b)
-		}
-	}
 	return ds, rowless, nil
 }
 
@@ -121,7 +116,7 @@ func (d *demand) validate(does *rules) error {
 	if d.count > algebra.MaxTokens {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if does.refunds || d.limit.grantsNothing() { // the last is a denial by policy
+	if does.refunds || d.limit.grantsNothing() { // the last is denied without asking
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity
@@ -147,11 +142,6 @@ func anyOf(ds []demand, is func(d *demand) bool) bool {
 		}
 	}
 	return false
-}
-
-// onCalendar reports whether any of the limits is a calendar window.
-func onCalendar(ds []demand) bool {
-	return anyOf(ds, func(d *demand) bool { return d.numbers.Windows != nil })
 }
 
 // sharded reports whether any of the limits has shards.

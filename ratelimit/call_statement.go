@@ -27,13 +27,15 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	switch {
 	case c.verb == VerbReset:
 		return reset(c.demands)
+	case c.does.moves:
+		return c.move(now)
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
 	case plain && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case plain && len(c.demands) == 1:
 		return consume(c.demands[0], now, orRaise)
-	case plain && !sharded(c.demands) && !onCalendar(c.demands):
+	case plain && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
 	return c.apply(ctx, now, orRaise)
@@ -82,6 +84,7 @@ func consumeSeveral(ds []demand, now *time.Time, orRaise bool) statement {
 		c.names, c.keys,
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, c.floors, now, orRaise,
+		c.windows, c.firsts, c.lasts,
 	)}
 }
 

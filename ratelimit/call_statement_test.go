@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,6 +44,10 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	for d := -3; d <= 3; d++ {
 		days = append(days, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
 	}
+	var longDays []pgtype.Timestamptz // also those in which a debt is refilled, 100 at most
+	for d := -101; d <= 3; d++ {
+		longDays = append(longDays, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
+	}
 	begun := start(window.forKey("bob"))
 	hour := start(shards.forKey("cid")).Time
 	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
@@ -75,11 +80,20 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			return err
 		}},
 		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
-			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
-				Op: "consume", Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
+			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
+				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
 				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
-				Starts: []pgtype.Timestamptz{{}, days[0]}, Shards: []int32{1, 1}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
-				ShardA: []int32{0, 0}, ShardB: []int32{0, 0}, Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+			})
+			return err
+		}},
+		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
+				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
+				Rates: []float64{5, 4}, Periods: []time.Duration{48 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
+				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{7, 0},
 			})
 			return err
 		}},
@@ -140,6 +154,23 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Name: "bucket", Key: "ann", Rates: []float64{2}, Periods: []time.Duration{time.Second}, Capacities: []float64{7},
 				Starts: []pgtype.Timestamptz{{}}, Counts: []float64{1.5}, Taken: []float64{3}, Held: []float64{-2}, Parts: []float64{0.25},
 				TakenAt: pgtype.Timestamptz{Time: morning, Valid: true}, RunAt: pgtype.Timestamptz{Time: noon, Valid: true}, Now: &noon,
+			})
+			return err
+		}},
+		"move": {VerbMove, []Request{shards.Key("cid"), FixedWindow("hours", 3, time.Hour, Capacity(8), MaxReserved(7), Shards(2), Start(morning)).Key("cid")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Move(ctx, dbsqlc.MoveParams{
+				Names: []string{"z shards", "hours"}, Keys: []string{"cid", "cid"},
+				Rates: []float64{4, 3}, Periods: []time.Duration{time.Hour, time.Hour}, Capacities: []float64{9, 8},
+				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}, {Time: hour, Valid: true}}, Shards: []int32{6, 2}, Floor: -7, Now: &noon,
+			})
+			return err
+		}},
+		"move of calendars": {VerbMove, []Request{day.Key("dan"), CalendarWindow("days", 500, Day, MaxReserved(50_001)).Key("dan")}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Move(ctx, dbsqlc.MoveParams{
+				Names: []string{"day", "days"}, Keys: []string{"dan", "dan"},
+				Rates: []float64{5, 500}, Periods: []time.Duration{48 * time.Hour, 48 * time.Hour}, Capacities: []float64{5, 500},
+				Starts: []pgtype.Timestamptz{days[0], longDays[0]}, Shards: []int32{1, 1}, Floor: -50_000, Now: &noon,
+				Windows: append(slices.Clone(days), longDays...), Firsts: []int32{1, 8}, Lasts: []int32{7, int32(7 + len(longDays))},
 			})
 			return err
 		}},

@@ -27,8 +27,12 @@ var ErrClosed = errors.New("coalescer closed")
 //
 // Nothing is approximate. [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] are decided in order of arrival, with the
 // result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
-// second statement, can be overtaken.) A lone call goes straight to the pool. [Limiter.Check], [Limiter.Refund] and
-// [Limiter.Reset] always do. At most two connections are in use. Limits with [Shards] and limiters with a [Limiter.Clock] gain less.
+// second statement, can be overtaken.) They use at most two connections. A lone call goes straight to the pool. Limiters with a
+// [Limiter.Clock] gain less.
+//
+// These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it
+// has: calls for a limit with [Shards], with [Request.UpTo], with [Request.Reserve] for a window or for several limits, and
+// [Limiter.Wait] for a window; [Limiter.Check], [Limiter.Refund] and [Limiter.Reset].
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
 // lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,
@@ -52,10 +56,9 @@ type Coalescer struct {
 	// the processors have time for other work. The default, 0, is no pace. With 3 ms, there are at most 333 statements a
 	// second, and a call, or [Coalescer.Close], waits up to 3 ms longer. After 3 ms without a statement, there is no wait.
 	//
-	// Calls that share no statement ignore the pace: calls for limits with [Shards], [Limiter.Check], [Limiter.Refund] and
-	// [Limiter.Reset]. So do retried statements, and statements for calls that the one before could not decide. Do not
-	// combine Pace with a [Limiter.Clock]: calls at different instants are separate statements, and each waits for the
-	// pace.
+	// Calls that share no statement ignore the pace. So do retried statements, and statements for calls that the one before
+	// could not decide. Do not combine Pace with a [Limiter.Clock]: calls at different instants are separate statements, and
+	// each waits for the pace.
 	Pace time.Duration
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that went
@@ -69,10 +72,11 @@ type Coalescer struct {
 
 	mu      sync.Mutex
 	queue   []*waiter     // in order of arrival, calls to be decided again first; empty if flying is 0
-	flying  int           // calls or batches at the database, or about to be sent
+	flying  int           // places in use: calls or batches at the database, or about to be sent
+	alone   int           // calls that share no statement, which have no place
 	due     time.Time     // with a Pace: when the next one may begin
 	closed  bool          // no further calls are accepted
-	drained chan struct{} // made by Close, which waits for it; closed when flying is 0
+	drained chan struct{} // made by Close, which waits for it; closed when flying and alone are 0
 
 	busy keySet // keys at the database. Each is in one statement there: a second one would only wait for the row
 	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
@@ -92,7 +96,7 @@ func (c *Coalescer) coalescer() *Coalescer { return c }
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	c.closed = true
-	if c.flying == 0 {
+	if c.flying+c.alone == 0 {
 		c.mu.Unlock()
 		return
 	}
@@ -131,7 +135,7 @@ type waiter struct {
 	done chan struct{}
 
 	// Guarded by Coalescer.mu.
-	lone   bool    // cannot share a statement
+	lone   bool    // its statement failed for a reason that other calls may not share: it is sent by itself
 	again  bool    // its statement timed out: it is decided apart, or returns err
 	alone  bool    // that timed out too, with calls for one blamed key: it is decided by itself
 	direct bool    // it may be sent by itself
@@ -171,20 +175,27 @@ func newFlight(waiters []*waiter) *flight {
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
-// decide decides a call: at once if a place at the database is free, or else together with other calls in the queue.
+// decide decides a call: at once if a place at the database is free, or else together with other calls in the queue. A call
+// that shares no statement needs no place.
 func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return ErrClosed
 	}
-	lone, blamed := asked.goesAlone(), c.blamed.has(asked.demands)
+	if asked.goesAlone() {
+		c.alone++
+		c.mu.Unlock()
+		defer c.leftAlone()
+		return c.send(ctx, asked, result)
+	}
+	blamed := c.blamed.has(asked.demands)
 	if len(c.queue) == 0 {
 		clear(c.held)
 	}
 	if c.flying < maxInFlight && !c.waits(asked.demands, blamed) && !c.held.has(asked.demands) {
 		c.flying++
-		if len(c.queue) == 0 && !blamed && (lone || c.takeTurn() == 0) {
+		if len(c.queue) == 0 && !blamed && c.takeTurn() == 0 {
 			c.busy.add(asked.demands)
 			c.mu.Unlock()
 			return c.direct(ctx, asked, result, false)
@@ -192,7 +203,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		go c.flush()
 	}
 	w := waiters.Get().(*waiter)
-	w.ds, w.now, w.lone = asked.demands, asked.now, lone
+	w.ds, w.now = asked.demands, asked.now
 	c.queue = append(c.queue, w)
 	c.mu.Unlock()
 
@@ -266,7 +277,20 @@ func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err err
 // release gives up a place. c.mu is held.
 func (c *Coalescer) release() {
 	c.flying--
-	if c.flying == 0 && c.drained != nil {
+	c.drain()
+}
+
+// leftAlone notes that a call that shares no statement is decided.
+func (c *Coalescer) leftAlone() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alone--
+	c.drain()
+}
+
+// drain lets Close return if no call is left. c.mu is held.
+func (c *Coalescer) drain() {
+	if c.flying+c.alone == 0 && c.drained != nil {
 		close(c.drained)
 	}
 }
@@ -332,7 +356,12 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 // direct sends one call by itself, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
 	defer func() { c.landed(ctx, asked.demands, apart, err) }()
-	err = c.retry(ctx, func(db wire) error {
+	return c.send(ctx, asked, result)
+}
+
+// send sends one call as a statement of its own.
+func (c *Coalescer) send(ctx context.Context, asked *call, result *Result) error {
+	err := c.retry(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)

@@ -26,14 +26,21 @@ type batch struct {
 	order   []int32 // the indexes of the groups, in the order of the locks
 	index   map[groupID]int
 	args    dbsqlc.CoalesceParams
-	byOrd   []int32   // the group of each of args.Keys
-	limits  []Limit   // the definitions; args.Defs has their indexes + 1
-	counts  []float64 // the sums
+	byOrd   []int32              // the group of each of args.Keys
+	defs    []batchLimit         // args.Defs has their indexes + 1
+	windows []pgtype.Timestamptz // of all calendars
+	counts  []float64            // the sums
 }
 
 var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
 
 type groupID struct{ name, key string }
+
+// batchLimit is a limit of a batch. Calls for one calendar have two lists of its windows if a window began between them.
+type batchLimit struct {
+	limit   Limit
+	windows *[]algebra.Micros
+}
 
 // group is a batch's demands for one limit and key.
 type group struct {
@@ -62,11 +69,11 @@ func (b *batch) shared() bool {
 func (b *batch) clear() {
 	clear(b.waiters)
 	clear(b.groups)
-	clear(b.limits)
+	clear(b.defs)
 	clear(b.index)
 	clear(b.args.Names)
 	clear(b.args.Keys)
-	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.limits = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.limits[:0]
+	b.waiters, b.flight, b.of, b.groups, b.order, b.byOrd, b.defs = b.waiters[:0], nil, b.of[:0], b.groups[:0], b.order[:0], b.byOrd[:0], b.defs[:0]
 }
 
 // group groups the demands by limit and key, and makes the statement's arguments.
@@ -97,8 +104,10 @@ func (b *batch) group() {
 		Repeats: empty(a.Repeats), Counts: empty(a.Counts), Floors: empty(a.Floors),
 		Calls: empty(a.Calls), Asks: empty(a.Asks), AskDefs: empty(a.AskDefs), AskStarts: empty(a.AskStarts),
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
+		Firsts: empty(a.Firsts), Lasts: empty(a.Lasts),
 		Now: nullable(b.waiters[0].now),
 	}
+	b.windows = b.windows[:0]
 	for i := range b.groups {
 		b.order = append(b.order, int32(i))
 	}
@@ -114,7 +123,7 @@ func (b *batch) group() {
 			}
 			g.ord = int32(len(a.Keys) + 1)
 			a.Keys = append(a.Keys, g.first.key)
-			a.Defs = append(a.Defs, b.def(&g.first.limit))
+			a.Defs = append(a.Defs, b.def(g.first))
 			if g.numbers.Window {
 				for len(a.Starts) < len(a.Keys) {
 					a.Starts = append(a.Starts, pgtype.Timestamptz{})
@@ -145,7 +154,7 @@ func (b *batch) group() {
 			}
 			a.Calls = append(a.Calls, int32(call))
 			a.Asks = append(a.Asks, b.groups[at].ord)
-			a.AskDefs = append(a.AskDefs, b.def(&d.limit))
+			a.AskDefs = append(a.AskDefs, b.def(d))
 			a.AskStarts = append(a.AskStarts, start(d.numbers))
 			a.AskCounts = append(a.AskCounts, d.count)
 			a.AskFloors = append(a.AskFloors, d.floor)
@@ -161,10 +170,11 @@ func empty[T any](s []T) []T {
 	return s[:0]
 }
 
-// def is the number of a limit among the statement's definitions. A limit may be among them more than once.
-func (b *batch) def(limit *Limit) int32 {
-	for i := max(0, len(b.limits)-8); i < len(b.limits); i++ {
-		if b.limits[i] == *limit {
+// def is the number of a demand's limit among the statement's definitions. A limit may be among them more than once.
+func (b *batch) def(d *demand) int32 {
+	limit, numbers := &d.limit, &d.numbers
+	for i := max(0, len(b.defs)-8); i < len(b.defs); i++ {
+		if b.defs[i].windows == numbers.Windows && b.defs[i].limit == *limit {
 			return int32(i + 1)
 		}
 	}
@@ -173,8 +183,17 @@ func (b *batch) def(limit *Limit) int32 {
 	a.Rates = append(a.Rates, limit.numbers.Rate)
 	a.Periods = append(a.Periods, limit.numbers.Period)
 	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
-	b.limits = append(b.limits, *limit)
-	return int32(len(b.limits))
+	if numbers.Windows != nil {
+		for len(a.Firsts) < len(b.defs) {
+			a.Firsts, a.Lasts = append(a.Firsts, 0), append(a.Lasts, 0)
+		}
+		a.Firsts = append(a.Firsts, int32(len(b.windows)+1))
+		b.windows = append(b.windows, windows(*numbers)...)
+		a.Lasts = append(a.Lasts, int32(len(b.windows)))
+		a.Windows = b.windows // otherwise NULL, which is faster
+	}
+	b.defs = append(b.defs, batchLimit{*limit, numbers.Windows})
+	return int32(len(b.defs))
 }
 
 // sums reports whether the statement can ask each key for the sum of its calls. All calls must be for one limit (a token
@@ -188,7 +207,7 @@ func (b *batch) sums() bool {
 			return false
 		}
 	}
-	return len(b.limits) == 1 && (len(b.groups) == 1 || !b.groups[0].numbers.Window)
+	return len(b.defs) == 1 && (len(b.groups) == 1 || !b.groups[0].numbers.Window)
 }
 
 // sum is the total count of a group's calls.

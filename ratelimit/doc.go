@@ -18,9 +18,10 @@
 // # Limits, requests and the limiter
 //
 //   - A [Limit] is a definition: a [TokenBucket], a [FixedWindow] or a [CalendarWindow]. It is usually a package-level variable.
-//   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500).Reserve(),
-//     limit.Key(team).UpTo(100) or limit.Global().
-//   - A [Limiter] decides requests. Its zero value is ready. Its verbs are Consume, Wait, Check, Charge, Refund and Reset.
+//   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500)
+//     or limit.Global().
+//   - A [Limiter] decides requests. Its zero value is ready. Its verbs are Consume, Wait, Reserve, Take, Check, Balance,
+//     Charge, Refund, Reset and Move.
 //   - A [DB] is where the limiter works: a pgx transaction, connection or pool, or a [Coalescer]. [SQL] makes a DB from a
 //     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.
 //
@@ -63,9 +64,9 @@
 //
 // # Reservations
 //
-// [Request.Reserve] takes tokens that are not there yet. [Result].RetryAt is when the work may run. [Result.Receipt] is the
-// text to store with the work, for a later [Limiter.Refund]. [Limiter.Wait] reserves, and sleeps until RetryAt. No refund
-// breaks a RetryAt that another caller was given. See docs/refunds.md in the repository for the exact promise.
+// [Limiter.Reserve] takes tokens that are not there yet. [Reservation].RetryAt is when the work may run.
+// [Reservation.Receipt] is the text to store with the work, for a later [Limiter.Refund]. [Limiter.Wait] reserves, and sleeps
+// until then. No refund breaks a RetryAt that another caller was given. See docs/refunds.md in the repository for the exact promise.
 //
 // # Time
 //

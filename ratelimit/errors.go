@@ -41,7 +41,8 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
 // caller's they do not, since the caller's COMMIT decides.
 //
-// Three functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same: call it again.
+// Four functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same, and after an error of
+// [Limiter.Move], the move may have been made: call them again.
 // [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too. A
 // [Limiter.Wait] whose context ends while it sleeps may not give all tokens back.
 //

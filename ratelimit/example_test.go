@@ -652,9 +652,9 @@ func ExampleFixedWindow() {
 // A calendar's month is as long as it is. Where it has no 31st, the window begins on its last day.
 func ExampleUnlimited() {
 	plans := map[string]ratelimit.Limit{
-		"free":       ratelimit.TokenBucket("exports", 0, 24*time.Hour), // none
-		"pro":        ratelimit.TokenBucket("exports", 100, 24*time.Hour),
-		"enterprise": ratelimit.Unlimited("exports"),
+		"free":       ratelimit.TokenBucket("exports.free", 0, 24*time.Hour), // none
+		"pro":        ratelimit.TokenBucket("exports.pro", 100, 24*time.Hour),
+		"enterprise": ratelimit.Unlimited("exports.enterprise"),
 	}
 	for _, plan := range []string{"free", "pro", "enterprise"} {
 		result, err := limits.Consume(ctx, pool, plans[plan].Key("user-9"))
@@ -668,6 +668,26 @@ func ExampleUnlimited() {
 	// free false 0
 	// pro true 99
 	// enterprise true +Inf
+}
+
+// One customer has a quota and a billing day of its own.
+func ExampleLimit_With() {
+	monthly := ratelimit.CalendarWindow("monthlyCalls", 10_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
+	acme := monthly.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
+
+	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
+	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
+	for _, request := range []ratelimit.Request{monthly.Key("customer-7"), acme.Key("acme")} {
+		result, err := limits.Consume(ctx, pool, request)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(result.Remaining, "left until", result.ResetAt)
+	}
+	// Output:
+	// 9999 left until 2026-03-01 00:00:00 +0000 UTC
+	// 49999 left until 2026-02-15 00:00:00 +0000 UTC
 }
 
 func ExampleCalendarWindow() {

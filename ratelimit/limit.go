@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -32,8 +33,8 @@ const (
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
-// under its name, so give every limit of a schema its own name. Plans of one limit may share a name if kind, period and
-// start are the same. A plan that is [Unlimited], or whose rate is 0, has no rows, and may share a name with any other.
+// under its name, and a name has one definition in a schema. A plan is a limit with a name of its own, such as "apiCalls.free"
+// and "apiCalls.pro". A key with numbers of its own, such as a customer's own quota, uses [Limit.With].
 //
 // A change of a limit's numbers takes effect at the next call. Saved-up tokens are cut to the new capacity, and nothing is
 // added to the balance of the last use.
@@ -50,6 +51,8 @@ type Limit struct {
 	hasStart    bool
 	start       time.Time
 	calendar    calendar.Calendar // of a calendar window
+	varies      time.Duration     // 0: no key has numbers of its own
+	defined     handle            // the definition of a limit that differs from it; zero: it is the definition
 	blocked     bool              // by an override
 	until       algebra.Micros    // the end of the block
 	err         error             // the mistakes in the definition
@@ -67,8 +70,8 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 // period long. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
 // nothing: see [DeniedError].
 //
-// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of name and key, so that the windows of
-// different keys do not begin together.
+// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of the key alone, or of the name if the key
+// is empty. So the windows of different keys do not begin together, and those of one key do if their periods are the same.
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
@@ -79,8 +82,6 @@ func FixedWindow(name string, rate float64, period time.Duration, options ...Opt
 // it: in a call for several limits, only the others are asked. Remaining is +Inf, which encoding/json refuses. What is
 // consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
 // the time of [Limiter.Clock] or of this process.
-//
-// It may share a name with limits of any kind: the plans of one limit.
 //
 // A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
 func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
@@ -96,11 +97,14 @@ func define(c Config, options []Option) Limit {
 // Option sets an optional part of a limit's definition.
 type Option func(*Config)
 
+// Rate sets how many tokens are refilled in each period, for [Limit.With]. It replaces the rate that a definition already has.
+func Rate(tokens float64) Option { return func(c *Config) { c.Rate = &tokens } }
+
 // Capacity sets how many tokens can be saved up. The default is the rate. With 0, nothing is saved up, and every request
 // must reserve.
 func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
 
-// MaxReserved bounds how many tokens reservations ([Request.Reserve]) may owe at any time. The default is no bound or, for a
+// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is no bound or, for a
 // calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
 func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
 
@@ -149,6 +153,9 @@ func (l Limit) String() string {
 	if c.Shards > 1 {
 		text += fmt.Sprintf(", %d shards", c.Shards)
 	}
+	if l.varies > 0 {
+		text += ", varies within " + c.Varies
+	}
 	return text
 }
 
@@ -166,8 +173,8 @@ func (l Limit) Name() string { return l.name }
 // Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one.
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
-// Config is the limit's definition as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An
-// [Unlimited] limit has only a name and a kind.
+// Config is the limit as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An [Unlimited] limit has
+// only a name and a kind. Of a limit made by [Limit.With], it has the numbers of the key.
 func (l Limit) Config() Config {
 	if l.unlimited() {
 		return Config{Kind: KindUnlimited, Name: l.name}
@@ -188,6 +195,9 @@ func (l Limit) Config() Config {
 	if l.hasStart {
 		c.Start = &l.start
 	}
+	if l.varies > 0 {
+		c.Varies = calendar.PeriodText(l.varies)
+	}
 	return c
 }
 
@@ -195,11 +205,8 @@ func (l Limit) Config() Config {
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
 	if n.Window && !l.hasStart && !l.onCalendar() {
-		h := sha256.New()
-		h.Write([]byte(l.name))
-		h.Write([]byte{0})
-		h.Write([]byte(key))
-		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h.Sum(nil)) >> 1))
+		h := sha256.Sum256([]byte(cmp.Or(key, l.name)))
+		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h[:]) >> 1))
 	}
 	return n
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
@@ -29,8 +28,8 @@ const (
 // nothing: see [DeniedError].
 //
 // A window begins at midnight in the zone of [In], which is UTC by default. Weeks begin on Mondays, and the other units on
-// their first day, unless [Anchor] says otherwise. Where a zone skips midnight, or has it twice, the window begins at the later
-// of the two instants that midnight could mean, as in Postgres.
+// their first day. [Anchor] sets another day or time of day. Where a zone skips that time, or has it twice, the window begins at
+// the later of the two instants that it could mean, as in Postgres.
 //
 // The zone and the anchor may differ from key to key: for example, each customer's month begins on the day of its contract.
 // Keep them the same for one key. With another zone or anchor, the windows that begin by the new one refill as well.
@@ -51,10 +50,12 @@ func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Lim
 // a machine without zone files, import time/tzdata.
 func In(zone string) Option { return func(c *Config) { c.Zone = zone } }
 
-// Anchor sets a date on which one of a calendar's windows begins, as "2006-01-02". It sets the day of the week, of the month, of
-// the quarter or of the year on which the others begin. In a month with fewer days, that is the last day: with "2026-01-31",
-// months begin on 31 January, 28 February, 31 March. The default, and "", is "2001-01-01", a Monday.
-func Anchor(date string) Option { return func(c *Config) { c.Anchor = date } }
+// Anchor sets when one of a calendar's windows begins: a date, as "2006-01-02", or a date and a time of day, as
+// "2006-01-02 15:04" or "2006-01-02 15:04:05". It is local time in the zone of [In]. It sets the day of the week, of the month,
+// of the quarter or of the year on which the others begin, and the time of day. In a month with fewer days, that is the last
+// day: with "2026-01-31 15:00", months begin on 31 January, 28 February and 31 March, at 15:00. The default, and "", is
+// "2001-01-01", a Monday. Years before 1 or after 9999, fractions of a second and a zone in the text are mistakes.
+func Anchor(local string) Option { return func(c *Config) { c.Anchor = local } }
 
 const (
 	defaultZone   = "UTC"
@@ -74,16 +75,13 @@ func units() (periods []string) {
 	return periods
 }
 
-// calendarMistakes returns what is wrong in a calendar's zone and anchor.
-func calendarMistakes(c calendar.Calendar) (mistakes []string) {
+// zoneMistakes returns what is wrong in a calendar's zone.
+func zoneMistakes(c calendar.Calendar) (mistakes []string) {
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
 	if c.Zone != "UTC" && !strings.Contains(c.Zone, "/") {
 		mistake("zone %q is neither \"UTC\" nor a name with a slash, such as \"Europe/Berlin\"", c.Zone)
 	} else if _, err := calendar.Location(c.Zone); err != nil {
 		mistake("zone: %v (on a machine without zone files, import time/tzdata)", err)
-	}
-	if anchor, err := time.Parse(time.DateOnly, c.Anchor); err != nil || anchor.Year() < 1 {
-		mistake("anchor %q is not a date of the years 1 to 9999, such as %q", c.Anchor, "2006-01-31")
 	}
 	return mistakes
 }

@@ -16,8 +16,8 @@ import (
 // nil means unset, which is not the same as 0.
 //
 //	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
-//	{"name": "apiCalls", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
-//	{"name": "apiCalls", "kind": "unlimited"}
+//	{"name": "apiCalls.pro", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
+//	{"name": "apiCalls.enterprise", "kind": "unlimited"}
 type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        Kind       `json:"kind"`                  // required
@@ -25,10 +25,11 @@ type Config struct {
 	Period      string     `json:"period,omitempty"`      // required: see New
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
-	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of name and key
+	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of the key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
 	Zone        string     `json:"zone,omitempty"`        // only for a calendar window: see In; "": UTC
 	Anchor      string     `json:"anchor,omitempty"`      // only for a calendar window: see Anchor; "": "2001-01-01"
+	Varies      string     `json:"varies,omitempty"`      // a duration: see Varies; "": no key has numbers of its own
 }
 
 // New makes a limit from a Config. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
@@ -45,6 +46,7 @@ type Config struct {
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
+//   - Varies is a duration, written as the period of a token bucket is. The limit's numbers fill a row from 0 within it.
 func New(c Config) (Limit, error) {
 	l := Limit{name: c.Name, maxReserved: math.Inf(1), shards: max(c.Shards, 1)}
 	var mistakes []string
@@ -59,6 +61,7 @@ func New(c Config) (Limit, error) {
 	case KindTokenBucket, KindFixedWindow, KindCalendarWindow:
 		mistakes = append(mistakes, l.setClock(c)...)
 		mistakes = append(mistakes, l.setNumbers(c)...)
+		mistakes = append(mistakes, l.setVaries(c, mistakes == nil)...)
 	default:
 		kinds := []Kind{KindTokenBucket, KindFixedWindow, KindCalendarWindow, KindUnlimited}
 		mistakes = append(mistakes, fmt.Sprintf("kind %q is not one of %q", c.Kind, kinds))
@@ -95,14 +98,19 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 	if c.Kind == KindCalendarWindow {
 		l.calendar = calendar.Calendar{Unit: unit, Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
 		l.numbers.Period = l.calendar.Longest()
-		mistakes = append(mistakes, calendarMistakes(l.calendar)...)
+		mistakes = append(mistakes, zoneMistakes(l.calendar)...)
+		if anchor, err := calendar.ParseAnchor(l.calendar.Anchor); err != nil {
+			mistake("%v", err)
+		} else {
+			l.calendar.Anchor = calendar.AnchorText(anchor) // equal anchors have equal texts
+		}
 	} else if c.Zone != "" || c.Anchor != "" {
 		mistake("only a %s has a zone and an anchor", KindCalendarWindow)
 	}
 	if c.Start == nil {
 		return mistakes
 	}
-	l.hasStart, l.start = true, c.Start.UTC()
+	l.hasStart, l.start = true, c.Start.UTC().Round(0) // without a monotonic clock reading, which would be compared
 	if c.Kind != KindFixedWindow {
 		mistake("only a %s has a start", KindFixedWindow)
 	}
@@ -113,6 +121,29 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
 	}
 	return mistakes
+}
+
+// setVaries sets within which time the numbers of any key fill a row, and returns what is wrong in it. valid: the numbers are.
+func (l *Limit) setVaries(c Config, valid bool) (mistakes []string) {
+	if c.Varies == "" {
+		return nil
+	}
+	idle, unit, err := calendar.ParsePeriod(c.Varies)
+	if err != nil || unit != "" || idle < time.Microsecond || idle%time.Microsecond != 0 {
+		return []string{fmt.Sprintf("varies %q is not a duration of whole microseconds, such as \"1h30m\", \"1d\" or \"1w\"", c.Varies)}
+	}
+	l.varies = idle
+	if n := l.numbers; valid && n.Rate > 0 {
+		periods := n.Capacity / n.Rate
+		if n.Window {
+			periods = math.Ceil(periods)
+		}
+		if periods*float64(n.Period) > float64(idle) {
+			return []string{fmt.Sprintf("rate %v and capacity %v may need %.6g hours to fill a row, but the limit varies within %s",
+				n.Rate, n.Capacity, periods*n.Period.Hours(), c.Varies)}
+		}
+	}
+	return nil
 }
 
 // setNumbers sets the limit's numbers, and returns what is wrong in them.
@@ -148,7 +179,7 @@ func (l *Limit) setNumbers(c Config) (mistakes []string) {
 func (c Config) notUnlimited() (mistakes []string) {
 	for field, set := range map[string]bool{
 		"rate": c.Rate != nil, "period": c.Period != "", "capacity": c.Capacity != nil, "maxReserved": c.MaxReserved != nil,
-		"start": c.Start != nil, "shards": c.Shards != 0, "zone": c.Zone != "", "anchor": c.Anchor != "",
+		"start": c.Start != nil, "shards": c.Shards != 0, "zone": c.Zone != "", "anchor": c.Anchor != "", "varies": c.Varies != "",
 	} {
 		if set {
 			mistakes = append(mistakes, fmt.Sprintf("%s is set, but kind %q has only a name", field, c.Kind))

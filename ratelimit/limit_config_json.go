@@ -23,7 +23,8 @@ func (c *Config) UnmarshalJSON(text []byte) error {
 		"rate": {&c.Rate, "a number"}, "period": {&c.Period, "a string, such as \"1m\", \"1d\" or \"1 month\""},
 		"capacity": {&c.Capacity, "a number"}, "maxReserved": {&c.MaxReserved, "a number"},
 		"start": {&c.Start, "an instant, such as \"2026-01-31T00:00:00Z\""}, "shards": {&c.Shards, "a whole number"},
-		"zone": {&c.Zone, "a string"}, "anchor": {&c.Anchor, "a string, such as \"2026-01-31\""},
+		"zone": {&c.Zone, "a string"}, "anchor": {&c.Anchor, "a string, such as \"2026-01-31\" or \"2026-01-31 15:00\""},
+		"varies": {&c.Varies, "a string, such as \"1d\" or \"32d\""},
 	}
 	seen := map[string]bool{}
 	var mistakes []string

@@ -7,68 +7,111 @@ import (
 	"sync/atomic"
 )
 
-// definitions remembers the first definition that a [Limiter] was asked for under each name. Two limits of one name that
-// refill by different clocks would both grant, so the second one is refused. Limits without rows are not remembered. The
-// zero value is ready.
+// definitions remembers the definition that a [Limiter] was first asked for under each name. A second one is refused: both would
+// grant, or cut what the other has saved up. The zero value is ready.
 type definitions struct {
 	byName atomic.Pointer[map[string]*Limit] // replaced as a whole, never changed
 	mu     sync.Mutex                        // held while byName is replaced
 }
 
-// maxDefinitions bounds how many names are remembered. Further names are not checked.
+// maxDefinitions bounds how many names are remembered. Of further names, only the requests of one call are compared.
 const maxDefinitions = 1000
 
-// check refuses demands whose limit was defined differently before. It takes no lock for known names.
-func (d *definitions) check(ds []demand) error {
+// check refuses requests whose limit was defined differently before. It takes no lock for known names.
+func (d *definitions) check(requests []Request) error {
 	unknown := false
 	var known map[string]*Limit
 	if m := d.byName.Load(); m != nil {
 		known = *m
 	}
-	for i := range ds {
-		limit := &ds[i].limit
+	for i := range requests {
+		limit := &requests[i].limit
 		first := known[limit.name]
-		if first != nil && !sameRefill(first, limit) {
+		if first != nil && !limit.definedAs(first) {
 			return twoDefinitions(first, limit)
 		}
 		unknown = unknown || first == nil
 	}
-	if unknown && len(known) < maxDefinitions {
-		return d.add(ds)
+	switch {
+	case !unknown:
+		return nil
+	case len(known) < maxDefinitions:
+		return d.add(requests)
+	case len(requests) > 1:
+		_, err := withDefinitions(known, requests)
+		return err
 	}
 	return nil
 }
 
-// add remembers the limits of the demands.
-func (d *definitions) add(ds []demand) error {
+// add remembers the limits of the requests.
+func (d *definitions) add(requests []Request) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	known := map[string]*Limit{}
+	var known map[string]*Limit
 	if m := d.byName.Load(); m != nil {
-		known = maps.Clone(*m)
+		known = *m
 	}
-	for _, demand := range ds {
-		limit := demand.limit
-		first := known[limit.name]
-		switch {
-		case first != nil && !sameRefill(first, &limit): // another call has defined it meanwhile
-			return twoDefinitions(first, &limit)
-		case first == nil && len(known) < maxDefinitions:
-			known[limit.name] = &limit
+	all, err := withDefinitions(known, requests)
+	if err != nil {
+		return err
+	}
+	for i := len(requests) - 1; len(all) > maxDefinitions; i-- {
+		if name := requests[i].limit.name; known[name] == nil {
+			delete(all, name)
 		}
 	}
-	d.byName.Store(&known)
+	d.byName.Store(&all)
 	return nil
 }
 
-// sameRefill reports whether two limits of one name may be plans of one limit. Plans differ only in rate, capacity,
-// maxReserved and shards, and in the zone and anchor of a calendar window.
-func sameRefill(a, b *Limit) bool {
-	return a.numbers.Window == b.numbers.Window && a.calendar.Unit == b.calendar.Unit && a.numbers.Period == b.numbers.Period &&
-		a.hasStart == b.hasStart && a.numbers.Start == b.numbers.Start
+// withDefinitions is the known definitions and those of the requests. Two of one name are an error.
+func withDefinitions(known map[string]*Limit, requests []Request) (map[string]*Limit, error) {
+	all := make(map[string]*Limit, len(known)+len(requests))
+	maps.Copy(all, known)
+	for i := range requests {
+		limit := &requests[i].limit
+		if first := all[limit.name]; first == nil {
+			definition := limit.definition()
+			all[limit.name] = &definition
+		} else if !limit.definedAs(first) {
+			return nil, twoDefinitions(first, limit)
+		}
+	}
+	return all, nil
 }
 
-// twoDefinitions is the error for two definitions of one name.
+// definedAs reports whether the limit has this definition.
+func (l *Limit) definedAs(definition *Limit) bool {
+	if l.defined == (handle{}) {
+		return *l == *definition
+	}
+	return l.definition() == *definition
+}
+
+// twoDefinitions is the error for two definitions of one name, or for two numbers of one key.
 func twoDefinitions(a, b *Limit) error {
-	return programError{fmt.Errorf("%w: limit %q has two definitions, %q and %q: use one of them, give each its own name, or make a new Limiter to change it", ErrInvalid, a.name, a, b)}
+	if x, y := a.definition(), b.definition(); x != y {
+		return programError{fmt.Errorf("%w: limit %q has two definitions, %q and %q: use one of them, give each its own name, or make a new Limiter to change it", ErrInvalid, a.name, x, y)}
+	}
+	return programError{fmt.Errorf("%w: limit %q: one call asks for one key with two numbers, %q and %q", ErrInvalid, a.name, a, b)}
+}
+
+// definitionsOnly refuses a list of limits unless each is a definition, of a name of its own.
+func definitionsOnly(limits []Limit) error {
+	byName := make(map[string]*Limit, len(limits))
+	for i := range limits {
+		l := &limits[i]
+		if err := l.Validate(); err != nil {
+			return err
+		}
+		if l.defined != (handle{}) {
+			return programError{fmt.Errorf("%w: limit %q is in the list with the numbers of one key, %q: list its definition", ErrInvalid, l.name, l)}
+		}
+		if first := byName[l.name]; first != nil {
+			return programError{fmt.Errorf("%w: limit %q is in the list twice, as %q and %q: a name has one definition", ErrInvalid, l.name, first, l)}
+		}
+		byName[l.name] = l
+	}
+	return nil
 }

@@ -14,18 +14,22 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 	window := FixedWindow("api", 3, time.Hour, Start(start))
 	for name, row := range map[string]struct {
 		other Limit
-		plan  bool // both are plans of one limit
+		same  bool // or of another name
 	}{
-		"rate":          {FixedWindow("api", 4, time.Hour, Start(start)), true},
-		"capacity":      {FixedWindow("api", 3, time.Hour, Start(start), Capacity(9)), true},
-		"maxReserved":   {FixedWindow("api", 3, time.Hour, Start(start), MaxReserved(9)), true},
-		"shards":        {FixedWindow("api", 3, time.Hour, Start(start), Shards(2)), true},
-		"the same grid": {FixedWindow("api", 3, time.Hour, Start(start.Add(-7*time.Hour))), true},
+		"the same":      {FixedWindow("api", 3, time.Hour, Start(start.In(time.FixedZone("", 3600)))), true},
 		"another name":  {TokenBucket("API", 3, time.Minute), true},
+		"rate":          {FixedWindow("api", 4, time.Hour, Start(start)), false},
+		"capacity":      {FixedWindow("api", 3, time.Hour, Start(start), Capacity(9)), false},
+		"maxReserved":   {FixedWindow("api", 3, time.Hour, Start(start), MaxReserved(9)), false},
+		"shards":        {FixedWindow("api", 3, time.Hour, Start(start), Shards(2)), false},
 		"kind":          {TokenBucket("api", 3, time.Hour), false},
 		"period":        {FixedWindow("api", 3, time.Minute, Start(start)), false},
 		"start":         {FixedWindow("api", 3, time.Hour, Start(start.Add(time.Minute))), false},
 		"without start": {FixedWindow("api", 3, time.Hour), false},
+		"varies":        {FixedWindow("api", 3, time.Hour, Start(start), Varies(time.Hour)), false},
+		"other numbers": {FixedWindow("api", 2, time.Hour, Start(start), Varies(time.Hour)).With(Rate(3)), false},
+		"unlimited":     {Unlimited("api"), false},
+		"rate 0":        {FixedWindow("api", 0, time.Hour, Start(start)), false},
 		"everything":    {TokenBucket("api", 30, 24*time.Hour, Capacity(1), MaxReserved(0), Shards(9)), false},
 	} {
 		var l Limiter
@@ -34,11 +38,26 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 		}
 		_, later := l.newCall(VerbConsume, "", []Request{row.other.Key("ann")}, nil)
 		_, together := new(Limiter).newCall(VerbConsume, "", []Request{row.other.Key("bob"), window.Key("ann")}, nil)
-		for when, err := range map[string]error{"later": later, "together": together} {
+		_, hot := txOptions{hot: []Request{row.other.Key("bob"), window.Key("ann")}}.turns(t.Context())
+		var full Limiter // which remembers no more names
+		full.definitions.byName.Store(new(fullOfNames()))
+		_, beyond := full.newCall(VerbConsume, "", []Request{row.other.Key("bob"), window.Key("ann")}, nil)
+		list := definitionsOnly([]Limit{window, row.other})
+		for when, err := range map[string]error{"later": later, "together": together, "hot": hot, "beyond": beyond, "list": list} {
+			if when == "list" && name == "the same" {
+				if !errors.Is(err, ErrInvalid) {
+					t.Errorf("a list that has a limit twice: %v", err)
+				}
+				continue
+			}
+			second := row.other
+			if when != "list" {
+				second = second.definition()
+			}
 			switch {
-			case row.plan && err != nil, !row.plan && !errors.Is(err, ErrInvalid):
+			case row.same && err != nil, !row.same && !errors.Is(err, ErrInvalid):
 				t.Errorf("%s, %s: %v", name, when, err)
-			case !row.plan && (!strings.Contains(err.Error(), window.String()) || !strings.Contains(err.Error(), row.other.String())):
+			case !row.same && (!strings.Contains(err.Error(), window.String()) && name != "other numbers" || !strings.Contains(err.Error(), second.String())):
 				t.Errorf("%s, %s: %q does not name both", name, when, err)
 			}
 		}
@@ -47,6 +66,15 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+func fullOfNames() map[string]*Limit {
+	names := map[string]*Limit{}
+	for i := range maxDefinitions {
+		l := Unlimited(fmt.Sprint("limit ", i))
+		names[l.name] = &l
+	}
+	return names
 }
 
 // A refused call must not define its limit: the first valid call does.
@@ -127,7 +155,7 @@ func TestAKnownDefinitionIsCheckedWithoutAllocating(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := testing.AllocsPerRun(100, func() { err = l.definitions.check(c.demands) }); n != 0 || err != nil {
+	if n := testing.AllocsPerRun(100, func() { err = l.definitions.check(c.requests) }); n != 0 || err != nil {
 		t.Errorf("%v allocations, %v", n, err)
 	}
 }

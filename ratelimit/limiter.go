@@ -9,18 +9,17 @@ import (
 // for concurrent use. After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund] and [Limiter.Reset]. Each takes one request or several, but Wait takes one. It is one
-// statement, and one round trip unless the driver needs more.
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Each takes one request or several, but Wait takes one,
+// and Move two. It is one statement, and one round trip unless the driver needs more.
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome, errors of Reset and a canceled Wait, an error means that nothing was consumed or
+// the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
 // given back.
 //
-// A Limiter remembers how each limit refills. A limit of the same name with another kind, period or [Start] is
-// [ErrInvalid], since both would grant. Plans of one name may differ in rate, capacity, maxReserved, shards, zone and anchor.
-// Plans that are [Unlimited] or have a rate of 0 may differ in everything.
-// To change how a limit refills while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
+// A Limiter remembers the definition of each name. Another definition of that name is [ErrInvalid], since both would grant, or
+// one would cut what the other has saved up. The numbers of a key, by [Limit.With], and overrides are no other definition. To
+// change a definition while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
 type Limiter struct {
 	// Clock tells the time, for tests and replays. It is called by several goroutines at once. Its time must stay between
 	// the years 1000 and 9999. If Clock is nil, the time is the database's clock_timestamp(), the one clock that all
@@ -55,7 +54,7 @@ type Limiter struct {
 type Decision struct {
 	Verb Verb
 
-	// Result is the caller's result. For Reset, and if Err is set and is not a *DeniedError, its requests hold only Limit,
+	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,
 	// Key and Count.
 	Result Result
 	Err    error // the caller's error

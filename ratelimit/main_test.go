@@ -47,6 +47,7 @@ func run(m *testing.M) int {
 		_, err = pool.Exec(ctx, `
 			CREATE TABLE messages (sender text, body text);
 			CREATE TABLE users (email text);
+			CREATE TABLE customers (id text PRIMARY KEY, plan text NOT NULL, quota bigint, zone text NOT NULL, anchor timestamp NOT NULL);
 			CREATE TABLE jobs (prompt text, run_at timestamptz);
 			CREATE TABLE emails (id bigint GENERATED ALWAYS AS IDENTITY, address text)`)
 	}

@@ -481,7 +481,7 @@ func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now al
 			case in.effect == block && does.answers == balances && blocked.by == "":
 				blocked = inForce{ByBlock, in.until}
 			case in.effect == noLimit && does.liftable() && !o.lapsed():
-				return under(Unlimited(limit.name), in)
+				return under(limit.without(), in)
 			}
 		}
 	}
@@ -497,6 +497,7 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 		return l
 	}
 	defined := l
+	l = l.changed()
 	n := &l.numbers
 	if !math.IsNaN(in.capacity) {
 		n.Capacity = in.capacity
@@ -519,46 +520,16 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 	return l
 }
 
+// without is an unlimited limit in place of this one.
+func (l Limit) without() Limit {
+	u := Unlimited(l.name)
+	u.defined = l.changed().defined
+	return u
+}
+
 // blockedUntil is the limit without any tokens to have before an instant.
 func (l Limit) blockedUntil(until algebra.Micros) Limit {
+	l = l.changed()
 	l.blocked, l.until = true, until
-	return l
-}
-
-// widened is a limit that is swept, with the largest capacity and the slowest rate that it has by any override in force, or by one
-// that ended less than a day ago: a process may not know yet.
-func (o *Overrides) widened(l Limit) (Limit, error) {
-	if o == nil {
-		return l, nil
-	}
-	table := o.table.Load()
-	if table == nil {
-		return l, o.errNotLoaded()
-	}
-	since, defined := o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l
-	for i := range table.parts {
-		part := table.parts[i].Load()
-		if part == nil {
-			continue
-		}
-		for id, list := range *part {
-			for _, in := range list {
-				if id.name == l.name && in.until > since && in.effect == newNumbers {
-					l = l.widerOf(defined.withNumbers(in, false))
-				}
-			}
-		}
-	}
-	return l, nil
-}
-
-// widerOf is the limit with the larger capacity and the slower rate of two: what is full by it is full by both.
-func (l Limit) widerOf(other Limit) Limit {
-	if l.numbers.Rate == 0 || other.numbers.Rate == 0 { // which has no rows
-		l.numbers.Rate = max(l.numbers.Rate, other.numbers.Rate)
-	} else {
-		l.numbers.Rate = min(l.numbers.Rate, other.numbers.Rate)
-	}
-	l.numbers.Capacity = max(l.numbers.Capacity, other.numbers.Capacity)
 	return l
 }

@@ -57,6 +57,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"unlimited":                           {limit: burst, own: []override{row(1, noLimit, nil)}, want: "api: unlimited"},
 		"unlimited charges":                   {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbCharge, want: "api: unlimited"},
 		"tokens from before come back":        {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbRefund},
+		"a move, by older numbers":            {limit: burst, own: []override{row(3, block, nil), row(2, noLimit, nil), row(1, newNumbers, rate(20))}, verb: VerbMove, want: "api: token bucket, 20 per 1m, capacity 30"},
 		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbReset},
 		"a plan without a bound stays so":     {limit: Unlimited("api"), own: []override{row(1, newNumbers, rate(3))}},
 		"a plan that has nothing gets some":   {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, rate(3))}, want: "api: token bucket, 3 per 1m, capacity 3"},
@@ -179,37 +180,37 @@ func TestOneLimitForACall(t *testing.T) {
 	}
 }
 
-func TestWhatASweepMinds(t *testing.T) {
-	now := algebra.At(time.Now())
-	numbers := func(rate, capacity float64, until algebra.Micros) override {
-		return row(1, newNumbers, func(o *override) { o.rate, o.capacity, o.until = rate, capacity, until })
-	}
-	free, pro, none := TokenBucket("api", 10, time.Hour), TokenBucket("api", 100, time.Hour), TokenBucket("api", 0, time.Hour)
+// A limit under an override keeps its definition: the program may use the limit of a Status again.
+func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
+	pro := TokenBucket("api", 10, time.Hour, Varies(24*time.Hour))
 	for name, tt := range map[string]struct {
-		overrides []override
-		limits    []Limit
-		want      string
+		override override
+		want     string
 	}{
-		"plans":                          {nil, []Limit{free, pro}, "api: token bucket, 10 per 1h, capacity 100"},
-		"plans whose capacity is a rate": {[]override{numbers(500, math.NaN(), algebra.Forever)}, []Limit{free, pro}, "api: token bucket, 10 per 1h, capacity 500"},
-		"a plan that had nothing":        {[]override{numbers(500, math.NaN(), algebra.Forever)}, []Limit{none}, "api: token bucket, 500 per 1h, capacity 500"},
-		"a plan that has nothing":        {nil, []Limit{none, Unlimited("api")}, ""},
-		"what ended an hour ago":         {[]override{numbers(1, 500, now-3600e6)}, []Limit{free}, "api: token bucket, 1 per 1h, capacity 500"},
-		"what ended two days ago":        {[]override{numbers(1, 500, now-2*86400e6)}, []Limit{free}, "api: token bucket, 10 per 1h, capacity 10"},
-		"blocks":                         {[]override{row(1, block, nil)}, []Limit{free}, "api: token bucket, 10 per 1h, capacity 10"},
+		"numbers":   {row(1, newNumbers, func(o *override) { o.rate, o.capacity = 500, 700 }), "api: token bucket, 500 per 1h, capacity 700, varies within 1d"},
+		"block":     {row(1, block, nil), "api: blocked"},
+		"unlimited": {row(1, noLimit, nil), "api: unlimited"},
 	} {
 		o, table := new(Overrides), new(overrideTable)
-		for _, in := range tt.overrides {
-			table.apply([]change{{groupID{"api", "ann"}, in}, {groupID{"other", "ann"}, numbers(1e-3, 1e9, algebra.Forever)}}, true)
-		}
+		table.apply([]change{{groupID{"api", "ann"}, tt.override}}, true)
 		o.table.Store(table)
-		joined, err := (&Limiter{Overrides: o}).byName(tt.limits)
-		got := ""
-		if len(joined) > 0 {
-			got = joined[0].String()
-		}
-		if err != nil || len(joined) > 1 || got != tt.want {
-			t.Errorf("%s: %v, %v, want %s", name, joined, err, tt.want)
+		o.seen.Store(int64(time.Since(epoch)))
+		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
+			l := Limiter{Overrides: o}
+			c, err := l.newCall(VerbConsume, "", []Request{limit.Key("ann"), pro.Key("bob")}, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			in := c.requests[0].limit
+			if in.String() != tt.want || in.definition() != pro {
+				t.Errorf("%s: %v, defined as %v", name, in, in.definition())
+			}
+			if _, err := l.newCall(VerbConsume, "", []Request{in.Key("dan")}, nil); err != nil {
+				t.Errorf("%s: again: %v", name, err)
+			}
+			if err := definitionsOnly([]Limit{in}); !errors.Is(err, ErrInvalid) {
+				t.Errorf("%s: in a list: %v", name, err)
+			}
 		}
 	}
 }

@@ -10,18 +10,21 @@ import (
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
-// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers. No decision of a program depends on it.
-// Call it when the program starts or when it migrates, with all limits and all their plans. program is its name, 1 to 255
+// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
+// on it.
+// Call it when the program starts or when it migrates, with all its limits, each name once. program is its name, 1 to 255
 // bytes. Without limits, everything that the program published is withdrawn.
 //
 // db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for other programs that publish. In a
 // transaction, they wait until it ends; outside, a serialization failure is tried again. The role needs SELECT, INSERT,
 // UPDATE and DELETE on the table.
 //
-// An invalid limit or program is [ErrInvalid], before anything is sent. If another program has published a limit of the same
+// An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
+// [Limit.With]. If another program has published a limit of the same
 // name with another kind, period or [Start], the error names both: SQLSTATE 22023. Then nothing is written.
 //
-// What the program has published before counts for sweeps by hand for another day, since older processes may still use it.
+// What the program has published before counts for sweeps for another 7 days, since older processes may still use it. If several
+// programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
 func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if noDatabase(db) {
 		return fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
@@ -32,12 +35,12 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
+	if err := definitionsOnly(limits); err != nil {
+		return err
+	}
 	definitions := make([]definition, 0, len(limits))
 	for _, l := range limits {
-		if err := l.Validate(); err != nil {
-			return err
-		}
-		definitions = append(definitions, l.definition())
+		definitions = append(definitions, l.published())
 	}
 	text, err := json.Marshal(definitions)
 	if err != nil {
@@ -72,9 +75,10 @@ type definition struct {
 	Shards      int        `json:"shards,omitempty"`
 	Zone        string     `json:"zone,omitempty"`
 	Anchor      string     `json:"anchor,omitempty"`
+	Varies      string     `json:"varies,omitempty"`
 }
 
-func (l Limit) definition() definition {
+func (l Limit) published() definition {
 	c := l.Config()
 	d := definition{
 		Name: c.Name, Kind: c.Kind, Rate: c.Rate, Capacity: c.Capacity, MaxReserved: c.MaxReserved, Start: c.Start, Shards: c.Shards,
@@ -86,6 +90,9 @@ func (l Limit) definition() definition {
 		d.Period = l.calendar.Interval()
 	default:
 		d.Period = intervalText(l.numbers.Period)
+	}
+	if l.varies > 0 {
+		d.Varies = intervalText(l.varies)
 	}
 	return d
 }

@@ -53,7 +53,7 @@ func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
 	}
-	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.At.Add(r.delay())}
+	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.runAt.Time()}
 	for _, s := range r.Requests {
 		if s.took.rows == 0 && !s.took.rowless {
 			continue

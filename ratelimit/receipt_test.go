@@ -120,6 +120,11 @@ func TestAReceiptSaysWhatWasTaken(t *testing.T) {
 	if got := result.Receipt(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+	late := receiptNoon.AddDate(1000, 0, 0) // a Duration ends after 292 years
+	result.runAt = algebra.At(late)
+	if made, err := result.Receipt().read(); err != nil || !made.RunAt.Equal(late) {
+		t.Errorf("%+v, %v; want work that runs at %v", made, err, late)
+	}
 	result.Requests = result.Requests[4:]
 	if got := result.Receipt(); got != "" {
 		t.Errorf("nothing was taken, but the receipt is %s", got)

@@ -42,7 +42,7 @@ type Result struct {
 
 // delay is how long the work of a granted call has to wait.
 func (r *Result) delay() time.Duration {
-	if !r.OK || r.runAt == 0 {
+	if !r.OK || r.At.IsZero() { // a verb that decides nothing has no instant
 		return 0
 	}
 	return r.runAt.Time().Sub(r.At)

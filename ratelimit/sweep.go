@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,24 +16,29 @@ import (
 // full key, so no decision changes. Run it every ten minutes or so, in one process or in all.
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
-// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, and limits of one name that do not refill alike
-// are [ErrInvalid] too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over.
+// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, two limits of one name, and a limit made by
+// [Limit.With] are [ErrInvalid] too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over, unless
+// they vary.
 //
-// Pass every plan of a name. A row is deleted if it is full by all of them. By the smallest plan alone, a customer of a larger
-// one would be full too early.
+// A row is deleted if it is full by the limit passed, by every definition of its name that a program has published or replaced
+// within 7 days ([Publish]), and by every override in force within a day. If these differ in kind, period or start, nothing of
+// the name is deleted. So a mistaken definition that is rolled back refills no key. The role needs SELECT on the tables
+// rate_limit_definitions and rate_limit_overrides.
+//
+// If the limit [Varies], only the program knows the numbers of a key. Then a row is deleted if it was not used for so long, unless
+// it is in debt, or the key has or had an override within a day.
 //
 // Sweep reads the limits' rows in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after
 // each. It skips locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE
 // 40001). If ctx ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer.
 //
-// Sweep uses the limits' numbers. While a deployment changes them, pass the old and the new limit, or leave both out. Rows of a limit that no longer exists in the program stay: delete them by name. See
-// docs/operations.md.
+// Rows of a limit that no longer exists in the program stay: delete them by name. If programs do not publish their limits, leave a
+// limit out while a deployment changes it. See docs/operations.md.
 func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted int64, err error) {
 	if len(limits) == 0 {
 		return 0, fmt.Errorf("%w: no limit to sweep", ErrInvalid)
 	}
-	limits, err = l.byName(limits)
-	if err != nil {
+	if err := definitionsOnly(limits); err != nil {
 		return 0, err
 	}
 	inTx, err := l.readCommitted(db)
@@ -42,6 +46,9 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 		return 0, err
 	}
 	for _, limit := range limits {
+		if limit.rowless() && limit.varies == 0 {
+			continue
+		}
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {
@@ -51,37 +58,14 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	return deleted, nil
 }
 
-// byName makes one limit of all plans of a name. What is full by the largest capacity and the slowest rate is full by
-// each plan, under each override.
-func (l *Limiter) byName(limits []Limit) (joined []Limit, err error) {
-	for _, limit := range limits {
-		if err := limit.Validate(); err != nil {
-			return nil, err
-		}
-		if limit, err = l.Overrides.widened(limit); err != nil {
-			return nil, err
-		}
-		if limit.rowless() {
-			continue
-		}
-		i := slices.IndexFunc(joined, func(l Limit) bool { return l.name == limit.name })
-		if i < 0 {
-			joined = append(joined, limit)
-			continue
-		}
-		if !sameRefill(&joined[i], &limit) {
-			return nil, twoDefinitions(&joined[i], &limit)
-		}
-		joined[i] = joined[i].widerOf(limit)
-	}
-	return joined, nil
-}
-
 // sweep deletes the rows of one limit that mean the same as no row.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
 		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
+	}
+	if limit.varies > 0 {
+		args.Varies = pgtype.Text{String: intervalText(limit.varies), Valid: true}
 	}
 	if limit.onCalendar() {
 		args.Unit = pgtype.Text{String: limit.calendar.Interval(), Valid: true}

@@ -36,6 +36,9 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if ctx.Value(turnKey{}) != nil {
 		return nil, fmt.Errorf("%w: a transaction with Hot inside the function of another one with Hot could wait for itself", ErrInvalid)
 	}
+	if err := new(definitions).check(o.hot); err != nil {
+		return nil, err
+	}
 	ds, _, err := demands(verbs[VerbReset], o.hot, pgtype.Timestamptz{}) // Reset ignores counts, too
 	return ds, err
 }

@@ -22,6 +22,7 @@ const (
 	VerbCharge  Verb = "charge"
 	VerbRefund  Verb = "refund"
 	VerbReset   Verb = "reset"
+	VerbMove    Verb = "move"
 )
 
 // rules are what a verb does.
@@ -29,6 +30,7 @@ type rules struct {
 	takes        bool   // it takes tokens; a Coalescer decides it together with other calls
 	deniable     bool   // it may be denied, by a block too
 	refunds      bool   // it gives back what a receipt says
+	moves        bool   // it has two requests: from and to
 	upTo         bool   // it takes what is there, up to the count
 	atMostFull   bool   // a count above the capacity is refused
 	ignoresCount bool   // it is about keys, not tokens
@@ -49,6 +51,7 @@ var verbs = map[Verb]*rules{
 	VerbCharge:  {takes: true, writes: onceOnly, op: "consume", owes: anything},
 	VerbRefund:  {refunds: true, writes: onceOnly},
 	VerbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
+	VerbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
 }
 
 // owes is how far below zero a verb may leave a balance.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -50,7 +51,7 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 		ratelimit.TokenBucket("small", 0.5, time.Hour),
 		ratelimit.FixedWindow("window", 2, 1000*time.Hour, ratelimit.Capacity(5)),
 		ratelimit.FixedWindow("start", 2, 1000*time.Hour, ratelimit.Capacity(5), ratelimit.Start(start)),
-		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin")),
+		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
 	}
 	w := newPublished(t, limits...)
 	var limiter ratelimit.Limiter
@@ -68,22 +69,24 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 			}
 			begin := time.Now()
 			k := parse[keyDetails](t, w.run("show", limit.Name(), "eu|"+key, "--json"))
-			balance, err := limiter.Check(t.Context(), w.conn, request.Count(0))
+			balances, err := limiter.Balance(t.Context(), w.conn, request)
 			if err != nil {
 				t.Fatal(err)
 			}
+			balance := balances[0]
+			owing, _ := limiter.Check(t.Context(), w.conn, request.Count(0)) // denied while tokens are owed
 			if math.Abs(*k.Remaining-balance.Remaining) > 1e-3+time.Since(begin).Hours() { // at most a token an hour is refilled meanwhile
-				t.Errorf("%v charged %v: show has %v remaining, and Check has %v", limit, charge, *k.Remaining, balance.Remaining)
+				t.Errorf("%v charged %v: show has %v remaining, and Balance has %v", limit, charge, *k.Remaining, balance.Remaining)
 			}
-			if owes := balance.Remaining < 0; owes != (k.OwedUntil != nil) || owes && !near(*k.OwedUntil, balance.RetryAt) {
-				t.Errorf("%v charged %v: show says owed until %v, and Check says %v", limit, charge, k.OwedUntil, balance.RetryAt)
+			if owes := balance.Remaining < 0; owes != (k.OwedUntil != nil) || owes && !near(*k.OwedUntil, owing.RetryAt) {
+				t.Errorf("%v charged %v: show says owed until %v, and Check says %v", limit, charge, k.OwedUntil, owing.RetryAt)
 			}
 			one, err := limiter.Check(t.Context(), w.conn, request.Count(min(1, limit.Capacity())))
-			if (err != nil) != (k.Denied == "balance") || err != nil && !near(*k.RetryAt, one.RetryAt) {
-				t.Errorf("%v charged %v: show says %q until %v, and Check says %v", limit, charge, k.Denied, k.RetryAt, err)
+			if (err != nil) != (*k.Denied == "balance") || err != nil && !near(*k.RetryAt, one.RetryAt) {
+				t.Errorf("%v charged %v: show says %q until %v, and Check says %v", limit, charge, *k.Denied, k.RetryAt, err)
 			}
 			if limit.Config().Kind == ratelimit.KindTokenBucket && k.FullAt != nil && !near(*k.FullAt, balance.ResetAt) {
-				t.Errorf("%v charged %v: show says full at %v, and Check says %v", limit, charge, k.FullAt, balance.ResetAt)
+				t.Errorf("%v charged %v: show says full at %v, and Balance says %v", limit, charge, k.FullAt, balance.ResetAt)
 			}
 		}
 	}
@@ -128,12 +131,12 @@ func TestKeysAreThoseOfTheSQLFunction(t *testing.T) {
 				t.Errorf("no key %s", row.Key)
 				continue
 			}
-			if k := got[i]; k.Denied != row.Denied || math.Abs(min(orUnlimited(k.Remaining), 1e9)-min(row.Remaining, 1e9)) > 1e-3 {
+			if k := got[i]; *k.Denied != row.Denied || math.Abs(min(k.left(), 1e9)-min(row.Remaining, 1e9)) > 1e-3 {
 				t.Errorf("%+v, want %+v", k, row)
 			}
 		}
 		if !slices.IsSortedFunc(got, func(a, b keyState) int {
-			return int(math.Copysign(1, min(orUnlimited(a.Remaining), 1e9)-min(orUnlimited(b.Remaining), 1e9)))
+			return int(math.Copysign(1, min(a.left(), 1e9)-min(b.left(), 1e9)))
 		}) {
 			t.Error("not worst first")
 		}
@@ -344,8 +347,8 @@ func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w.sql("SELECT ratelimit_override('l', 'k', rate => 1 + n) FROM generate_series(1, 120) AS n")
 	w.sql("SELECT ratelimit_restore('l', 'k', 'numbers')")
 	k := parse[keyDetails](t, w.run("show", "l", "k", "--json"))
-	if k.Override == nil || k.Override.Effect != effectBlock || k.Override.Until != nil || k.Denied != "block" || k.RetryAt != nil || len(k.History) != 100 {
-		t.Errorf("%+v, denied %q until %v, %d overrides", k.Override, k.Denied, k.RetryAt, len(k.History))
+	if k.Override == nil || k.Override.Effect != effectBlock || k.Override.Until != nil || *k.Denied != "block" || k.RetryAt != nil || len(k.History) != 100 {
+		t.Errorf("%+v, denied %q until %v, %d overrides", k.Override, *k.Denied, k.RetryAt, len(k.History))
 	}
 	w.run("show", "l", "k").wants(t, exitOK, `denied +yes, blocked by override #[0-9]+, for good`)
 	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "It is blocked all the same")
@@ -671,18 +674,134 @@ func TestEveryCommandHasHelp(t *testing.T) {
 	w.run("shwo").wants(t, exitUsage, `there is no command "shwo". Did you mean show\?`)
 }
 
-func TestOverrideOfALimitWithPlans(t *testing.T) {
-	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10)), ratelimit.TokenBucket("l", 2, 100000*time.Hour, ratelimit.Capacity(20)))
-	w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours', capacity => 10, count => 10)")
-	w.run("override", "l", "k", "--capacity", "30", "--add").wants(t, exitError, "#1 is in force, but nothing was added: .*several plans")
-	w.run("override", "l", "k", "--capacity", "30", "--add", "--capacity-before", "10").wants(t, exitOK, "in place of #1", "added 20 tokens")
-	k := parse[keyDetails](t, w.run("show", "l", "k", "--plan", "capacity 10", "--json"))
-	if math.Abs(*k.Remaining-20) > 1e-3 || *k.Numbers.Capacity != 30 {
+// A key with numbers of its own: nothing is computed with those of the definition, and with its own it is what the program says.
+func TestAKeyWithNumbersOfItsOwn(t *testing.T) {
+	definition := ratelimit.CalendarWindow("exports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(64*24*time.Hour))
+	w := newPublished(t, definition)
+	var limiter ratelimit.Limiter
+	anchor := time.Now().UTC().AddDate(0, 0, -10) // the window of the definition began at another instant, except on the 11th
+	own := definition.With(ratelimit.Rate(20), ratelimit.Capacity(30), ratelimit.In("America/New_York"), ratelimit.Anchor(anchor.Format(time.DateOnly)))
+	request := own.Key("acme")
+	for _, count := range []float64{30, 0} {
+		if _, err := limiter.Consume(t.Context(), w.conn, request.Count(count)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := limiter.Consume(t.Context(), w.conn, request)
+	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok {
+		t.Fatal(err)
+	}
+
+	show := func(args ...string) keyDetails {
+		t.Helper()
+		return parse[keyDetails](t, w.run(append([]string{"show", "exports", "acme", "--json"}, args...)...))
+	}
+	k := show()
+	if k.Numbers != nil || k.Remaining != nil || k.Denied != nil || k.RetryAt != nil || k.FullAt != nil || k.Unknown == nil || *k.Stored != 0 || k.LastGrant == nil {
 		t.Errorf("%+v", k)
 	}
-	// An override that makes the plans alike leaves nothing to choose.
-	w.run("override", "l", "k", "--capacity", "30", "--rate", "3").wants(t, exitOK)
-	w.run("show", "l", "k").wants(t, exitOK, "in force +token bucket, 3 per .*, capacity 30")
+	w.run("show", "exports", "acme").wants(t, exitOK, "balance +not known: the numbers of this key are the program's. Give them: --rate, --capacity, --zone and --anchor", "stored +0 tokens", "denied +not known")
+	numbers := []string{"--rate", "20", "--capacity", "30", "--zone", "America/New_York", "--anchor", anchor.Format(time.DateOnly)}
+	k = show(numbers...)
+	if *k.Remaining != 0 || *k.Denied != "balance" || !k.RetryAt.Equal(denied.RetryAt) || k.Unknown != nil || *k.Numbers.Capacity != 30 || k.Numbers.Zone != "America/New_York" {
+		t.Errorf("%+v: the program says %v", k, denied.RetryAt)
+	}
+	list := parse[[]keyState](t, w.run("keys", "exports", "--json"))
+	if len(list) != 1 || list[0].Remaining != nil || list[0].Denied != nil || list[0].Unknown == nil || *list[0].Stored != 0 || list[0].LastUse == nil {
+		t.Errorf("%+v", list)
+	}
+	list = parse[[]keyState](t, w.run(append([]string{"keys", "exports", "--json"}, numbers...)...))
+	if len(list) != 1 || *list[0].Remaining != 0 || !*list[0].Denied || !list[0].RetryAt.Equal(denied.RetryAt) || list[0].Unknown != nil {
+		t.Errorf("%+v", list)
+	}
+
+	// An override of numbers leaves zone and anchor to the program.
+	w.sql("SELECT ratelimit_override('exports', 'acme', rate => 40, capacity => 50)")
+	if k = show(); k.Numbers != nil || k.Remaining != nil || k.Override == nil {
+		t.Errorf("%+v", k)
+	}
+	if k = show(numbers[4:]...); *k.Numbers.Rate != 40 || *k.Numbers.Capacity != 50 || *k.Remaining != 0 || !k.RetryAt.Equal(denied.RetryAt) {
+		t.Errorf("%+v", k)
+	}
+	w.sql("SELECT ratelimit_block('exports', 'acme')")
+	if k = show(); *k.Denied != "block" || k.Remaining != nil {
+		t.Errorf("%+v", k)
+	}
+	w.sql("SELECT ratelimit_unlimited('exports', 'acme')")
+	if k = show(); *k.Denied != "" || k.Remaining != nil {
+		t.Errorf("%+v", k)
+	}
+	// A key without a row is full, but it may have a rate of 0.
+	w.run("show", "exports", "other").wants(t, exitOK, "denied +no, unless its rate is 0")
+	if k = parse[keyDetails](t, w.run("show", "exports", "other", "--json")); k.Denied != nil || k.Remaining != nil || k.Unknown == nil || k.Stored != nil {
+		t.Errorf("%+v", k)
+	}
+}
+
+// The newest definition counts, and the others are shown as what they are.
+func TestOneDefinitionCounts(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10)))
+	w.run("show", "l", "k").wants(t, exitOK, "balance +10 of 10")
+	if err := ratelimit.Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 2, 100000*time.Hour, ratelimit.Capacity(20))); err != nil {
+		t.Fatal(err)
+	}
+	r := w.run("show", "l", "k")
+	r.wants(t, exitOK, "defined +token bucket, 2 per .*, capacity 20 .of worker.\n +api, since 20.*: token bucket, 1 per .*, capacity 10\n", "balance +20 of 20")
+	type details struct {
+		Numbers  struct{ Capacity float64 }
+		Programs []string
+		Others   []struct {
+			Program         string
+			Capacity        float64
+			Counts, Current bool
+		}
+	}
+	k := parse[details](t, w.run("show", "l", "k", "--json"))
+	if k.Numbers.Capacity != 20 || !slices.Equal(k.Programs, []string{"worker"}) || len(k.Others) != 1 || k.Others[0].Program != "api" || k.Others[0].Capacity != 10 || k.Others[0].Counts || !k.Others[0].Current {
+		t.Errorf("%+v", k)
+	}
+	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*Z: token bucket, 1 per`)
+	// It is withdrawn.
+	if err := ratelimit.Publish(t.Context(), w.conn, "worker"); err != nil {
+		t.Fatal(err)
+	}
+	w.run("show", "l", "k").wants(t, exitOK, "defined +token bucket, 1 per .*capacity 10 .of api.\n +worker, until 20.*capacity 20", "balance +10 of 10")
+	// A program that agrees is one more that has it.
+	if err := ratelimit.Publish(t.Context(), w.conn, "mailer", ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))); err != nil {
+		t.Fatal(err)
+	}
+	w.run("show", "l", "k").wants(t, exitOK, "defined .* .of mailer, api.")
+}
+
+// An override for every key says whom it does not reach, and whom it does.
+func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour), ratelimit.TokenBucket("v", 1, time.Hour, ratelimit.Varies(24*time.Hour)))
+	const itsOwn = "Keys to which the program gives numbers of their own get these, too"
+	r := w.run("override", "l", "--rate", "5", "--yes")
+	r.wants(t, exitOK)
+	if strings.Contains(r.out, "of its own") || strings.Contains(r.out, itsOwn) {
+		t.Error(r)
+	}
+	w.sql("SELECT ratelimit_block('l', 'a'), ratelimit_override('l', 'b', rate => 3), ratelimit_override('l', 'b', rate => 4), ratelimit_block('v', 'c', until => now() + interval '1 hour')")
+	w.run("override", "l", "--rate", "6", "--yes").wants(t, exitOK, "2 keys have overrides of their own, and keep them")
+	w.run("override", "v", "--rate", "6", "--yes").wants(t, exitOK, "1 key has an override of its own, and keeps it. "+itsOwn)
+	if r := w.run("block", "v", "--yes"); strings.Contains(r.out, itsOwn) || !strings.Contains(r.out, "1 key has an override of its own") {
+		t.Error(r)
+	}
+	w.runWith(t.Context(), "n\n", "override", "v", "--rate", "7").wants(t, exitError, "1 key has .* get these, too. Give every key of v other numbers?")
+	if d := parse[decided](t, w.run("override", "l", "--rate", "6", "--yes", "--json")); d.KeysWith == nil || *d.KeysWith != 2 {
+		t.Errorf("%+v", d)
+	}
+	// What would be added to a key depends on its own capacity.
+	w.sql("SELECT ratelimit('v', 'd', rate => 9, period => '1 hour', count => 9)")
+	w.run("override", "v", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
+	w.run("overrides", "v").wants(t, exitOK)
+	if r := w.run("overrides", "v"); strings.Contains(r.out, "rate 20") {
+		t.Errorf("it was overridden nevertheless: %s", r)
+	}
+	w.run("override", "v", "d", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added 11 tokens")
+	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
 }
 
 func TestReplayWritesAPicture(t *testing.T) {

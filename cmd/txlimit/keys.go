@@ -19,11 +19,36 @@ import (
 // keyState is a key as `keys` prints it.
 type keyState struct {
 	Key       string     `json:"key"`
-	Remaining *float64   `json:"remaining"` // nil: unlimited
-	Denied    bool       `json:"denied"`    // one token would be denied
-	RetryAt   *time.Time `json:"retryAt"`   // nil: not denied, or a block without an end
+	Remaining *float64   `json:"remaining"` // nil: unlimited, or not known
+	Denied    *bool      `json:"denied"`    // one token would be denied; nil: not known
+	RetryAt   *time.Time `json:"retryAt"`   // nil: not denied, a block without an end, or not known
 	Effect    string     `json:"effect"`    // numbers, block or unlimited
 	Override  *int64     `json:"override"`  // the id of the override in force
+	Unknown   *string    `json:"unknown"`   // why the numbers, and what follows from them, are not known; nil: they are
+	Stored    *float64   `json:"stored"`    // if they are not: the tokens that were left at the last use
+	LastUse   *time.Time `json:"lastUse"`   // if they are not
+}
+
+// blockedKey is a key under a block.
+func blockedKey(key string, o *override) keyState {
+	denied := true
+	return keyState{Key: key, Remaining: new(float64), Denied: &denied, RetryAt: o.Until, Effect: o.Effect, Override: &o.ID}
+}
+
+// unlimitedKey is a key that is granted everything.
+func unlimitedKey(key string, o *override) keyState {
+	return keyState{Key: key, Denied: new(bool), Effect: o.Effect, Override: &o.ID}
+}
+
+// left orders keys: those with the fewest tokens come first, now or at their last use.
+func (k *keyState) left() float64 {
+	switch {
+	case k.Remaining != nil:
+		return *k.Remaining
+	case k.Stored != nil:
+		return *k.Stored
+	}
+	return math.Inf(1)
 }
 
 // deniedKey is a key as `keys --denied` prints it.
@@ -48,9 +73,12 @@ are all keys that have rows.
 It reads all rows of the limit, without locking any. With a million keys that may take half a minute; a replica serves as well.
 --denied reads no such rows: it lists the keys with the most denials, as programs with a usage.Recorder have counted them.
 
-REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.`,
+REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.
+
+A limit may be defined so that its keys have numbers of their own, which the program alone knows (Varies). Then the keys are listed that had less
+than one token left at their last use: they may be denied now. (A key to which the program gives a rate of 0 is, whatever it has.) With --rate, --capacity, --zone or --anchor, all keys are taken to have these numbers.`,
 		Example: `  txlimit keys sendMessage
-  txlimit keys apiCalls --plan 'capacity 20' --all --limit 0
+  txlimit keys apiCalls --all --limit 0
   txlimit keys logins --denied --since 3h
   txlimit keys oldLimit --rate 10 --period 1m    # which no program has published`,
 		Args:              func(_ *cobra.Command, args []string) error { return onlyLimit(args) },
@@ -70,8 +98,9 @@ REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the n
 	c.Flags().StringVar(&since, "since", "1h", "with --denied: how far to look back; whole hours are read")
 	n.flags(c)
 	c.MarkFlagsMutuallyExclusive("denied", "all")
-	c.MarkFlagsMutuallyExclusive("denied", "plan")
-	c.MarkFlagsMutuallyExclusive("denied", "rate")
+	for _, flag := range slices.Concat(ofKey, ofLimit) {
+		c.MarkFlagsMutuallyExclusive("denied", flag)
+	}
 	return c
 }
 
@@ -99,7 +128,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 			own[*o.Key] = o
 		}
 	}
-	d, err := n.resolve(ctx, tx, name, everyKey)
+	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
 		return err
 	}
@@ -110,7 +139,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	if rows, err := estimate(ctx, tx, name); err == nil && rows > 1e6 && a.terminal {
 		fmt.Fprintf(a.stderr, "reading about %s rows\n", count(int64(rows)))
 	}
-	found, err := statesOf(ctx, tx, d.Config, everyKey, own, at, all, most)
+	found, err := statesOf(ctx, tx, &d, everyKey, own, at, all, most)
 	if err != nil {
 		return err
 	}
@@ -121,24 +150,42 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	if everyKey != nil && everyKey.Effect == effectBlock && len(found) == 0 {
 		return a.nothing([]keyState{}, "Every key of %s is blocked. None has a row.", printable(name))
 	}
-	if c := under(d.Config, everyKey); len(found) == 0 && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
+	c, unknown := d.of(everyKey)
+	if len(found) == 0 && unknown == nil && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
 		return a.nothing([]keyState{}, "%s has no rows: %s.", printable(name), describe(c))
 	}
 	if len(found) == 0 {
 		what := "No key of %s is limited now."
-		if all {
+		switch {
+		case all:
 			what = "No key of %s has a row: all are full."
+		case unknown != nil:
+			what = "No key of %s had less than one token left at its last use."
 		}
 		return a.nothing([]keyState{}, what, printable(name))
 	}
+	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil })
+	if anyUnknown {
+		fmt.Fprintf(a.stderr, "The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n",
+			printable(name), shellQuote(name), d.how())
+	} else if d.given != nil && d.Varies != "" {
+		fmt.Fprintf(a.stderr, "As if every key had the numbers that were given: %s\n", describe(*d.given))
+	}
 	return a.emit(found, func(w io.Writer) {
-		t := newTable("KEY", ">REMAINING", "DENIED UNTIL", "OVERRIDE")
+		titles := []string{"KEY", ">REMAINING", "DENIED UNTIL", "OVERRIDE"}
+		if anyUnknown {
+			titles = append(titles, ">STORED", "LAST USE")
+		}
+		t := newTable(titles...)
 		for _, k := range found {
 			remaining, denied, which := "unlimited", "-", "-"
-			if k.Remaining != nil {
+			switch {
+			case k.Remaining != nil:
 				remaining = tokens(*k.Remaining)
+			case k.Unknown != nil:
+				remaining, denied = "not known", "not known"
 			}
-			if k.Denied {
+			if k.Denied != nil && *k.Denied {
 				denied = until(k.RetryAt, at)
 			}
 			if k.Override != nil {
@@ -147,7 +194,18 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 					which += " " + k.Effect
 				}
 			}
-			t.row(printable(k.Key), remaining, denied, which)
+			cells := []string{printable(k.Key), remaining, denied, which}
+			if anyUnknown {
+				stored, last := "-", "-"
+				if k.Stored != nil {
+					stored = tokens(*k.Stored)
+				}
+				if k.LastUse != nil {
+					last = instant(*k.LastUse)
+				}
+				cells = append(cells, stored, last)
+			}
+			t.row(cells...)
 		}
 		t.print(w)
 		if most > 0 && len(found) == most {
@@ -158,74 +216,102 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 
 // statesOf reads the states of a limit's keys: those that have an override of their own by it, and the others by that of every key.
 func statesOf(
-	ctx context.Context, db querier, c ratelimit.Config, everyKey *override, own map[string]*override, at time.Time, all bool, most int,
+	ctx context.Context, db querier, d *defined, everyKey *override, own map[string]*override, at time.Time, all bool, most int,
 ) ([]keyState, error) {
 	var found []keyState
-	add := func(c ratelimit.Config, o *override, only, without []string) error {
-		states, err := readKeys(ctx, db, c, at, only, without, all, most)
+	// add reads the keys with some numbers, or what is stored of them if these are not known.
+	add := func(o *override, only, without []string) error {
+		var states []keyState
+		var err error
+		if c, unknown := d.of(o); unknown != nil {
+			states, err = storedKeys(ctx, db, &c, o, unknown, at, only, without, all, most)
+		} else {
+			states, err = readKeys(ctx, db, c, at, only, without, all, most)
+		}
 		for _, s := range states {
+			if s.Override = nil; only != nil {
+				o = own[s.Key]
+			}
 			if o != nil {
 				s.Override = &o.ID
-			}
-			if only != nil {
-				s.Override = &own[s.Key].ID
 			}
 			found = append(found, s)
 		}
 		return err
 	}
 	keys := make([]string, 0, len(own))
-	groups := map[string][]string{} // by their numbers
-	configs := map[string]ratelimit.Config{}
+	groups := map[string][]string{} // by their override's numbers
 	for key, o := range own {
 		keys = append(keys, key)
-		state := keyState{Key: key, Effect: o.Effect, Override: &o.ID}
 		switch {
 		case o.Effect == effectNumbers:
-			c := under(c, o)
-			text := describe(c)
-			groups[text], configs[text] = append(groups[text], key), c
-			continue
+			groups[o.text()] = append(groups[o.text()], key)
 		case o.Effect == effectBlock:
-			state.Remaining, state.Denied, state.RetryAt = new(float64), true, o.Until
-		case !all:
-			continue
+			found = append(found, blockedKey(key, o))
+		case all:
+			found = append(found, unlimitedKey(key, o))
 		}
-		found = append(found, state)
 	}
 	switch {
+	case everyKey != nil && everyKey.Effect == effectUnlimited && !all:
 	case everyKey != nil && everyKey.Effect != effectNumbers:
-		if everyKey.Effect == effectUnlimited && !all {
-			break
-		}
-		rows, err := keysWithRows(ctx, db, c.Name, keys, most)
+		rows, err := keysWithRows(ctx, db, d.Name, keys, most)
 		if err != nil {
 			return nil, err
 		}
+		state := unlimitedKey
+		if everyKey.Effect == effectBlock {
+			state = blockedKey
+		}
 		for _, key := range rows {
-			state := keyState{Key: key, Effect: everyKey.Effect, Override: &everyKey.ID}
-			if everyKey.Effect == effectBlock {
-				state.Remaining, state.Denied, state.RetryAt = new(float64), true, everyKey.Until
-			}
-			found = append(found, state)
+			found = append(found, state(key, everyKey))
 		}
 	default:
-		if err := add(under(c, everyKey), everyKey, nil, keys); err != nil {
+		if err := add(everyKey, nil, keys); err != nil {
 			return nil, err
 		}
 	}
-	for text, group := range groups {
-		if err := add(configs[text], nil, group, []string{}); err != nil {
+	for _, group := range groups {
+		if err := add(own[group[0]], group, []string{}); err != nil {
 			return nil, err
 		}
 	}
-	slices.SortFunc(found, func(x, y keyState) int {
-		return cmp.Or(cmp.Compare(orUnlimited(x.Remaining), orUnlimited(y.Remaining)), cmp.Compare(x.Key, y.Key))
-	})
+	slices.SortFunc(found, func(x, y keyState) int { return cmp.Or(cmp.Compare(x.left(), y.left()), cmp.Compare(x.Key, y.Key)) })
 	if most > 0 {
 		found = found[:min(len(found), most)]
 	}
 	return found, nil
+}
+
+// storedKeys reads what is stored of some keys, or of all without some, whose numbers are not known. Without all, it leaves out those that cannot
+// be denied a token: those with a token left at the last use, and those that have filled up since by any numbers that a key may have.
+func storedKeys(
+	ctx context.Context, db querier, c *ratelimit.Config, o *override, unknown *string, at time.Time, only, without []string, all bool, most int,
+) ([]keyState, error) {
+	var limit *int
+	if most > 0 {
+		limit = &most
+	}
+	var idle *pgtype.Interval // within which all keys fill up, unless by an override
+	if o == nil {
+		varies := intervalOf(c.Varies)
+		idle = &varies
+	}
+	return collect(ctx, db, func(row pgx.CollectableRow) (k keyState, err error) {
+		var last pgtype.Timestamptz
+		k.Effect, k.Unknown = effectNumbers, unknown
+		err = row.Scan(&k.Key, &k.Stored, &last)
+		if last.Valid && last.InfinityModifier == pgtype.Finite {
+			t := last.Time.UTC()
+			k.LastUse = &t
+		}
+		return k, err
+	}, `SELECT r.key, sum(r.value) AS value, max(r.ts)
+	      FROM rate_limits AS r
+	     WHERE r.name = $1 AND ($2::text[] IS NULL OR r.key = ANY ($2)) AND r.key <> ALL ($3::text[])
+	     GROUP BY r.key
+	    HAVING $4 OR sum(r.value) < 1 AND NOT coalesce(min(r.value) >= 0 AND max(r.ts) < $5::timestamptz - $6::interval, false)
+	     ORDER BY 2, 1 LIMIT $7`, c.Name, only, without, all, at, idle, limit)
 }
 
 // keysWithRows are the keys of a limit that have rows, without some.
@@ -236,13 +322,6 @@ func keysWithRows(ctx context.Context, db querier, name string, without []string
 	}
 	return collect(ctx, db, pgx.RowTo[string],
 		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT $3", name, without, limit)
-}
-
-func orUnlimited(n *float64) float64 {
-	if n == nil {
-		return math.Inf(1)
-	}
-	return *n
 }
 
 // readKeys asks ratelimit_keys, for some keys or for all without some.
@@ -258,13 +337,14 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		var retryAt pgtype.Timestamptz
 		k.Effect, k.Remaining = effectNumbers, new(float64)
 		err = row.Scan(&k.Key, k.Remaining, &retryAt)
-		if k.Denied = retryAt.Valid; k.Denied && retryAt.InfinityModifier == pgtype.Finite {
+		k.Denied = &retryAt.Valid
+		if retryAt.Valid && retryAt.InfinityModifier == pgtype.Finite {
 			t := retryAt.Time.UTC()
 			k.RetryAt = &t
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::date, $10::text[]) AS k
+	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::timestamp, $10::text[]) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
 		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)

@@ -40,8 +40,8 @@ func (a *app) limitsCommand() *cobra.Command {
 		Long: `List all limits that a program has published, or that have rows or an override in force: those that denied most in the last hour
 first, then by name.
 
-PROGRAM and NUMBERS are what programs have published, one line for each plan. OLD before the numbers: the program has published
-others since, and these count for sweeps for another day. KEYS are the keys with rows. From 1000 on it is the planner's
+PROGRAM and NUMBERS are the definition that counts for this command, the page and SQL: the newest that a program has published. Below are
+those of other programs, with since when, and those that a program has replaced, with until when. They count for sweeps for another 7 days. KEYS are the keys with rows. From 1000 on it is the planner's
 estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder. FAILED
 1H is there if any failed: the database failed, or they were invalid or above the capacity.`,
 		Example: `  txlimit limits
@@ -243,25 +243,22 @@ func printLimits(w io.Writer, list []limitSummary) {
 		if len(l.Definitions) == 0 {
 			t.row(cells...)
 		}
-		// Programs with the same numbers share a line.
-		for i := range l.Definitions {
-			d := l.Definitions[i]
-			text := describe(d.Config)
-			if !d.Current {
-				text = "OLD " + text
+		// The programs whose definition counts share a line, which is the first.
+		programs := []string{}
+		for i, d := range l.Definitions {
+			if d.Counts {
+				programs = append(programs, short(d.Program, 30))
 			}
-			programs := []string{}
-			again := false
-			for j, other := range l.Definitions {
-				if describe(other.Config) == describe(d.Config) && other.Current == d.Current {
-					again = again || j < i
-					programs = append(programs, short(other.Program, 30))
-				}
-			}
-			if again {
+			if d.Counts && i+1 < len(l.Definitions) && l.Definitions[i+1].Counts {
 				continue
 			}
-			cells[1], cells[2] = strings.Join(programs, ", "), text
+			cells[1], cells[2] = strings.Join(programs, ", "), describe(d.Config)
+			if !d.Counts && !d.Current && cells[2] == describe(l.Definitions[0].Config) && l.Definitions[0].Counts {
+				continue // which says nothing
+			}
+			if !d.Counts {
+				cells[1], cells[2] = short(d.Program, 30), since(&d)+": "+cells[2]
+			}
 			t.row(cells...)
 			cells = make([]string, len(titles))
 		}

@@ -19,18 +19,21 @@ import (
 type definition struct {
 	Program string `json:"program"`
 	ratelimit.Config
-	Current     bool      `json:"current"` // the program published it last
-	PublishedAt time.Time `json:"publishedAt"`
+	Counts      bool      `json:"counts"`      // for this command, the page and SQL: no current one was published later
+	Current     bool      `json:"current"`     // the program published it last
+	PublishedAt time.Time `json:"publishedAt"` // of one that is not current: when the program withdrew it
 }
 
-// definitions reads the definitions of a limit or, without a name, of all.
+// definitions reads the definitions of a limit or, without a name, of all, by name: first those that count, which are alike.
 func definitions(ctx context.Context, db querier, name *string) ([]definition, error) {
 	return collect(ctx, db, func(row pgx.CollectableRow) (d definition, err error) {
 		var period pgtype.Interval
 		var shards *int
 		var zone *string
-		var anchor pgtype.Date
-		err = row.Scan(&d.Program, &d.Name, &d.Kind, &d.Rate, &period, &d.Capacity, &d.MaxReserved, &d.Start, &shards, &zone, &anchor, &d.Current, &d.PublishedAt)
+		var anchor pgtype.Timestamp
+		var varies pgtype.Interval
+		err = row.Scan(&d.Program, &d.Name, &d.Kind, &d.Rate, &period, &d.Capacity, &d.MaxReserved, &d.Start, &shards, &zone, &anchor, &varies,
+			&d.Current, &d.PublishedAt, &d.Counts)
 		d.PublishedAt = d.PublishedAt.UTC()
 		if shards != nil {
 			d.Shards = *shards
@@ -39,7 +42,10 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Zone = *zone
 		}
 		if anchor.Valid {
-			d.Anchor = anchor.Time.Format(time.DateOnly)
+			d.Anchor = calendar.AnchorText(anchor.Time)
+		}
+		if varies.Valid {
+			d.Varies = periodOf(varies, ratelimit.KindTokenBucket)
 		}
 		if d.Start != nil {
 			*d.Start = d.Start.UTC()
@@ -48,8 +54,9 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Period = periodOf(period, d.Kind)
 		}
 		return d, err
-	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, current, published_at
-	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, program, NOT current, plan`, name)
+	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, published_at,
+	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
+	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
 }
 
 // unitIntervals are the units of the calendar as intervals.
@@ -186,9 +193,8 @@ func under(c ratelimit.Config, o *override) ratelimit.Config {
 	return c
 }
 
-// numbers are the flags that say which numbers a limit has: a plan of those that are published, or others.
+// numbers are the flags that give numbers: those of a limit that no program has published, or of a key that has numbers of its own.
 type numbers struct {
-	plan                string
 	kind, period, start string
 	zone, anchor        string
 	rate, capacity      float64
@@ -198,40 +204,44 @@ type numbers struct {
 func (n *numbers) flags(command *cobra.Command) {
 	n.command = command
 	f := command.Flags()
-	f.StringVar(&n.plan, "plan", "", "the plan of a limit with several: a part of its `text` that no other plan has")
-	f.Float64Var(&n.rate, "rate", 0, "tokens per period, of a limit that no program has published")
-	f.StringVar(&n.period, "period", "", "its period, such as 1m, 1h30m, 1d, \"1 month\"")
-	f.Float64Var(&n.capacity, "capacity", 0, "its capacity in tokens (default: the rate)")
+	f.Float64Var(&n.rate, "rate", 0, "tokens per period, of a key with numbers of its own, or of a limit that no program has published")
+	f.Float64Var(&n.capacity, "capacity", 0, "its capacity in tokens (default: as defined or, if that is the rate, the rate)")
+	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default: as defined, or UTC)")
+	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as \"2026-01-31\" or \"2026-01-31 15:00\" (default: as defined, or 2001-01-01)")
+	f.StringVar(&n.period, "period", "", "the period, such as 1m, 1h30m, 1d, \"1 month\", of a limit that no program has published")
 	f.StringVar(&n.kind, "kind", string(ratelimit.KindTokenBucket), "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")
-	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default UTC)")
-	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window (default 2001-01-01)")
 	choices(command, "kind", string(ratelimit.KindTokenBucket), string(ratelimit.KindFixedWindow), string(ratelimit.KindCalendarWindow))
-	command.MarkFlagsMutuallyExclusive("plan", "rate")
-	command.MarkFlagsRequiredTogether("rate", "period")
 }
 
-// config is the definition that the flags give, or nil.
-func (n *numbers) config(name string) (*ratelimit.Config, error) {
+// given reports whether any of these flags was given.
+func (n *numbers) given(flags ...string) bool {
+	return slices.ContainsFunc(flags, n.command.Flags().Changed)
+}
+
+// ofKey are the flags that a key of a published limit may have numbers of its own for; ofLimit those of the limit alone.
+var (
+	ofKey   = []string{"rate", "capacity", "zone", "anchor"}
+	ofLimit = []string{"period", "kind", "start"}
+)
+
+// over returns a definition with the numbers of the flags. A capacity that is the rate follows the rate.
+func (n *numbers) over(c ratelimit.Config) (*ratelimit.Config, error) {
 	changed := n.command.Flags().Changed
-	if !changed("rate") {
-		for _, flag := range []string{"capacity", "kind", "start", "zone", "anchor"} {
-			if changed(flag) {
-				return nil, usagef("--%s needs --rate and --period", flag)
-			}
+	if changed("rate") {
+		if c.Capacity == nil || c.Rate != nil && *c.Capacity == *c.Rate {
+			c.Capacity = &n.rate
 		}
-		return nil, nil
+		c.Rate = &n.rate
 	}
-	c := ratelimit.Config{Name: name, Kind: ratelimit.Kind(n.kind), Rate: &n.rate, Period: n.period, Zone: n.zone, Anchor: n.anchor}
 	if changed("capacity") {
 		c.Capacity = &n.capacity
 	}
-	if n.start != "" {
-		start, err := time.Parse(time.RFC3339, n.start)
-		if err != nil {
-			return nil, usagef("--start %q is not an instant, such as 2026-01-31T00:00:00Z", n.start)
-		}
-		c.Start = &start
+	if changed("zone") {
+		c.Zone = n.zone
+	}
+	if changed("anchor") {
+		c.Anchor = n.anchor
 	}
 	limit, err := ratelimit.New(c)
 	if err != nil {
@@ -241,74 +251,113 @@ func (n *numbers) config(name string) (*ratelimit.Config, error) {
 	return &c, nil
 }
 
-// defined is a definition, and the programs that have it.
-type defined struct {
-	ratelimit.Config
-	programs []string
+// unpublished is the definition that the flags give of a limit that no program has published, or nil.
+func (n *numbers) unpublished(name string) (*ratelimit.Config, error) {
+	if !n.given("rate") || !n.given("period") {
+		if n.given(slices.Concat(ofKey, ofLimit)...) {
+			return nil, usagef("no program has published the limit %s: its numbers need --rate and --period", printable(name))
+		}
+		return nil, nil
+	}
+	c := ratelimit.Config{Name: name, Kind: ratelimit.Kind(n.kind), Period: n.period}
+	if n.start != "" {
+		start, err := time.Parse(time.RFC3339, n.start)
+		if err != nil {
+			return nil, usagef("--start %q is not an instant, such as 2026-01-31T00:00:00Z", n.start)
+		}
+		c.Start = &start
+	}
+	return n.over(c)
 }
 
-// resolve returns the definition of a limit: that of the flags, or the published one. o is the override that it is asked for.
-func (n *numbers) resolve(ctx context.Context, db querier, name string, o *override) (defined, error) {
-	given, err := n.config(name)
-	if err != nil || given != nil {
-		if err != nil {
-			return defined{}, err
-		}
-		return defined{Config: *given}, nil
+// programsNumbers is why a key's numbers are not known.
+const programsNumbers = "the numbers of this key are the program's"
+
+// defined is what is known of the numbers of a limit.
+type defined struct {
+	ratelimit.Config                   // the definition that counts, or what the flags give of a limit that no program has published
+	programs         []string          // that publish it
+	others           []definition      // of other programs, or of older versions
+	given            *ratelimit.Config // by the flags; nil: nothing
+}
+
+// of returns the numbers of a key under an override, and why they are not known.
+func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
+	if d.given != nil {
+		return under(*d.given, o), nil
 	}
+	c = under(d.Config, o)
+	// An override with a rate and a capacity leaves nothing to the program but zone and anchor.
+	whole := o != nil && o.Effect == effectNumbers && o.Rate != nil && o.Capacity != nil && c.Kind != ratelimit.KindCalendarWindow
+	if c.Varies != "" && !whole {
+		unknown = new(string)
+		*unknown = programsNumbers
+		return c, unknown
+	}
+	c.Varies = ""
+	return c, nil
+}
+
+// resolve returns what is known of a limit's numbers: the published definition that counts, and what the flags give.
+func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defined, err error) {
 	all, err := definitions(ctx, db, &name)
 	if err != nil {
-		return defined{}, err
+		return d, err
 	}
-	var plans []defined
-	var texts []string
-	for _, d := range all {
-		if !d.Current {
-			continue
+	i := slices.IndexFunc(all, func(d definition) bool { return d.Counts })
+	if i >= 0 {
+		d.Config = all[i].Config
+		for _, other := range all {
+			if other.Counts {
+				d.programs = append(d.programs, other.Program)
+			} else {
+				d.others = append(d.others, other)
+			}
+			if other.Current && d.Varies == "" { // one that says so is enough
+				d.Varies = other.Varies
+			}
 		}
-		text := describe(under(d.Config, o))
-		if i := slices.Index(texts, text); i >= 0 {
-			plans[i].programs = append(plans[i].programs, d.Program)
-		} else if n.plan == "" || hasPart(text, n.plan) || hasPart(describe(d.Config), n.plan) {
-			plans, texts = append(plans, defined{d.Config, []string{d.Program}}), append(texts, text)
+		switch {
+		case n.given(ofLimit...):
+			return d, usagef("the kind, the period and the start of %s are those that %s has published: leave out --kind, --period and --start",
+				printable(name), printable(d.programs[0]))
+		case !n.given(ofKey...):
+			return d, nil
 		}
+		d.given, err = n.over(d.Config)
+		if err == nil {
+			d.given.Varies = ""
+		}
+		return d, err
 	}
+	c, err := n.unpublished(name)
 	switch {
-	case len(plans) == 1:
-		return plans[0], nil
-	case len(plans) > 1:
-		return defined{}, usagef("the limit %s has several plans. Say which with --plan and a part of its text that no other has: %s", printable(name), strings.Join(texts, "; "))
-	case n.plan != "" && len(all) > 0:
-		for _, d := range all {
-			texts = append(texts, describe(d.Config))
-		}
-		return defined{}, usagef("no plan of the limit %s has %q in its text: %s", printable(name), n.plan, strings.Join(slices.Compact(texts), "; "))
+	case err != nil:
+		return d, err
+	case c != nil:
+		return defined{Config: *c, given: c}, nil
 	}
 	known, err := knownLimits(ctx, db)
 	if err != nil {
-		return defined{}, err
+		return d, err
 	}
 	if !slices.Contains(known, name) {
-		return defined{}, noSuchLimit(name, known)
+		return d, noSuchLimit(name, known)
 	}
-	return defined{}, usagef("no program has published the numbers of the limit %s. Give them: --rate and --period, and --kind, --capacity and --start where they differ from the defaults", printable(name))
+	return d, usagef("no program has published the numbers of the limit %s. Give them: --rate and --period, and --kind, --capacity and --start where they differ from the defaults", printable(name))
 }
 
-// hasPart reports whether a text has a part that does not begin or end within a number or a word.
-func hasPart(text, part string) bool {
-	inWord := func(s string, i int) bool {
-		return i >= 0 && i < len(s) && (s[i] == '.' || s[i] >= '0' && s[i] <= '9' || s[i] >= 'a' && s[i] <= 'z')
+// how names the flags that give the numbers of a key.
+func (d *defined) how() string {
+	flags := "--rate and --capacity"
+	if d.Kind == ratelimit.KindCalendarWindow {
+		flags = "--rate, --capacity, --zone and --anchor"
 	}
-	for from := 0; ; {
-		i := strings.Index(text[from:], part)
-		if i < 0 || part == "" {
-			return false
-		}
-		if i += from; !inWord(text, i-1) && !inWord(text, i+len(part)) {
-			return true
-		}
-		from = i + 1
+	as := ""
+	if d.Rate != nil {
+		as = fmt.Sprintf(" (--rate %s: all as defined)", number(*d.Rate))
 	}
+	return flags + ", where they differ from the definition" + as
 }
 
 // knownLimits are the names that are published, have rows or have an override in force.

@@ -145,11 +145,57 @@ var steerNeeds = slices.Clip(append(lookNeeds, "INSERT rate_limit_overrides")) /
 type decided struct {
 	override
 	AddedNow *float64 `json:"addedNow,omitempty"`
+	KeysWith *int64   `json:"keysWithOverrides,omitempty"` // of one for every key: how many keys have one of their own, and keep it
+}
+
+// reach says whom an override of every key does not reach, and whom it does although the program knows better.
+type reach struct {
+	keysWith int64 // with an override of their own in force
+	varies   bool  // the keys have numbers of the program's own
+}
+
+func reachOf(ctx context.Context, db querier, name, effect string) (r reach, err error) {
+	err = db.QueryRow(ctx, "SELECT count(DISTINCT key) FROM rate_limit_overrides WHERE name = $1 AND key IS NOT NULL AND "+inForce, name).Scan(&r.keysWith)
+	if err != nil || effect != effectNumbers {
+		return r, err
+	}
+	list, err := definitions(ctx, db, &name)
+	r.varies = slices.ContainsFunc(list, func(d definition) bool { return d.Counts && d.Varies != "" })
+	return r, err
+}
+
+// text is empty, or sentences.
+func (r reach) text() string {
+	var parts []string
+	if r.keysWith == 1 {
+		parts = append(parts, "1 key has an override of its own, and keeps it.")
+	} else if r.keysWith > 1 {
+		parts = append(parts, count(r.keysWith)+" keys have overrides of their own, and keep them.")
+	}
+	if r.varies {
+		parts = append(parts, "Keys to which the program gives numbers of their own get these, too.")
+	}
+	return strings.Join(parts, " ")
+}
+
+// confirmEvery asks whether every key is meant.
+func (a *app) confirmEvery(ctx context.Context, question, name, effect string) error {
+	var r reach
+	err := a.reading(ctx, func(tx pgx.Tx) (err error) {
+		if err = checkKnown(ctx, tx, name); err == nil {
+			r, err = reachOf(ctx, tx, name, effect)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return a.confirm(ctx, "%s", strings.TrimSpace(r.text()+" "+question))
 }
 
 // decide adds an override by a function of the schema. call has the arguments between the key and the end.
 // It says what it did, unless JSON is asked for.
-func (a *app) decide(ctx context.Context, d *decision, name string, key *string, function, call string, args ...any) (*override, error) {
+func (a *app) decide(ctx context.Context, d *decision, name string, key *string, function, call string, args ...any) (*decided, error) {
 	length, end, err := d.get()
 	if err != nil {
 		return nil, err
@@ -160,6 +206,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	var o *override
 	var before []override // in force for the same keys, which now waits until the new one ends
 	hasRow := true
+	var reached *reach
 	var at time.Time
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
@@ -181,6 +228,10 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM rate_limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
 				return err
 			}
+		} else if r, err := reachOf(ctx, tx, name, o.Effect); err != nil {
+			return err
+		} else {
+			reached = &r
 		}
 		at, err = now(ctx, tx)
 		return err
@@ -199,12 +250,19 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	if !hasRow {
 		fmt.Fprintf(a.stderr, "%s has no row: is it spelled right? A key that was not used lately has none.\n", whom)
 	}
-	return o, nil
+	result := &decided{override: *o}
+	if reached != nil {
+		result.KeysWith = &reached.keysWith
+		if text := reached.text(); text != "" {
+			a.say("%s", text)
+		}
+	}
+	return result, nil
 }
 
 func (a *app) overrideCommand() *cobra.Command {
 	var d decision
-	var rate, capacity, maxReserved, before float64
+	var rate, capacity, maxReserved, capacityNow float64
 	var add bool
 	c := &cobra.Command{
 		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
@@ -214,7 +272,10 @@ the rate follows the new rate. The newest override wins, and replaces older ones
 
 New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
 the difference of the capacities as well, once. It waits two seconds after the override is committed, until all programs know of it.
-A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.` + everyKeyHelp,
+A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.
+
+Keys with numbers of their own, which the program alone knows (Varies), get those of the override instead, and keep the others. Then
+--add needs --capacity, and --capacity-now: the capacity that the key has had until now.` + everyKeyHelp,
 		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
@@ -226,7 +287,7 @@ A key without a row is full, and gets nothing. Without KEY, only a limit without
 	f.Float64Var(&maxReserved, "max-reserved", 0, "the most tokens that may be owed by reservations")
 	d.flags(a, c)
 	f.BoolVar(&add, "add", false, "add the difference of the capacities to what the key has")
-	f.Float64Var(&before, "capacity-before", 0, "with --add: the capacity before, of a limit that has several plans or is not published")
+	f.Float64Var(&capacityNow, "capacity-now", 0, "with --add: the capacity that the key has had until now, if the program alone knows it")
 	given := func(flag string, n *float64) *float64 {
 		if f.Changed(flag) {
 			return n
@@ -238,32 +299,47 @@ A key without a row is full, and gets nothing. Without KEY, only a limit without
 		if !f.Changed("rate") && !f.Changed("capacity") && !f.Changed("max-reserved") {
 			return usagef("say what changes: --rate, --capacity or --max-reserved")
 		}
-		if f.Changed("capacity-before") && !add {
-			return usagef("--capacity-before is for --add")
+		if f.Changed("capacity-now") && !add {
+			return usagef("--capacity-now is for --add")
 		}
 		if f.Changed("rate") && rate == 0 {
 			return usagef("--rate 0 grants nothing: use `txlimit block`, which also says until when")
 		}
-		if key == nil {
-			if err := a.confirm(ctx, "Give every key of %s other numbers?", printable(name)); err != nil {
+		if add && (!f.Changed("capacity") || !f.Changed("capacity-now")) {
+			err := a.reading(ctx, func(tx pgx.Tx) error {
+				list, err := definitions(ctx, tx, &name)
+				if slices.ContainsFunc(list, func(d definition) bool { return d.Counts && d.Varies != "" }) {
+					return usagef("%s: --add needs --capacity, and --capacity-now, the capacity that the key has had until now", programsNumbers)
+				}
+				return err
+			})
+			if err != nil {
 				return err
 			}
 		}
-		o, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
+		if key == nil {
+			if err := a.confirmEvery(ctx, fmt.Sprintf("Give every key of %s other numbers?", printable(name)), name, effectNumbers); err != nil {
+				return err
+			}
+		}
+		result, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
 			given("rate", &rate), given("capacity", &capacity), given("max-reserved", &maxReserved))
 		if err != nil {
 			return err
 		}
-		result := decided{override: *o}
 		if add {
-			if result.AddedNow, result.Added, err = a.add(ctx, o.ID, given("capacity-before", &before)); err != nil {
-				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit_add(%d)", o.ID, a.explain(ctx, err), o.ID)
+			if result.AddedNow, result.Added, err = a.add(ctx, result.ID, given("capacity-now", &capacityNow)); err != nil {
+				again := fmt.Sprintf("SELECT ratelimit_add(%d)", result.ID)
+				if f.Changed("capacity-now") {
+					again = fmt.Sprintf("SELECT ratelimit_add(%d, %s)", result.ID, number(capacityNow))
+				}
+				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.ID, a.explain(ctx, err), again)
 			}
 			keys := int64(0)
 			if key == nil && *result.AddedNow == 0 {
 				err := a.reading(ctx, func(tx pgx.Tx) (err error) { keys, err = keysOf(ctx, tx, name); return err })
 				if err != nil {
-					return fmt.Errorf("#%d is in force, and nothing was added: %w", o.ID, err)
+					return fmt.Errorf("#%d is in force, and nothing was added: %w", result.ID, err)
 				}
 			}
 			if keys > 0 {
@@ -333,7 +409,7 @@ func (a *app) decisionCommand(name, function, question string, c *cobra.Command)
 	return a.do(c, steerNeeds, func(ctx context.Context, args []string) error {
 		key := keyOf(args)
 		if key == nil {
-			if err := a.confirm(ctx, "%s every key of %s?", question, printable(args[0])); err != nil {
+			if err := a.confirmEvery(ctx, fmt.Sprintf("%s every key of %s?", question, printable(args[0])), args[0], ""); err != nil {
 				return err
 			}
 		}

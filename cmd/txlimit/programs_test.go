@@ -69,8 +69,8 @@ func TestAProgramFollows(t *testing.T) {
 		return ok && time.Until(d.RetryAt) < time.Hour && time.Until(d.RetryAt) > 30*time.Minute
 	})
 	k := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))
-	if d, _ := errors.AsType[*ratelimit.DeniedError](err); k.Denied != "block" || !k.RetryAt.Equal(d.RetryAt) {
-		t.Errorf("show says %q until %v, and the program denies until %v", k.Denied, k.RetryAt, d.RetryAt)
+	if d, _ := errors.AsType[*ratelimit.DeniedError](err); *k.Denied != "block" || !k.RetryAt.Equal(d.RetryAt) {
+		t.Errorf("show says %q until %v, and the program denies until %v", *k.Denied, k.RetryAt, d.RetryAt)
 	}
 	w.run("unblock", "sendMessage", "user-17").wants(t, exitOK)
 

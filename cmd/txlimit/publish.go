@@ -33,7 +33,7 @@ func (a *app) publishCommand() *cobra.Command {
 numbers. It decides nothing for the program. A program can do the same at its start (ratelimit.Publish).
 
 FILE is JSON, or - for the standard input: an array of limits as ratelimit.New takes them, or an object with "program" and "limits".
-Plans of one limit are several elements with one name. --check says what is wrong in the file and writes nothing; it needs no
+Each limit has a name of its own. --check says what is wrong in the file and writes nothing; it needs no
 database.`,
 		Example: `  txlimit publish limits.json --program api
   echo '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}]' | txlimit publish - --program api`,
@@ -130,8 +130,8 @@ func (a *app) readLimits(name string) (program string, limits []ratelimit.Limit,
 		if err == nil {
 			limit, err = ratelimit.New(c)
 		}
-		if err == nil && slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.String() == limit.String() }) {
-			err = fmt.Errorf("limit %q is there twice, with the same numbers", c.Name)
+		if err == nil && slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == limit.Name() }) {
+			err = fmt.Errorf("limit %q is there twice", c.Name)
 		}
 		if err != nil {
 			mistakes = append(mistakes, fmt.Errorf("limit %d of the file: %s", i+1, oneLine(err.Error())))

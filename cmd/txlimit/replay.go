@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,7 +79,7 @@ A query has one to three columns: the time, a timestamptz; the key; the count. I
 rows by time.
 
 NUMBERS are a rate and a period, then what differs from the defaults: '10/1h', '10/1h,capacity=3', '1000/1d,kind=fixed window',
-'10000/1 month,zone=Europe/Berlin'. --limits is a file as for txlimit publish. --published takes the limit's plans from the database.
+'10000/1 month,zone=Europe/Berlin'. --limits is a file as for txlimit publish. --published takes the limit's numbers from the database.
 
 The log must have all calls, the denied ones too. A replay knows nothing of refunds, reservations, or what callers would have done.`,
 		Example: `  txlimit replay --log messages.csv --time created_at --key user_id --candidate 10/1h,capacity=3 --candidate 10/1h
@@ -98,7 +99,7 @@ The log must have all calls, the denied ones too. A replay knows nothing of refu
 	f.BoolVar(&r.skip, "skip-mistakes", false, "leave out lines and rows that have no event, and say how many")
 	f.StringArrayVarP(&r.candidates, "candidate", "c", nil, "the `numbers` of a limit to consider; may be repeated")
 	f.StringVar(&r.file, "limits", "", "a `file` of limits to consider, as for publish")
-	f.StringArrayVar(&r.published, "published", nil, "a `limit` whose published plans to consider; may be repeated")
+	f.StringArrayVar(&r.published, "published", nil, "a `limit` whose published numbers to consider; may be repeated")
 	f.StringVar(&r.svg, "svg", "", "write a picture to this `file`, too")
 	choices(c, "format", "csv", "json", "combined")
 	completeFlag(c, "published", func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
@@ -237,23 +238,22 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 			if err != nil {
 				return err
 			}
-			before := len(limits)
-			for _, d := range defs {
-				limit, err := ratelimit.New(d.Config)
-				if err != nil {
-					return err
-				}
-				if d.Current {
-					limits = append(limits, limit)
-				}
-			}
-			if len(limits) == before {
-				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions WHERE current ORDER BY 1")
+			i := slices.IndexFunc(defs, func(d definition) bool { return d.Counts })
+			if i < 0 {
+				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions ORDER BY 1")
 				if err != nil {
 					return err
 				}
 				return noSuchLimit(name, list)
 			}
+			limit, err := ratelimit.New(defs[i].Config)
+			if err != nil {
+				return err
+			}
+			if defs[i].Varies != "" {
+				fmt.Fprintf(a.stderr, "The keys of %s may have numbers of their own. It is replayed as if all had those of the definition.\n", printable(name))
+			}
+			limits = append(limits, limit)
 		}
 		return nil
 	})

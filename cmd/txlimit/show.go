@@ -16,24 +16,30 @@ import (
 
 // keyDetails is what `show` prints.
 type keyDetails struct {
-	Limit      string           `json:"limit"`
-	Key        *string          `json:"key"` // nil: the limit has no keys
-	At         time.Time        `json:"at"`
-	Definition ratelimit.Config `json:"definition"`
-	Programs   []string         `json:"programs"` // that have published it; empty: the numbers were given
-	Override   *override        `json:"override"` // the one in force
-	Numbers    ratelimit.Config `json:"numbers"`  // the definition under the override
-	Remaining  *float64         `json:"remaining"`
-	OwedUntil  *time.Time       `json:"owedUntil"` // the balance is below zero until then
-	FullAt     *time.Time       `json:"fullAt"`
-	Denied     string           `json:"denied"`  // why one token is denied now: "", balance, block or policy
-	RetryAt    *time.Time       `json:"retryAt"` // until when; nil: not denied, or for good
-	LastGrant  *time.Time       `json:"lastGrant"`
-	Rows       int              `json:"rows"`           // of the key: 0 if it is full
-	Keys       int64            `json:"keys,omitempty"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
-	History    []override       `json:"history"`
-	Denials    []deniedHour     `json:"denials"`                   // of the last hours; nil: there are no usage tables
-	Unreadable bool             `json:"usageUnreadable,omitempty"` // the role may not read the denials
+	Limit      string            `json:"limit"`
+	Key        *string           `json:"key"` // nil: the limit has no keys
+	At         time.Time         `json:"at"`
+	Definition ratelimit.Config  `json:"definition"` // the one that counts
+	Programs   []string          `json:"programs"`   // that have published it; empty: the numbers were given
+	Others     []definition      `json:"others"`     // definitions of this name by other programs or older versions
+	Given      *ratelimit.Config `json:"given"`      // the numbers that were given; nil: none
+	Override   *override         `json:"override"`   // the one in force
+	Numbers    *ratelimit.Config `json:"numbers"`    // those in force; nil: not known
+	Unknown    *string           `json:"unknown"`    // why the numbers, and what follows from them, are not known; nil: they are
+	Remaining  *float64          `json:"remaining"`  // nil: unlimited, or not known
+	OwedUntil  *time.Time        `json:"owedUntil"`  // the balance is below zero until then
+	FullAt     *time.Time        `json:"fullAt"`
+	Denied     *string           `json:"denied"`         // why one token is denied now: "", balance, block or policy; nil: not known
+	RetryAt    *time.Time        `json:"retryAt"`        // until when; nil: not denied, for good, or not known
+	Stored     *float64          `json:"stored"`         // the tokens that were left at the last use; nil: the key has no row
+	LastGrant  *time.Time        `json:"lastGrant"`      // the last use
+	Rows       int               `json:"rows"`           // of the key: 0 if it is full
+	Keys       int64             `json:"keys,omitempty"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
+	History    []override        `json:"history"`
+	Denials    []deniedHour      `json:"denials"`                   // of the last hours; nil: there are no usage tables
+	Unreadable bool              `json:"usageUnreadable,omitempty"` // the role may not read the denials
+
+	how string // to give the numbers
 }
 
 type deniedHour struct {
@@ -52,11 +58,15 @@ func (a *app) showCommand() *cobra.Command {
 		Long: `Show one key of a limit: its balance, the numbers in force and whose they are, why a call is denied now and until when, its
 overrides, and its denials of the last hours, if programs have a usage.Recorder. Without KEY, it is for a limit without keys.
 
+A limit may be defined so that its keys have numbers of their own, which the program alone knows (Varies). Then there is no balance until
+you give them: --rate, --capacity, --zone and --anchor, where they differ from the definition. What is stored is shown without.
+
 It locks and writes nothing, and reads the rows of this key alone. The answer is for one token: a call for more may be denied for
 longer. If the recorder hashes keys, the denials are under the hash.`,
 		Example: `  txlimit show sendMessage user-17
   txlimit show perRegion 'eu|user-17'    # a key of two parts
-  txlimit show signUps                   # a limit without keys`,
+  txlimit show signUps                   # a limit without keys
+  txlimit show apiCalls acme --rate 50000 --anchor 2026-01-31    # a key with numbers of its own`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
 		ValidArgsFunction: a.completeLimitAndKey,
 	}, append(lookNeeds, "SELECT rate_limit_denials"), func(ctx context.Context, args []string) error {
@@ -76,22 +86,23 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if err != nil {
 		return err
 	}
-	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}}
+	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}, Others: []definition{}}
 	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY id DESC LIMIT 100", name, key); err != nil {
 		return err
 	}
-	applied, err := inForceFor(ctx, tx, name, key) // not from the history, which may be longer than what was read
+	if k.Override, err = inForceFor(ctx, tx, name, key); err != nil { // not from the history, which may be longer than what was read
+		return err
+	}
+	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
 		return err
 	}
-	k.Override = applied
-	d, err := n.resolve(ctx, tx, name, k.Override)
-	if err != nil {
-		return err
+	k.Definition, k.Given, k.how = d.Config, d.given, d.how()
+	k.Programs, k.Others = append(k.Programs, d.programs...), append(k.Others, d.others...)
+	inForce, unknown := d.of(k.Override)
+	if k.Unknown = unknown; unknown == nil {
+		k.Numbers = &inForce
 	}
-	k.Definition = d.Config
-	k.Programs = append(k.Programs, d.programs...)
-	k.Numbers = under(d.Config, k.Override)
 	if err := k.read(ctx, tx); err != nil {
 		return err
 	}
@@ -124,14 +135,13 @@ const balanceSQL = `
 		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
 		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
 	), w AS (
-		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::date, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
+		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::timestamp, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
 	), g AS (
 		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
 		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
 		  FROM w
 	)
-	SELECT r.n, (SELECT max(t) FROM unnest(r.ts) AS t),
-	       _ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows),
+	SELECT _ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows),
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), 0, 0, false, g.windows),
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), least($6, 1), 0, false, g.windows),
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), $6, 0, false, g.windows)
@@ -139,30 +149,51 @@ const balanceSQL = `
 
 // read reads the balance.
 func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
-	c := k.Numbers
-	if k.Override != nil && k.Override.Effect == effectUnlimited || c.Kind == ratelimit.KindUnlimited {
-		if k.Override != nil && k.Override.Effect == effectBlock {
-			k.Denied, k.RetryAt = "block", k.Override.Until
-		}
-		return tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).Scan(&k.Rows)
-	}
-	if *c.Rate == 0 {
-		k.Denied, k.Remaining = "policy", new(float64)
-		return nil
-	}
 	var last pgtype.Timestamptz
-	var balance float64
-	var owed, enough, full time.Time
-	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
-		Scan(&k.Rows, &last, &balance, &owed, &enough, &full)
+	err := tx.QueryRow(ctx, "SELECT count(*), sum(value), max(ts) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).
+		Scan(&k.Rows, &k.Stored, &last)
 	if err != nil {
 		return err
 	}
-	k.Remaining = &balance
 	if last.Valid && last.InfinityModifier == pgtype.Finite {
 		t := last.Time.UTC()
 		k.LastGrant = &t
 	}
+	if k.Numbers != nil {
+		if err := k.compute(ctx, tx, *k.Numbers); err != nil {
+			return err
+		}
+	}
+	granted := ""
+	switch o := k.Override; {
+	case o != nil && o.Effect == effectBlock:
+		block := "block"
+		k.Denied, k.RetryAt = &block, o.Until
+	case o != nil && o.Effect == effectUnlimited:
+		k.Denied = &granted
+	}
+	return nil
+}
+
+// compute works out the balance by the numbers in force.
+func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config) error {
+	denied := ""
+	k.Denied = &denied
+	switch {
+	case k.unlimited():
+		return nil
+	case *c.Rate == 0:
+		denied, k.Remaining = "policy", new(float64)
+		return nil
+	}
+	var balance float64
+	var owed, enough, full time.Time
+	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
+		Scan(&balance, &owed, &enough, &full)
+	if err != nil {
+		return err
+	}
+	k.Remaining = &balance
 	for _, when := range []struct {
 		at *time.Time
 		to **time.Time
@@ -172,12 +203,14 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if k.RetryAt != nil {
-		k.Denied = "balance"
-	}
-	if k.Override != nil && k.Override.Effect == effectBlock {
-		k.Denied, k.RetryAt = "block", k.Override.Until
+		denied = "balance"
 	}
 	return nil
+}
+
+// unlimited reports whether nothing is taken.
+func (k *keyDetails) unlimited() bool {
+	return k.Override != nil && k.Override.Effect == effectUnlimited || k.Definition.Kind == ratelimit.KindUnlimited
 }
 
 func (k *keyDetails) print(w io.Writer) {
@@ -206,6 +239,14 @@ func (k *keyDetails) print(w io.Writer) {
 		whose = "of " + strings.Join(programs, ", ")
 	}
 	line("defined", "%s (%s)", describe(k.Definition), whose)
+	for _, other := range k.Others {
+		if other.Current || describe(other.Config) != describe(k.Definition) {
+			line("", "%s, %s: %s", printable(other.Program), since(&other), describe(other.Config))
+		}
+	}
+	if k.Given != nil && len(k.Programs) > 0 {
+		line("given", "%s", describe(*k.Given))
+	}
 	if o := k.Override; o != nil {
 		target := "this key"
 		if o.Key == nil {
@@ -215,15 +256,20 @@ func (k *keyDetails) print(w io.Writer) {
 		if o.Reason != "" {
 			line("", "reason: %s", printable(o.Reason))
 		}
-		if o.Effect == effectNumbers {
-			line("in force", "%s", describe(k.Numbers))
+		if o.Effect == effectNumbers && k.Numbers != nil {
+			line("in force", "%s", describe(*k.Numbers))
 		}
 	}
 	switch {
 	case keyless:
-	case k.Remaining == nil:
+	case k.unlimited():
 		line("balance", "unlimited: nothing is taken")
-	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && k.Denied == "policy":
+	case k.Unknown != nil:
+		line("balance", "not known: %s. Give them: %s", *k.Unknown, k.how)
+		if k.Stored != nil {
+			line("stored", "%s tokens at the last use", tokens(*k.Stored))
+		}
+	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && *k.Denied == "policy":
 		line("balance", "0")
 	default:
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
@@ -235,12 +281,22 @@ func (k *keyDetails) print(w io.Writer) {
 		}
 		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
 	}
-	switch denied := k.Denied; {
+	denied := "not known"
+	if k.Denied != nil {
+		denied = *k.Denied
+	}
+	switch {
 	case denied == "block":
 		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
 	case denied == "policy":
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:
+	case k.Denied == nil && k.Rows == 0 && k.Definition.Rate != nil && *k.Definition.Rate == 0:
+		line("denied", "yes as defined (the rate is 0), unless the key has a rate of its own")
+	case k.Denied == nil && k.Rows == 0:
+		line("denied", "no, unless its rate is 0: a key without a row is full")
+	case k.Denied == nil:
+		line("denied", "not known: it depends on these numbers")
 	case denied == "":
 		line("denied", "no: one token would be granted now")
 	default:
@@ -277,6 +333,14 @@ func (k *keyDetails) print(w io.Writer) {
 		fmt.Fprintln(w)
 		printOverrides(w, k.History, k.At)
 	}
+}
+
+// since says since or until when a program has a definition.
+func since(d *definition) string {
+	if d.Current {
+		return "since " + instant(d.PublishedAt)
+	}
+	return "until " + instant(d.PublishedAt)
 }
 
 // ending is when an override ends.

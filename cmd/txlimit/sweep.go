@@ -29,8 +29,8 @@ func (a *app) sweepCommand() *cobra.Command {
 sweeps all limits that programs have published.
 
 It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
-If it is stopped, deleted rows stay deleted. The numbers are the largest capacity and the slowest rate of all plans and overrides.
-For a limit that no program has published, give the numbers.`,
+If it is stopped, deleted rows stay deleted. A key is full if it is by every definition of the limit that was published in the last 7 days, and
+under every override. If these differ in kind, period or start, nothing is deleted. For a limit that no program has published, give the numbers.`,
 		Example: `  txlimit sweep
   txlimit sweep sendMessage uploads
   txlimit sweep oldLimit --rate 10 --period 1m --capacity 20`,
@@ -46,8 +46,7 @@ For a limit that no program has published, give the numbers.`,
 		},
 	}
 	n.flags(c)
-	_ = c.Flags().MarkHidden("plan") // a sweep takes all plans together
-	_ = c.Flags().MarkHidden("zone")
+	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
 	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
 		return a.sweep(ctx, &n, args)
@@ -56,13 +55,9 @@ For a limit that no program has published, give the numbers.`,
 
 func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 	var given *ratelimit.Config
-	if n.command.Flags().Changed("plan") {
-		return usagef("a sweep takes all plans of a limit together: leave out --plan")
-	}
-	if n.command.Flags().Changed("rate") {
-		if len(names) != 1 {
-			return usagef("--rate and --period are for one LIMIT")
-		}
+	flags := n.given(slices.Concat(ofKey, ofLimit)...)
+	if flags && len(names) != 1 {
+		return usagef("--rate and --period are for one LIMIT")
 	}
 	err := a.reading(ctx, func(tx pgx.Tx) error {
 		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions ORDER BY 1")
@@ -73,14 +68,15 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 			names = published
 			return nil
 		}
-		if given, err = n.config(names[0]); err != nil || given != nil {
-			return err
-		}
 		for _, name := range names {
-			if !slices.Contains(published, name) {
-				_, err := n.resolve(ctx, tx, name, nil) // which says why it cannot be
+			if !flags && slices.Contains(published, name) { // maybe no longer, but within the last 7 days
+				continue
+			}
+			d, err := n.resolve(ctx, tx, name)
+			if err != nil {
 				return err
 			}
+			given = d.given
 		}
 		return nil
 	})

@@ -153,7 +153,7 @@ func (w *world) alike(text string) string {
 }
 
 var (
-	balance = regexp.MustCompile(`"remaining": -?[0-9.e-]+`) // a little is refilled meanwhile
+	balance = regexp.MustCompile(`"(remaining|stored)": -?[0-9.e-]+`) // a little is refilled meanwhile
 	heading = regexp.MustCompile(`^ *[A-Z]+ .*  [A-Z]`)
 	blanks  = regexp.MustCompile(` {2,}`)
 )

@@ -1,6 +1,6 @@
 // Adaptive calls a service as often as it can take, and finds that rate itself: a second without failures raises the rate
 // by 10, a second with failures halves it, between 5 and 60 per second (AIMD, as in TCP). The rate is a row, so all
-// processes share it. A new definition creates no tokens: the balance is cut to the capacity.
+// processes share it. A new rate creates no tokens: the balance is cut to the capacity.
 //
 //	go run ./examples/adaptive
 package main
@@ -26,11 +26,14 @@ var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 var limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
-// calls returns the limit with the present rate.
-func calls(ctx context.Context, pool *pgxpool.Pool) (ratelimit.Limit, error) {
+// calls varies: its rate is found while the program runs. Any rate fills the bucket within a second.
+var calls = ratelimit.TokenBucket("calls", 20, time.Second, ratelimit.Varies(time.Second))
+
+// atPresent returns the limit with the present rate.
+func atPresent(ctx context.Context, pool *pgxpool.Pool) (ratelimit.Limit, error) {
 	var rate float64
 	err := pool.QueryRow(ctx, "SELECT rate FROM services WHERE name = 'search'").Scan(&rate)
-	return ratelimit.TokenBucket("calls", rate, time.Second), err
+	return calls.With(ratelimit.Rate(rate)), err
 }
 
 // adapt sets the rate according to the counted failures.
@@ -63,7 +66,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	for second, health := range []int64{50, 50, 50, 50, 50, 10, 10, 10, 10, 10, 50, 50, 50} {
 		canTake.Store(health)
 		taken.Store(0)
-		limit, err := calls(ctx, pool)
+		limit, err := atPresent(ctx, pool)
 		if err != nil {
 			return err
 		}
@@ -108,7 +111,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := adapt(ctx, pool, step.failed); err != nil {
 			return err
 		}
-		limit, err := calls(ctx, pool)
+		limit, err := atPresent(ctx, pool)
 		if err != nil {
 			return err
 		}

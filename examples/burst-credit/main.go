@@ -88,11 +88,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 					return err
 				}
 				total += units
-				saved, err := limits.Check(ctx, pool, readUnits.Key("orders").Count(0))
+				saved, err := limits.Balance(ctx, pool, readUnits.Key("orders"))
 				if err != nil {
 					return err
 				}
-				fmt.Printf("%6d %6d %6.0f %10d %9.0f\n", elapsed(), phase.reads, units, throttled, saved.Remaining)
+				fmt.Printf("%6d %6d %6.0f %10d %9.0f\n", elapsed(), phase.reads, units, throttled, saved[0].Remaining)
 			} else if second == 0 {
 				fmt.Printf("   ... idle for %d seconds\n", phase.seconds)
 			}

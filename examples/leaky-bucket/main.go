@@ -34,15 +34,15 @@ var (
 
 // send waits for its turn in the queue, and then sends. The queue is the limit's row, so all processes share it.
 func send(ctx context.Context, pool *pgxpool.Pool, receiver string) error {
-	turn, err := limits.Consume(ctx, pool, webhooks.Key(receiver).Reserve())
+	turn, err := limits.Reserve(ctx, pool, webhooks.Key(receiver))
 	if err != nil {
 		return err // the queue is full
 	}
-	if turn.RetryAfter > queue*interval {
-		return fmt.Errorf("a wait of %v, want a queue of %d", turn.RetryAfter, queue)
+	if turn.Delay > queue*interval {
+		return fmt.Errorf("a wait of %v, want a queue of %d", turn.Delay, queue)
 	}
 	select {
-	case <-time.After(turn.RetryAfter):
+	case <-time.After(turn.Delay):
 	case <-ctx.Done():
 		return ctx.Err() // a refund is possible, but later webhooks keep their instants
 	}

@@ -206,14 +206,14 @@ func (s scene) ask(ctx context.Context, text string, maxTokens, want int) error 
 // holds waits until the team has a number of tokens. If the client has left, they are settled a moment later.
 func (s scene) holds(ctx context.Context, want float64) error {
 	for {
-		result, err := s.limiter.Check(ctx, s.pool, llmTokens.Key("blue").Count(0))
-		if err == nil && result.Remaining == want {
+		balances, err := s.limiter.Balance(ctx, s.pool, llmTokens.Key("blue"))
+		if err == nil && balances[0].Remaining == want {
 			fmt.Printf("   the team has %.0f tokens left\n", want)
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(err, fmt.Errorf("%v tokens are left, want %v", result.Remaining, want))
+			return errors.Join(err, fmt.Errorf("the balances are %v, want %v left", balances, want))
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

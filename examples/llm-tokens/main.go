@@ -55,17 +55,17 @@ func chat(ctx context.Context, pool *pgxpool.Pool, team, prompt string) error {
 	return err
 }
 
-// batch accepts work that can wait. Its result says when the work may run.
-func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnswer int) (result ratelimit.Result, err error) {
+// batch accepts work that can wait. The reservation says when the work may run.
+func batch(ctx context.Context, pool *pgxpool.Pool, team, prompt string, maxAnswer int) (reserved ratelimit.Reservation, err error) {
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		result, err = limits.Consume(ctx, tx, llmTokens.Key(team).Count(estimate(prompt, maxAnswer)).Reserve())
+		reserved, err = limits.Reserve(ctx, tx, llmTokens.Key(team).Count(estimate(prompt, maxAnswer)))
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, receipt, run_at) VALUES ($1, $2, $3, $4)", team, prompt, result.Receipt(), result.RetryAt)
+		_, err = tx.Exec(ctx, "INSERT INTO prompts (team, prompt, receipt, run_at) VALUES ($1, $2, $3, $4)", team, prompt, reserved.Receipt(), reserved.RetryAt)
 		return err
 	}, ratelimit.Isolation(pgx.ReadCommitted))
-	return result, err
+	return reserved, err
 }
 
 // answer calls the language model and returns the tokens used.
@@ -113,24 +113,24 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if answered.Load() != 13 || wait <= 0 || wait > 10*time.Second {
 		return fmt.Errorf("%d answered, the others after %v, want 13 and at most 10s", answered.Load(), wait)
 	}
-	left, err := limits.Check(ctx, pool, llmTokens.Key("red").Count(0))
+	left, err := limits.Balance(ctx, pool, llmTokens.Key("red"))
 	if err != nil {
 		return err
 	}
 	fmt.Println("red: the answers took 400 tokens each, the rest is refunded: more than 14 thousand are left")
-	if left.Remaining < 14_800 { // 20,000 - 13 * 400, and the refill meanwhile
-		return fmt.Errorf("%v tokens are left, want at least 14,800", left.Remaining)
+	if left[0].Remaining < 14_800 { // 20,000 - 13 * 400, and the refill meanwhile
+		return fmt.Errorf("%v tokens are left, want at least 14,800", left[0].Remaining)
 	}
 
 	answer = func(string) float64 { return 3_000 }
 	if err := chat(ctx, pool, "blue", "What is this?  "); err != nil {
 		return err
 	}
-	if left, err = limits.Check(ctx, pool, llmTokens.Key("blue").Count(0)); err != nil {
+	if left, err = limits.Balance(ctx, pool, llmTokens.Key("blue")); err != nil {
 		return err
 	}
 	fmt.Println("blue: has its own budget, and is answered, for twice the estimated tokens")
-	if remaining := left.Remaining; remaining >= 18_000 { // 20,000 - 3,000, and the refill meanwhile
+	if remaining := left[0].Remaining; remaining >= 18_000 { // 20,000 - 3,000, and the refill meanwhile
 		return fmt.Errorf("blue has %v tokens left, want about 17,000", remaining)
 	}
 
@@ -138,9 +138,9 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("red: a report of at most 35000 tokens is scheduled, and runs in %v\n", report.RetryAfter.Round(time.Minute))
-	if report.RetryAfter < 150*time.Second || report.RetryAfter > 203*time.Second { // the debt is up to 20,200
-		return fmt.Errorf("it runs in %v, want just below 3m22s", report.RetryAfter)
+	fmt.Printf("red: a report of at most 35000 tokens is scheduled, and runs in %v\n", report.Delay.Round(time.Minute))
+	if report.Delay < 150*time.Second || report.Delay > 203*time.Second { // the debt is up to 20,200
+		return fmt.Errorf("it runs in %v, want just below 3m22s", report.Delay)
 	}
 
 	_, err = batch(ctx, pool, "red", "Sum up the century.", 51_995)

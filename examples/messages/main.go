@@ -82,11 +82,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// remaining returns what a user has left: a check of 0 tokens writes nothing.
+// remaining returns what a user has left.
 func remaining(ctx context.Context, pool *pgxpool.Pool, user string) (float64, error) {
-	result, err := limits.Check(ctx, pool, sendMessage.Key(user).Count(0))
+	balances, err := limits.Balance(ctx, pool, sendMessage.Key(user))
 	if err != nil {
 		return 0, err
 	}
-	return result.Remaining, nil
+	return balances[0].Remaining, nil
 }

@@ -23,6 +23,9 @@ var (
 	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
 
 	perMinute = ratelimit.TokenBucket("callsPerMinute", 100, time.Minute)
+
+	// Each customer has a zone and a billing day of its own. Within 32 days, a month begins in any zone, from any day.
+	perMonth = ratelimit.CalendarWindow("callsPerMonth", 10_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
 )
 
 // customer is a row of the application's table.
@@ -32,14 +35,14 @@ type customer struct {
 
 // quota is the monthly limit of one customer. In a month without a 31st, billing day 31 is the month's last day.
 func (c customer) quota() ratelimit.Limit {
-	return ratelimit.CalendarWindow("callsPerMonth", 10_000, ratelimit.Month, ratelimit.In(c.zone), ratelimit.Anchor(c.contract))
+	return perMonth.With(ratelimit.In(c.zone), ratelimit.Anchor(c.contract))
 }
 
 // call is the customer's work, and the transaction that books it. Both limits grant, or nothing is booked.
 func call(ctx context.Context, pool *pgxpool.Pool, id string, calls float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		c := customer{id: id}
-		err := tx.QueryRow(ctx, "SELECT zone, contract::text FROM customers WHERE id = $1", id).Scan(&c.zone, &c.contract)
+		err := tx.QueryRow(ctx, "SELECT zone, contract::text FROM customers WHERE id = $1 FOR NO KEY UPDATE", id).Scan(&c.zone, &c.contract)
 		if err != nil {
 			return err
 		}

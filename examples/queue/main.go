@@ -41,7 +41,7 @@ const schema = `
 		id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 		run_at  timestamptz NOT NULL,
 		payload jsonb NOT NULL,
-		receipt text NOT NULL, -- Result.Receipt: it refunds a job that is canceled, or costs less (examples/settle)
+		receipt text NOT NULL, -- Reservation.Receipt: it refunds a job that is canceled, or costs less (examples/settle)
 		state   text NOT NULL DEFAULT 'waiting',
 		ran_at  timestamptz
 	);
@@ -50,12 +50,12 @@ const schema = `
 // enqueue reserves the tokens for a document and enqueues its calls: all or nothing.
 func enqueue(ctx context.Context, tx pgx.Tx, document int) error {
 	for part := range parts {
-		result, err := limits.Consume(ctx, tx, llmTokens.Global().Count(tokens).Reserve())
+		reserved, err := limits.Reserve(ctx, tx, llmTokens.Global().Count(tokens))
 		if err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, "INSERT INTO jobs (run_at, receipt, payload) VALUES ($1, $2, jsonb_build_array($3::int, $4::int))",
-			result.RetryAt, result.Receipt(), document, part)
+			reserved.RetryAt, reserved.Receipt(), document, part)
 		if err != nil {
 			return err
 		}

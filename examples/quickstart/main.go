@@ -242,11 +242,11 @@ func rollbackReturnsTokens(ctx context.Context, pool *pgxpool.Pool, out io.Write
 
 // balance returns what a key has left. It writes nothing.
 func balance(ctx context.Context, db ratelimit.DB, request ratelimit.Request) (float64, error) {
-	result, err := limits.Check(ctx, db, request.Count(0))
+	balances, err := limits.Balance(ctx, db, request)
 	if err != nil {
 		return 0, err
 	}
-	return result.Remaining, nil
+	return balances[0].Remaining, nil
 }
 
 // If one of the limits denies, the others lose nothing.
@@ -294,11 +294,11 @@ func twoLimits(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 func reserveAndSchedule(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	for _, prompt := range []string{"summarize", "translate", "explain"} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			result, err := limits.Consume(ctx, tx, llmTokens.Key("team 7").Count(2000).Reserve())
+			reserved, err := limits.Reserve(ctx, tx, llmTokens.Key("team 7").Count(2000))
 			if err != nil {
 				return err // the tokens of two minutes are already reserved
 			}
-			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, result.RetryAt)
+			_, err = tx.Exec(ctx, "INSERT INTO jobs (prompt, run_at) VALUES ($1, $2)", prompt, reserved.RetryAt)
 			return err
 		})
 		if err != nil {

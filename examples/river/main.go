@@ -58,18 +58,18 @@ func (call) Kind() string { return "call" }
 // enqueue reserves the tokens for a document and enqueues its calls: all or nothing.
 func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], document int) error {
 	for part := range parts {
-		result, err := limits.Consume(ctx, tx, llmTokens.Global().Count(tokens).Reserve())
+		reserved, err := limits.Reserve(ctx, tx, llmTokens.Global().Count(tokens))
 		if err != nil {
 			return err // the jobs that wait already take the tokens of three minutes
 		}
 		var options river.InsertOpts
-		if result.RetryAfter > 0 {
+		if reserved.Delay > 0 {
 			// River starts a job when it is due by the database's now(), the same clock as RetryAt. Every 5 s, River looks
 			// for jobs with a ScheduledAt that are due in the next 5 s. A job that is due sooner may be up to 5 s late. So
 			// a job that may run at once gets no ScheduledAt.
-			options.ScheduledAt = result.RetryAt
+			options.ScheduledAt = reserved.RetryAt
 		}
-		args := call{Document: document, Part: part, Receipt: result.Receipt(), ReservedAt: result.At, RunAt: result.RetryAt}
+		args := call{Document: document, Part: part, Receipt: reserved.Receipt(), ReservedAt: reserved.At, RunAt: reserved.RetryAt}
 		if _, err := jobs.InsertTx(ctx, tx, args, &options); err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ const schema = `
 		id       bigint PRIMARY KEY,
 		team     text NOT NULL,
 		estimate float8 NOT NULL,
-		receipt  text NOT NULL, -- Result.Receipt: a refund needs it
+		receipt  text NOT NULL, -- Reservation.Receipt: a refund needs it
 		run_at   timestamptz NOT NULL,
 		state    text NOT NULL DEFAULT 'waiting', -- then running, then done
 		cost     float8
@@ -42,12 +42,12 @@ const schema = `
 // enqueue reserves the estimate and inserts the job's row.
 func enqueue(ctx context.Context, pool *pgxpool.Pool, id int, team string, estimate float64) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		result, err := limits.Consume(ctx, tx, dailyTokens.Key(team).Count(estimate).Reserve())
+		reserved, err := limits.Reserve(ctx, tx, dailyTokens.Key(team).Count(estimate))
 		if err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, "INSERT INTO jobs (id, team, estimate, receipt, run_at) VALUES ($1, $2, $3, $4, $5)",
-			id, team, estimate, result.Receipt(), result.RetryAt)
+			id, team, estimate, reserved.Receipt(), reserved.RetryAt)
 		return err
 	})
 }
@@ -183,11 +183,11 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 
 // balance wants exactly this number of tokens to have been taken.
 func balance(ctx context.Context, pool *pgxpool.Pool, what string, taken float64) error {
-	result, err := limits.Check(ctx, pool, dailyTokens.Key("blue").Count(0))
+	balances, err := limits.Balance(ctx, pool, dailyTokens.Key("blue"))
 	if err != nil {
 		return err
 	}
-	left := result.Remaining
+	left := balances[0].Remaining
 	fmt.Printf("%s: the team has %.0f of %.0f tokens left\n", what, left, dailyTokens.Capacity())
 	if left != dailyTokens.Capacity()-taken {
 		return fmt.Errorf("%v tokens are left, want %v", left, dailyTokens.Capacity()-taken)

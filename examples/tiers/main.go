@@ -1,7 +1,7 @@
 // Tiers reads a limit for each plan from a file, plans.json. A mistake in the file is an error at the start of the program.
-// Each user's row names the plan. A change of plan takes effect at the next call. All plans share one name, so a user has
-// one balance, and a change of plan creates no tokens. A plan with a rate of 0 grants nothing, and an unlimited plan grants
-// everything: neither has a balance.
+// Each user's row names the plan. A plan is a limit with a name of its own. The pro plan varies: a customer of it may have a quota
+// of its own, which is in the customer's row. A plan with a rate of 0 grants nothing, and an unlimited plan grants everything:
+// neither has a balance.
 //
 //	go run ./examples/tiers
 package main
@@ -27,15 +27,17 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-var limits ratelimit.Limiter
-
 //go:embed plans.json
 var shipped []byte // the first file, which the example edits
 
-type plans map[string]ratelimit.Limit
+// app is the program with its plans. Its Limiter knows one definition of each name: other plans need another Limiter.
+type app struct {
+	plans  map[string]ratelimit.Limit
+	limits ratelimit.Limiter
+}
 
 // load reads the plans of a file. Its error says what is wrong with each of them.
-func load(path string) (plans, error) {
+func load(path string) (*app, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -45,25 +47,31 @@ func load(path string) (plans, error) {
 	if err := json.NewDecoder(file).Decode(&configs); err != nil { // a misspelt "capacity" must not count as unset
 		return nil, err
 	}
-	plans, errs := plans{}, []error(nil)
+	a, errs := &app{plans: map[string]ratelimit.Limit{}}, []error(nil)
 	for _, plan := range slices.Sorted(maps.Keys(configs)) {
 		limit, err := ratelimit.New(configs[plan])
 		if err != nil {
 			errs = append(errs, fmt.Errorf("plan %s: %w", plan, err))
 		}
-		plans[plan] = limit
+		a.plans[plan] = limit
 	}
-	return plans, errors.Join(errs...)
+	return a, errors.Join(errs...)
 }
 
-// request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up.
-func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+// request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up. FOR NO KEY UPDATE makes a
+// change of the row wait until this transaction has ended, so no request goes by an old quota.
+func (a *app) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
+	return a.limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var plan string
-		if err := tx.QueryRow(ctx, "SELECT plan FROM users WHERE name = $1", user).Scan(&plan); err != nil {
+		var quota *float64 // of its own, a day
+		if err := tx.QueryRow(ctx, "SELECT plan, quota FROM users WHERE name = $1 FOR NO KEY UPDATE", user).Scan(&plan, &quota); err != nil {
 			return err
 		}
-		_, err := limits.Consume(ctx, tx, p[plan].Key(user)) // a plan that is not in the file gives the zero Limit, which is an error
+		limit := a.plans[plan] // a plan that is not in the file gives the zero Limit, which is an error
+		if quota != nil {
+			limit = limit.With(ratelimit.Rate(*quota), ratelimit.Capacity(*quota))
+		}
+		_, err := a.limits.Consume(ctx, tx, limit.Key(user))
 		return err
 	})
 }
@@ -71,7 +79,8 @@ func (p plans) request(ctx context.Context, pool *pgxpool.Pool, user string) err
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE users (name text, plan text); INSERT INTO users VALUES ('ann', 'free'), ('bob', 'pro'), ('cid', 'enterprise'), ('dan', 'ended')")
+	_, err := pool.Exec(ctx, `CREATE TABLE users (name text, plan text, quota float8);
+		INSERT INTO users VALUES ('ann', 'free', NULL), ('bob', 'pro', NULL), ('cid', 'enterprise', NULL), ('dan', 'ended', NULL), ('eve', 'pro', 48)`)
 	if err != nil {
 		return err
 	}
@@ -80,7 +89,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	edit := func(from, to string) (plans, error) {
+	edit := func(from, to string) (*app, error) {
 		path := filepath.Join(dir, "plans.json")
 		if err := os.WriteFile(path, bytes.Replace(shipped, []byte(from), []byte(to), 1), 0o600); err != nil {
 			return nil, err
@@ -95,66 +104,65 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			return errors.New("nobody noticed")
 		}
 	}
-	plans, err := edit("", "")
+	program, err := edit("", "")
 	if err != nil {
 		return err
 	}
-	if err := plans.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
+	if err := program.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
 		return err
 	}
-	if err := plans.use(ctx, pool, "bob", 10, time.Hour); err != nil {
+	if err := program.use(ctx, pool, "bob", 10, time.Hour); err != nil {
 		return err
 	}
 	for range 1000 {
-		if err := plans.request(ctx, pool, "cid"); err != nil {
+		if err := program.request(ctx, pool, "cid"); err != nil {
 			return err
 		}
 	}
 	fmt.Println("cid: 1000 requests granted, unlimited")
-	if err := plans.use(ctx, pool, "dan", 0, never); err != nil {
+	if err := program.use(ctx, pool, "dan", 0, never); err != nil {
 		return err
 	}
-	fmt.Println("the free plan is raised to 6 a day: the next call goes by it, and what was used stays used")
-	if plans, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
+	fmt.Println("eve has the pro plan, and a quota of her own")
+	if err := program.use(ctx, pool, "eve", 48, 30*time.Minute); err != nil {
 		return err
 	}
-	if err := plans.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
+	fmt.Println("the free plan is raised to 6 a day: the next version of the program goes by it, and what was used stays used")
+	if program, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
 		return err
 	}
-	fmt.Println("ann pays for the pro plan, and gets the difference at once")
-	if err := upgrade(ctx, pool, "ann", plans["free"], plans["pro"]); err != nil {
+	if err := program.use(ctx, pool, "ann", 0, 4*time.Hour); err != nil {
 		return err
 	}
-	return plans.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that are used
+	fmt.Println("ann pays for the pro plan: what was used of the free one counts")
+	if err := program.upgrade(ctx, pool, "ann", "pro"); err != nil {
+		return err
+	}
+	return program.use(ctx, pool, "ann", 4, time.Hour) // 10 less the 6 that are used
 }
 
-// upgrade changes a user's plan. Used tokens stay used, and the user gets the difference of the capacities at once. Without
-// this, the balance would stay as it is until the next refill.
-func upgrade(ctx context.Context, pool *pgxpool.Pool, user string, old, upgraded ratelimit.Limit) error {
-	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "UPDATE users SET plan = 'pro' WHERE name = $1", user); err != nil {
+// upgrade books another plan, and moves what is used, in one transaction.
+func (a *app) upgrade(ctx context.Context, pool *pgxpool.Pool, user, plan string) error {
+	return a.limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		var before string
+		if err := tx.QueryRow(ctx, "SELECT plan FROM users WHERE name = $1 FOR UPDATE", user).Scan(&before); err != nil {
 			return err
 		}
-		status, err := limits.Check(ctx, tx, old.Key(user).Count(0))
-		if err != nil {
+		if _, err := tx.Exec(ctx, "UPDATE users SET plan = $2 WHERE name = $1", user, plan); err != nil {
 			return err
 		}
-		if err := limits.Reset(ctx, tx, old.Key(user)); err != nil {
-			return err
-		}
-		_, err = limits.Charge(ctx, tx, upgraded.Key(user).Count(old.Capacity()-status.Remaining))
-		return err
+		return a.limits.Move(ctx, tx, a.plans[before].Key(user), a.plans[plan].Key(user))
 	})
 }
 
 const never = -1
 
 // use makes requests until one is denied.
-func (p plans) use(ctx context.Context, pool *pgxpool.Pool, user string, want int, wantWait time.Duration) error {
+func (a *app) use(ctx context.Context, pool *pgxpool.Pool, user string, want int, wantWait time.Duration) error {
 	for granted := 0; ; granted++ {
-		err := p.request(ctx, pool, user)
+		err := a.request(ctx, pool, user)
 		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			wait := denial.RetryAfter.Round(time.Hour)
+			wait := denial.RetryAfter.Round(time.Minute)
 			if denial.RetryAt.IsZero() { // over HTTP this is a 403; other denials are 429
 				wait = never
 				fmt.Printf("%s: %d requests granted, and none later: %v\n", user, granted, err)

@@ -112,10 +112,10 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%w, want canceled", err)
 	}
-	left, err := limits.Check(ctx, pool, reports.Key("ann").Count(0))
+	left, err := limits.Balance(ctx, pool, reports.Key("ann"))
 	if err != nil {
 		return err
 	}
-	fmt.Printf("given up: %.0f tokens owed\n", max(-left.Remaining, 0))
+	fmt.Printf("given up: %.0f tokens owed\n", max(-left[0].Remaining, 0))
 	return nil
 }

@@ -290,6 +290,24 @@ func TestAttacksInABrowser(t *testing.T) {
 	}
 }
 
+// A key with numbers of its own has a balance when somebody has given them, and keeps it while the page follows.
+func TestAnOperatorGivesTheNumbersOfAKey(t *testing.T) {
+	t.Parallel()
+	pool := newWorld(t)
+	p := open(t, pool, "ann", desktop)
+	p.see("key?name=crawl&key=acme")
+	p.reads("#balance", "Not known", "The numbers of this key are the program's. 0 tokens were left")
+	p.do(chromedp.SendKeys(chromedp.CSS(`form[method=get] input[name="rate"]`), "50"), chromedp.SendKeys(chromedp.CSS(`form[method=get] input[name="rate"]`), kb.Enter))
+	p.reads("#balance", "0 of 50 tokens", "Denied now", "By the numbers that were given")
+	if p.drawn("#curve", "--ink") < 100 {
+		t.Errorf("the curve of the balance has %d pixels", p.drawn("#curve", "--ink"))
+	}
+	p.unfold("Let it go on")
+	p.press("Let it go on")
+	p.reads("#balance", "50 of 50 tokens")
+	p.quiet()
+}
+
 // The page of somebody who only reads has no forms.
 func TestAReaderHasNothingToPress(t *testing.T) {
 	t.Parallel()
@@ -316,7 +334,7 @@ func TestPictures(t *testing.T) {
 		p := open(t, pool, "ann", l)
 		for shot, path := range map[string]string{
 			"limits": "", "limit": "limit?name=signUps", "limit-day": "limit?name=sendMessage&span=day", "limit-search": "limit?name=sendMessage&q=user-1", "key": "key?name=signUps&key=acme",
-			"key-window": "key?name=exportReport&key=acme", "key-blocked": "key?name=failedLogins&key=" + url.QueryEscape("mallory@example.org"), "key-plans": "key?name=sendMessage&key=user-17",
+			"key-window": "key?name=exportReport&key=acme", "key-blocked": "key?name=failedLogins&key=" + url.QueryEscape("mallory@example.org"), "key-own": "key?name=crawl&key=acme", "key-own-given": "key?name=crawl&key=acme&rate=50",
 			"key-long": "key?name=llmTokens&key=" + url.QueryEscape("eu|tenant-"+strings.Repeat("0123456789abcdef", 12)), "error": "limit?name=nowhere", "none": "?q=nothing-like-this", "limit-overrides": "limit?name=llmTokens&span=week",
 		} {
 			p.see(path)

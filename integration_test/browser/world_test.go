@@ -20,14 +20,16 @@ import (
 var (
 	signUps     = ratelimit.TokenBucket("signUps", 100, time.Hour)
 	logins      = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute)
-	messages    = map[string]ratelimit.Limit{"free": ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20)), "pro": ratelimit.TokenBucket("sendMessage", 120, time.Minute)}
+	messages    = ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
+	crawls      = ratelimit.FixedWindow("crawl", 1000, 24*time.Hour, ratelimit.Varies(24*time.Hour))
 	exports     = ratelimit.FixedWindow("exportReport", 20, 24*time.Hour)
 	llm         = ratelimit.TokenBucket("llmTokens", 40000, time.Minute, ratelimit.MaxReserved(120000))
 	definitions = `[
 		{"name": "signUps", "kind": "token bucket", "rate": 100, "period": "1 hour"},
 		{"name": "failedLogins", "kind": "token bucket", "rate": 5, "period": "15 minutes"},
 		{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20},
-		{"name": "sendMessage", "kind": "token bucket", "rate": 120, "period": "1 minute"},
+		{"name": "sendMessage.pro", "kind": "token bucket", "rate": 120, "period": "1 minute"},
+		{"name": "crawl", "kind": "fixed window", "rate": 1000, "period": "24 hours", "varies": "24 hours"},
 		{"name": "exportReport", "kind": "fixed window", "rate": 20, "period": "24 hours"},
 		{"name": "llmTokens", "kind": "token bucket", "rate": 40000, "period": "1 minute", "max_reserved": 120000},
 		{"name": "search", "kind": "token bucket", "rate": 30, "period": "1 second", "capacity": 120},
@@ -49,11 +51,11 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
 func drain(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, key string, leave float64) {
 	t.Helper()
 	limiter := new(ratelimit.Limiter)
-	result, err := limiter.Check(t.Context(), pool, limit.Key(key).Count(0))
+	balances, err := limiter.Balance(t.Context(), pool, limit.Key(key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Consume(t.Context(), pool, limit.Key(key).Count(math.Floor(result.Remaining-leave))); err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key(key).Count(math.Floor(balances[0].Remaining-leave))); err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 		t.Fatal(err)
 	}
 }
@@ -117,10 +119,11 @@ func newWorld(t *testing.T) *pgxpool.Pool {
 	deny("signUps", "acme", 26, 12, now.Add(-26*time.Hour))
 	for i := range 12 {
 		deny("sendMessage", fmt.Sprint("user-", 17+i*31), 0, int64(24-i), now.Add(time.Duration(-i)*time.Minute))
-		drain(t, pool, messages["free"], fmt.Sprint("user-", 17+i*31), 1)
+		drain(t, pool, messages, fmt.Sprint("user-", 17+i*31), 1)
 	}
 	drain(t, pool, logins, "ann@example.org", 0.2)
 	drain(t, pool, exports, "acme", 6)
+	drain(t, pool, crawls.With(ratelimit.Rate(50)), "acme", 0)
 	drain(t, pool, llm, "acme", 12000)
 	execute(t, pool, "SELECT ratelimit_block('failedLogins', 'mallory@example.org', now() + interval '9 hours', 'password guessing', 'bea')")
 	execute(t, pool, "SELECT ratelimit_override('llmTokens', 'acme', rate => 90000, until => now() + interval '6 days', reason => 'their launch week, ticket 4711', who => 'ann')")

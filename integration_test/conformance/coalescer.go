@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -19,6 +20,7 @@ func coalescerCases() []testCase {
 		c("Coalescer: calls for several limits, all or nothing", coalesceSeveral),
 		c("Coalescer: calls for several limits, all granted", coalesceSeveralGrants),
 		c("Coalescer: fixed windows", coalesceWindows),
+		c("Coalescer: a year and an hour in one call", coalesceCalendars),
 		{name: "Coalescer: rows that look alike", ways: coalescerWays(), script: coalesceAlike},
 		{name: "Coalescer: rows of several limits that look alike", ways: coalescerWays(), script: coalesceAlikeLimits},
 		{name: "Coalescer: calls of different counts for one key", ways: coalescerWays(), script: coalesceCounts},
@@ -99,6 +101,19 @@ func coalesceWindows(t *trial) {
 		t.race(step, 8*len(places), places, func(i int) []int { return []int{i % len(places)} })
 	}
 	t.settle(exactly)
+}
+
+// coalesceCalendars asks for two limits of each key. The years begin in zones of their own.
+func coalesceCalendars(t *trial) {
+	var years, hours []*place
+	for i, zone := range []string{"UTC", "Europe/Berlin", "Asia/Tokyo", "America/Sao_Paulo"} {
+		years = append(years, t.place(ratelimit.CalendarWindow(t.name(fmt.Sprint("year", i)), 10, ratelimit.Year, ratelimit.In(zone)), t.key(0)))
+		hours = append(hours, t.place(ratelimit.FixedWindow(t.name(fmt.Sprint("hour", i)), 1000, time.Hour), t.key(0)))
+	}
+	for _, step := range []string{"first uses", "later uses"} {
+		t.race(step, 8*len(years), slices.Concat(years, hours), func(i int) []int { return []int{i % len(years), len(years) + i%len(years)} })
+	}
+	t.settle(func(*place) (least, most int64) { return 10, 10 }) // of an hour, too, since the year denies the whole call
 }
 
 // coalesceCounts asks for 1, 2 or 3 tokens of one key. There are enough for all but a few calls.

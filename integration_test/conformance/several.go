@@ -18,10 +18,11 @@ func severalCases() []testCase {
 		c("Several limits: sharded ones", severalSharded),
 		c("Several limits: with windows and calendars", severalKinds),
 		c("Several limits: Reserve", severalReserve),
-		c("Several limits: UpTo", severalUpTo),
+		c("Several limits: Take", severalTake),
 		c("Several limits: Charge", severalCharge),
 		c("Several limits: Refund by receipt", severalRefund),
 		c("Several limits: Check", severalCheck),
+		c("Several limits: Balance", severalBalance),
 		c("Several limits: Reset", severalReset),
 	}
 }
@@ -83,25 +84,17 @@ func severalKinds(t *trial) {
 }
 
 func severalReserve(t *trial) {
-	requests := t.eight(ratelimit.MaxReserved(20))
-	for i := range requests {
-		requests[i] = requests[i].Count(15).Reserve()
-	}
-	t.grant("the first use", requests...)
-	r := t.grant("the second use", requests...)
-	t.want(r.RetryAfter == 2*time.Minute, "that the work runs after 2 min, came %v", r.RetryAfter)
-	t.deny("more than may be reserved", requests...)
+	requests := counts(t.eight(ratelimit.MaxReserved(20)), 15)
+	t.reserve("the first use", 30*time.Second, requests...)
+	t.reserve("the second use", 2*time.Minute, requests...)
+	t.denyReserve("more than may be reserved", requests...)
 }
 
-func severalUpTo(t *trial) {
+func severalTake(t *trial) {
 	eight := t.eight()
 	t.grant("a use of one of them", eight[3].Count(4))
-	for i := range eight {
-		eight[i] = eight[i].UpTo(8)
-	}
-	r := t.grant("what all have", eight...)
-	t.want(r.Requests[0].Taken == 6, "6 taken, came %v", r.Requests[0].Taken)
-	t.deny("a denial", eight...)
+	t.take("what all have", 8, 6, eight...)
+	t.take("a denial", 8, 0, eight...)
 }
 
 func severalCharge(t *trial) {
@@ -123,6 +116,13 @@ func severalCheck(t *trial) {
 	t.check("whether all would be granted", counts(eight, 2)...)
 	r := t.check("whether more would be granted", counts(eight, 3)...)
 	t.want(!r.OK, "a denial")
+}
+
+func severalBalance(t *trial) {
+	eight := t.eight()
+	t.balances("before the first use", 10, eight...)
+	t.charge("debts", counts(eight, 12)...)
+	t.balances("in debt", -2, eight...)
 }
 
 func severalReset(t *trial) {

@@ -187,10 +187,16 @@ func (t *trial) redefined(limit ratelimit.Limit, key string) ratelimit.Request {
 }
 
 // verb is a call, to be made on the server and on the model.
-type verb func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error)
+type verb[T any] func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (T, error)
 
 // both makes a call on the server and on the model, and wants the same answer.
-func (t *trial) both(step string, call verb) ratelimit.Result {
+func (t *trial) both(step string, call verb[ratelimit.Result]) ratelimit.Result {
+	r, _ := answers(t, step, call, show)
+	return r
+}
+
+// answers is both for an answer of any type, which show puts into words. It reports whether the call was granted.
+func answers[T any](t *trial, step string, call verb[T], show func(T) string) (got T, granted bool) {
 	t.step = step
 	t.steps++
 	shard := t.steps
@@ -203,10 +209,10 @@ func (t *trial) both(step string, call verb) ratelimit.Result {
 	if wantErr != nil && !errors.Is(wantErr, ratelimit.ErrDenied) {
 		panic(fmt.Errorf("case %q, %s: the model fails: %w", t.c.name, step, wantErr))
 	}
-	if !reflect.DeepEqual(got, want) || (err == nil) != (wantErr == nil) {
-		t.wrong("want %s; came %s", show(want), show(got))
+	if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
+		t.wrong("want %s (%v); came %s (%v)", show(want), wantErr, show(got), err)
 	}
-	return got
+	return got, err == nil
 }
 
 // show is a result in words.
@@ -242,6 +248,59 @@ func (t *trial) deny(step string, requests ...ratelimit.Request) ratelimit.Resul
 	return r
 }
 
+// reserve reserves and wants a reservation for work that may run after a delay.
+func (t *trial) reserve(step string, delay time.Duration, requests ...ratelimit.Request) {
+	r, granted := t.reservation(step, requests)
+	t.want(granted, "a reservation, came a denial")
+	t.want(r.Delay == delay && r.RetryAt.Equal(r.At.Add(delay)), "that the work runs after %v, came %v", delay, r.Delay)
+}
+
+// denyReserve reserves and wants a denial.
+func (t *trial) denyReserve(step string, requests ...ratelimit.Request) {
+	_, granted := t.reservation(step, requests)
+	t.want(!granted, "a denial, came a reservation")
+}
+
+func (t *trial) reservation(step string, requests []ratelimit.Request) (ratelimit.Reservation, bool) {
+	return answers(t, step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Reservation, error) {
+		return l.Reserve(ctx, db, requests...)
+	}, func(r ratelimit.Reservation) string {
+		return fmt.Sprintf("a reservation at %s, to run at %s, %v remain", instant(r.At), instant(r.RetryAt), r.Remaining)
+	})
+}
+
+// taken is the answer to a Take.
+type taken struct {
+	n      int
+	result ratelimit.Result
+}
+
+// take takes up to most tokens and wants n. If n is 0, it wants a denial.
+func (t *trial) take(step string, most, n int, requests ...ratelimit.Request) {
+	r, granted := answers(t, step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (r taken, err error) {
+		r.n, r.result, err = l.Take(ctx, db, most, requests...)
+		return r, err
+	}, func(r taken) string { return fmt.Sprintf("%d taken, %s", r.n, show(r.result)) })
+	t.want(granted == (n > 0) && r.n == n, "%d taken, came %d", n, r.n)
+}
+
+// balances reads balances, and wants what remains.
+func (t *trial) balances(step string, remaining float64, requests ...ratelimit.Request) []ratelimit.Balance {
+	all, _ := answers(t, step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) ([]ratelimit.Balance, error) {
+		return l.Balance(ctx, db, requests...)
+	}, func(all []ratelimit.Balance) (text string) {
+		for i, b := range all {
+			text += fmt.Sprintf("balance %d at %s: %v of %v remain, %v used, next at %s, reset at %s, ", i+1, instant(b.At), b.Remaining, b.Capacity, b.Used,
+				instant(b.NextAt), instant(b.ResetAt))
+		}
+		return text
+	})
+	for _, b := range all {
+		t.want(near(b.Remaining, remaining), "%v tokens, came %v", remaining, b.Remaining)
+	}
+	return all
+}
+
 func (t *trial) check(step string, requests ...ratelimit.Request) ratelimit.Result {
 	return t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
 		return l.Check(ctx, db, requests...)
@@ -266,6 +325,12 @@ func (t *trial) reset(step string, requests ...ratelimit.Request) {
 	})
 }
 
+func (t *trial) move(step string, from, to ratelimit.Request) {
+	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
+		return ratelimit.Result{}, l.Move(ctx, db, from, to)
+	})
+}
+
 // want ends the trial unless what the script expects is so. (The model could be wrong as the server is.)
 func (t *trial) want(so bool, format string, args ...any) {
 	if !so {
@@ -275,17 +340,17 @@ func (t *trial) want(so bool, format string, args ...any) {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6 }
 
-// balance reads what a limit and key have, on the pool. Where a check is refused, a charge of nothing says it, too.
+// balance reads what a limit and key have, on the pool. Where that is refused, a charge of nothing says it, too.
 func (t *trial) balance(ctx context.Context, u use) (float64, error) {
-	request := u.request.Count(0)
-	r, err := t.limiter.Check(ctx, t.s.pool, request)
-	if err != nil && isClear(err) && !u.sharded {
-		r, err = t.limiter.Charge(ctx, t.s.pool, request)
+	all, err := t.limiter.Balance(ctx, t.s.pool, u.request)
+	if err == nil {
+		return all[0].Remaining, nil
 	}
-	if err != nil {
+	if !isClear(err) || u.sharded {
 		return 0, err
 	}
-	return r.Requests[0].Remaining, nil
+	r, err := t.limiter.Charge(ctx, t.s.pool, u.request.Count(0))
+	return r.Remaining, err
 }
 
 // stored compares what is stored with the model: after a refusal, too, nothing may have been taken.
@@ -299,10 +364,11 @@ func (t *trial) stored(ctx context.Context, v verdict) {
 	}
 	t.step = "the balances afterwards"
 	for _, u := range t.used {
-		want, err := new(ratelimit.Limiter).Check(context.Background(), t.memory, u.request.Count(0))
+		all, err := new(ratelimit.Limiter).Balance(context.Background(), t.memory, u.request)
 		if err != nil {
 			panic(err)
 		}
+		want := all[0]
 		got, err := t.balance(ctx, u)
 		if err != nil {
 			o := fromError(ctx, t.step, err)

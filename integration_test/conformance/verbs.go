@@ -13,21 +13,28 @@ func verbCases() []testCase {
 	c := func(name string, script func(t *trial)) testCase {
 		return testCase{name: name, ways: everyWay(), script: script}
 	}
+	everywhere := func(name string, script func(t *trial)) testCase {
+		return testCase{name: name, ways: append(everyWay(), coalescerWays()...), script: script}
+	}
 	return []testCase{
 		c("Consume: token bucket", tokenBucket),
 		c("Consume: fixed window", fixedWindow),
 		c("Consume: calendar window", calendarWindow),
-		c("Consume with UpTo", upTo),
 		c("Consume: new numbers for old rows", newNumbers),
 		c("Consume: a sharded limit", sharded),
 		c("Consume: a limit that gets shards, and loses them", resharded),
-		c("Reserve: token bucket", reserve),
-		c("Reserve: fixed window", reserveWindow),
+		everywhere("Reserve: token bucket", reserve),
+		everywhere("Reserve: fixed window", reserveWindow),
+		everywhere("Take", take),
+		everywhere("Take: a sharded limit", takeSharded),
 		c("Charge", charge),
 		c("Refund by receipt", refund),
 		c("Refund: a sharded limit", refundSharded),
 		c("Check", check),
+		everywhere("Balance", balance),
 		c("Reset", reset),
+		c("Move: token buckets", move),
+		c("Move: calendar windows, of which one is sharded", moveCalendar),
 		{name: "Wait", ways: append(only(poolWays(), func(w way) bool { return !w.unprepared }), coalescerWays()[0]), script: wait},
 	}
 }
@@ -76,13 +83,21 @@ func calendarWindow(t *trial) {
 	t.grant("in the next month", ann.Count(5))
 }
 
-func upTo(t *trial) {
+func take(t *trial) {
 	ann := t.of(t.bucket("bucket", ratelimit.Capacity(20)), t.key(0))
-	r := t.grant("the first use", ann.UpTo(15))
-	t.want(r.Requests[0].Taken == 15, "15 taken, came %v", r.Requests[0].Taken)
-	r = t.grant("the second use", ann.UpTo(15))
-	t.want(r.Requests[0].Taken == 5, "5 taken, came %v", r.Requests[0].Taken)
-	t.deny("a denial", ann.UpTo(15))
+	t.take("the first use", 15, 15, ann)
+	t.take("what is left", 15, 5, ann)
+	t.take("a denial", 15, 0, ann)
+	t.memory.Advance(15 * time.Second)
+	t.take("whole tokens of two and a half", 15, 2, ann)
+	t.take("less than one token", 15, 0, ann)
+}
+
+func takeSharded(t *trial) {
+	ann := t.of(t.bucket("shards", ratelimit.Capacity(40), ratelimit.Shards(4)), t.key(0))
+	t.take("the first use", 15, 15, ann)
+	t.take("the tokens of all shards", 100, 25, ann)
+	t.take("a denial", 1, 0, ann)
 }
 
 func newNumbers(t *trial) {
@@ -116,23 +131,21 @@ func resharded(t *trial) {
 
 func reserve(t *trial) {
 	ann := t.of(t.bucket("bucket", ratelimit.MaxReserved(20)), t.key(0))
-	t.grant("the first use", ann.Count(10).Reserve())
-	r := t.grant("tokens that are not there yet", ann.Count(20).Reserve())
-	t.want(r.RetryAfter == 2*time.Minute, "that the work runs after 2 min, came %v", r.RetryAfter)
-	t.deny("more than may be reserved", ann.Reserve())
-	t.deny("without Reserve", ann)
+	t.reserve("the first use", 0, ann.Count(10))
+	t.reserve("tokens that are not there yet", 2*time.Minute, ann.Count(20))
+	t.denyReserve("more than may be reserved", ann)
+	t.deny("a Consume", ann)
 	fresh := t.of(t.bucket("fresh"), t.key(0))
-	t.grant("a first use of more than the capacity", fresh.Count(15).Reserve())
+	t.reserve("a first use of more than the capacity", 30*time.Second, fresh.Count(15))
 }
 
 func reserveWindow(t *trial) {
 	hourly := ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon), ratelimit.MaxReserved(10))
 	ann := t.of(hourly, t.key(0))
-	t.grant("the first use", ann.Count(4).Reserve())
-	r := t.grant("tokens of the next window", ann.Count(3).Reserve())
-	t.want(r.RetryAfter == time.Hour, "that the work runs after an hour, came %v", r.RetryAfter)
-	t.grant("tokens of the window after it", ann.Count(5).Reserve())
-	t.deny("more than may be reserved", ann.Count(5).Reserve())
+	t.reserve("the first use", 0, ann.Count(4))
+	t.reserve("tokens of the next window", time.Hour, ann.Count(3))
+	t.reserve("tokens of the window after it", 2*time.Hour, ann.Count(5))
+	t.denyReserve("more than may be reserved", ann.Count(5))
 }
 
 func charge(t *trial) {
@@ -167,10 +180,25 @@ func check(t *trial) {
 	r := t.check("before the first use", ann.Count(10))
 	t.want(r.OK, "that it would be granted")
 	t.grant("a use", ann.Count(7))
-	r = t.check("after a use", ann.Count(0))
-	t.want(r.Remaining == 3, "3 tokens, came %v", r.Remaining)
+	r = t.check("after a use", ann.Count(3))
+	t.want(r.OK && r.Remaining == 3, "3 tokens, came %v", r.Remaining)
 	r = t.check("more than there is", ann.Count(4))
 	t.want(!r.OK && r.RetryAfter == 6*time.Second, "a denial for 6 s, came %v", r.RetryAfter)
+}
+
+func balance(t *trial) {
+	ann := t.of(t.bucket("bucket"), t.key(0))
+	b := t.balances("before the first use", 10, ann)[0]
+	t.want(b.Used == 0 && b.Capacity == 10 && b.NextAt.IsZero(), "none used and no next token, came %v and %v", b.Used, b.NextAt)
+	t.charge("a debt", ann.Count(12))
+	b = t.balances("in debt", -2, ann)[0]
+	t.want(b.Used == 12 && b.NextAt.Equal(noon.Add(18*time.Second)), "12 used and the next token after 18 s, came %v and %v", b.Used, b.NextAt)
+	hourly := t.of(ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon)), t.key(0))
+	t.grant("a use of a window", hourly.Count(2))
+	b = t.balances("of a window", 3, hourly)[0]
+	t.want(b.ResetAt.Equal(noon.Add(time.Hour)), "a reset after an hour, came %v", b.ResetAt)
+	t.charge("a use of all shards", t.of(t.bucket("shards", ratelimit.Shards(3)), t.key(0)).Count(7))
+	t.balances("of a sharded limit", 3, t.of(t.bucket("shards", ratelimit.Shards(3)), t.key(0)))
 }
 
 func reset(t *trial) {
@@ -181,19 +209,50 @@ func reset(t *trial) {
 	t.grant("a use of everything", ann.Count(10))
 }
 
+func move(t *trial) {
+	small, large := t.of(t.bucket("small"), t.key(0)), t.of(t.bucket("large", ratelimit.Capacity(100)), t.key(0))
+	t.grant("a use", small.Count(8))
+	t.move("an upgrade, before the first use", small, large)
+	r := t.check("after the upgrade", large.Count(0))
+	t.want(r.Remaining == 92, "92 tokens, came %v", r.Remaining)
+	t.grant("a use of the new plan", large.Count(50))
+	t.move("a downgrade", large, small)
+	t.deny("a use after the downgrade", small)
+	t.memory.Advance(6 * time.Second)
+	t.grant("a token that was refilled", small)
+	t.move("an upgrade again", small, large)
+	r = t.check("after it", large.Count(0))
+	t.want(r.Remaining == 43, "43 tokens, came %v", r.Remaining)
+}
+
+func moveCalendar(t *trial) {
+	zone := ratelimit.In("Europe/Berlin")
+	small := t.of(ratelimit.CalendarWindow(t.name("monthly"), 10, ratelimit.Month, zone, ratelimit.Shards(2)), t.key(0))
+	large := t.of(ratelimit.CalendarWindow(t.name("more monthly"), 100, ratelimit.Month, zone, ratelimit.MaxReserved(5)), t.key(0))
+	t.charge("a debt", large.Count(130))
+	t.move("a downgrade of a debt", large, small)
+	t.deny("a use after the downgrade", small)
+	t.move("back", small, large)
+	r := t.check("after it", large.Count(0))
+	t.want(r.Remaining == -30, "a debt of 30, came %v", r.Remaining)
+	t.memory.Advance(31 * 24 * time.Hour)
+	t.grant("a use in the next month", small.Count(10))
+}
+
 // wait uses the server's clock.
 func wait(t *trial) {
 	t.unmodelled = true
-	l := new(ratelimit.Limiter)
+	var delay time.Duration
+	l := &ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Delay }}
 	ann := t.of(ratelimit.TokenBucket(t.name("wait"), 20, time.Second, ratelimit.Capacity(1)), t.key(0))
 	_, err := l.Wait(t.ctx, t.db, ann)
 	t.must("the first use", err)
 	began := time.Now()
-	r, err := l.Wait(t.ctx, t.db, ann)
+	_, err = l.Wait(t.ctx, t.db, ann)
 	t.must("a wait", err)
 	waited := time.Since(began)
-	t.want(r.RetryAfter <= 50*time.Millisecond, "a wait of 50 ms at most, came %v", r.RetryAfter)
-	t.want(waited >= r.RetryAfter, "a wait of %v, came one of %v", r.RetryAfter, waited)
+	t.want(delay <= 50*time.Millisecond, "a wait of 50 ms at most, came %v", delay)
+	t.want(waited >= delay, "a wait of %v, came one of %v", delay, waited)
 	hourly := t.of(ratelimit.TokenBucket(t.name("hourly"), 1, time.Hour), t.key(0))
 	_, err = l.Wait(t.ctx, t.db, hourly)
 	t.must("the first use of an hourly limit", err)

@@ -307,11 +307,11 @@ func (l *load) settle() totals {
 // gone returns how many tokens are missing from the row.
 func (h *handle) gone(ctx context.Context, l *load, admin *pgxpool.Pool) int {
 	l.Helper()
-	result, err := l.limiter.Check(ctx, admin, h.limit.Global().Count(0))
+	balances, err := l.limiter.Balance(ctx, admin, h.limit.Global())
 	if err != nil {
 		l.Fatal(err)
 	}
-	return int(capacity - result.Requests[0].Remaining + 0.5)
+	return int(balances[0].Used + 0.5)
 }
 
 // compareOrders wants one order for each missing token. Its caller must know of it, or have an unknown outcome.

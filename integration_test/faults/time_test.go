@@ -402,15 +402,15 @@ func TestATransactionIsOpenForLong(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		after, err := limiter.Check(t.Context(), pool, limit.Global().Count(0))
+		after, err := limiter.Balance(t.Context(), pool, limit.Global())
 		if err != nil {
 			return err
 		}
-		refilled := 10 * after.At.Sub(first.At).Seconds() / open.Seconds()
-		if left := after.Requests[0].Remaining; left > refilled-10+1e-6 {
+		refilled := 10 * after[0].At.Sub(first.At).Seconds() / open.Seconds()
+		if left := after[0].Remaining; left > refilled-10+1e-6 {
 			return fmt.Errorf("%v remain, %v were refilled and 10 taken", left, refilled)
 		}
-		t.Logf("%s: 20 tokens granted in %v, of 10 and 10 per %v", level, after.At.Sub(first.At).Round(time.Millisecond), open)
+		t.Logf("%s: 20 tokens granted in %v, of 10 and 10 per %v", level, after[0].At.Sub(first.At).Round(time.Millisecond), open)
 		return nil
 	}
 	var wg sync.WaitGroup
@@ -570,11 +570,11 @@ func TestASerializableTransactionStaysOpen(t *testing.T) {
 	}
 	var taken float64
 	for key := range keys {
-		result, err := limiter.Check(t.Context(), pool, limit.Key(fmt.Sprint(key)).Count(0))
+		balances, err := limiter.Balance(t.Context(), pool, limit.Key(fmt.Sprint(key)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		taken += limit.Capacity() - result.Requests[0].Remaining
+		taken += balances[0].Used
 	}
 	if math.Round(taken) != float64(granted.Load()) {
 		t.Errorf("%v tokens are gone, %d were granted", taken, granted.Load())

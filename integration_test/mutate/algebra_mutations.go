@@ -3,6 +3,14 @@ package main
 // algebraMutations are edits of the arithmetic: internal/algebra and internal/calendar.
 var algebraMutations = []mutation{
 	{
+		name: "algebra-move-mints", file: "internal/algebra/algebra.go", what: "in the library, a move gives tokens to a limit that has less",
+		old: "left := min(l.Total(rows, now), max(floor,", new: "left := (max(floor,",
+		tests: "TestMove",
+	}, {
+		name: "algebra-move-ts", file: "internal/algebra/algebra.go", what: "in the library, a move forgets that what it counts was used later",
+		old: "TS: latest(used, latest(rows, now))", new: "TS: latest(rows, now)",
+		tests: "TestMove",
+	}, {
 		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes tokens from a bucket",
 		old: "max(seconds(to-from), 0)*rate", new: "seconds(to-from)*rate",
 		tests: "TestAvailable",
@@ -59,13 +67,29 @@ var algebraMutations = []mutation{
 		old: "l.refill(earliest(d.Rows, now), runAt, 1)", new: "l.refill(now, runAt, 1)",
 		tests: "TestReserve",
 	}, {
-		name: "calendar-midnight", file: "internal/calendar/calendar.go", what: "of a midnight that occurs twice, the earlier one counts",
+		name: "calendar-twice", file: "internal/calendar/calendar.go", what: "of a local time that occurs twice, the earlier one counts",
 		old: "algebra.Micros(max(x, y) * 1e6)", new: "algebra.Micros(min(x, y) * 1e6)",
-		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
+		tests: "TestCalendarWindows|TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-last-day", file: "internal/calendar/calendar.go", what: "in a month with 30 days, the 31st is the 1st of the next month",
-		old: "min(day, last), loc)", new: "min(day, last+31), loc)",
-		tests: "TestCalendarWindows|TestACalendarWindowBeginsAtMidnightInItsZone",
+		old: "min(day, last), hour", new: "min(day, last+31), hour",
+		tests: "TestCalendarWindows|TestACalendarWindowBeginsByItsZoneAndAnchor",
+	}, {
+		name: "calendar-time-of-day", file: "internal/calendar/calendar.go", what: "a month begins at the anchor's minute, without its seconds",
+		old: "min(day, last), hour, minute, second, 0", new: "min(day, last), hour, minute, 0, 0",
+		tests: "TestStart|TestCalendarWindows",
+	}, {
+		name: "calendar-wall", file: "internal/calendar/calendar.go", what: "whether a change of the offset skips a local time is looked up at midnight",
+		old: "time.Date(year, month, day, hour, minute, second, 0, loc)", new: "time.Date(year, month, day, 0, 0, 0, 0, loc)",
+		tests: "TestStart|TestCalendarWindows",
+	}, {
+		name: "anchor-fraction", file: "internal/calendar/calendar.go", what: "the library ignores a fraction of a second in an anchor",
+		old: "err == nil && t.Format(layout) == text", new: "err == nil",
+		tests: "TestParseAnchor",
+	}, {
+		name: "anchor-text", file: "internal/calendar/calendar.go", what: "an anchor's text loses its seconds",
+		old: "second != 0 {", new: "second < 0 {",
+		tests: "TestParseAnchor",
 	}, {
 		name: "calendar-refund-unknown-go", file: "internal/algebra/promise.go", what: "the library counts windows that are not in the list as not begun",
 		old: "now < (*l.Windows)[0] || l.Unknown(taken.RunAt)", new: "false",
@@ -158,10 +182,6 @@ var algebraMutations = []mutation{
 		name: "whole-no-slack", file: "internal/algebra/algebra.go", what: "a check leaves out a token that only rounding makes too small",
 		old: "math.Floor(l.Total(rows, now)+slack(max(len(rows), shards)))", new: "math.Floor(l.Total(rows, now))",
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
-	}, {
-		name: "promise-check-of-zero", file: "internal/algebra/promise.go", what: "the library denies a check that reads a balance, because a reservation beside it waits for long",
-		old: "l.Unknown(runAt) && d.Floor > math.Inf(-1)", new: "l.Unknown(runAt)",
-		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
 	}, {
 		name: "period-overflow", file: "internal/calendar/period.go", what: "a period of too many days becomes a short period",
 		old: "|| hours > (math.MaxInt64-fixed)/time.Duration(long.hours)", new: "",

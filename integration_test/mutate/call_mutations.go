@@ -3,12 +3,48 @@ package main
 // callMutations are edits of the path of a call.
 var callMutations = []mutation{
 	{
+		name: "move-direction", file: "ratelimit/move.go", what: "what is used of the limit whose name comes first is moved",
+		old: "if ds[0].requests[0] != 0 {", new: "if false {",
+		tests: "TestMove",
+	}, {
+		name: "move-max-reserved", file: "ratelimit/move.go", what: "a move leaves no debt that the limit may have",
+		old: "floor = -to.maxOwed()", new: "floor = 0",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-any-debt", file: "ratelimit/move.go", what: "a move leaves any debt to a limit without MaxReserved",
+		old: "!math.IsInf(to.maxReserved, 1)", new: "true",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-count", file: "ratelimit/move.go", what: "the second request of a move may have a count",
+		old: "from.tokens != 1 || to.tokens != 1", new: "from.tokens != 1",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-kinds", file: "ratelimit/move.go", what: "a window may be moved to a bucket",
+		old: "case !a.Window && !b.Window:", new: "case !a.Window || !b.Window:",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-period", file: "ratelimit/move.go", what: "windows of another period refill together",
+		old: "a.Period == b.Period && ", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-start", file: "ratelimit/move.go", what: "windows that begin at other times refill together",
+		old: " && a.Start == b.Start", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-calendar", file: "ratelimit/move.go", what: "windows of another zone refill together",
+		old: "r.limit.calendar == other.limit.calendar && ", new: "",
+		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
+	}, {
+		name: "move-capacity-below-one", file: "ratelimit/verbs.go", what: "no move to a limit that holds less than one token",
+		old: "VerbMove:    {moves: true, writes: repeatable, ignoresCount: true,", new: "VerbMove:    {moves: true, writes: repeatable,",
+		tests: "TestMoveOfDebts",
+	}, {
 		name: "calendar-several", file: "ratelimit/call_statement.go", what: "a calendar window beside another limit is sent without its windows",
-		old: "!sharded(c.demands) && !onCalendar(c.demands)", new: "!sharded(c.demands)",
+		old: "		c.windows, c.firsts, c.lasts,\n	)}\n}\n\n// noBound", new: "		nil, nil, nil,\n	)}\n}\n\n// noBound",
 		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
 	}, {
-		name: "calendar-coalesced", file: "ratelimit/call.go", what: "a Coalescer sends calendar windows without their windows",
-		old: "sharded(c.demands) || onCalendar(c.demands) ||", new: "sharded(c.demands) ||",
+		name: "calendar-coalesced", file: "ratelimit/coalescer_batch.go", what: "a Coalescer sends calendar windows without their windows",
+		old: "		a.Windows = b.windows // otherwise NULL, which is faster\n", new: "",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
 		name: "calendar-waits", file: "ratelimit/call_demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
@@ -24,7 +60,7 @@ var callMutations = []mutation{
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
 		name: "demands-rounding", file: "ratelimit/call_demand.go", what: "requests for the whole capacity together are refused because of rounding",
-		old: "if d.need <= capacity {", new: "if d.need < 0 {",
+		old: "if d.count <= capacity-d.floor {", new: "if false {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
 		name: "demands-two-definitions", file: "ratelimit/call_demand.go", what: "one limit with two definitions in one call is granted by one of them",
@@ -35,29 +71,21 @@ var callMutations = []mutation{
 		old: "return one, c.names[0], c.keys[0]", new: "return one, c.keys[0], c.names[0]",
 		tests: "TestStatementsAreWhatSqlcSends",
 	}, {
-		name: "definitions-apart", file: "ratelimit/call_demand.go", what: "one limit with two definitions, for two keys of one call, is granted by both",
-		old: "a.name == b.name && !sameRefill(a, b)", new: "false",
-		tests: "TestOneNameWithTwoDefinitions|TestARefusedCallDefinesNothing",
-	}, {
 		name: "denial-no-error", file: "ratelimit/call.go", what: "a denial is no error",
-		old: "case (c.consumes() || c.verb == VerbCheck) && !result.OK:", new: "case c.verb == VerbCharge && !result.OK:",
+		old: "	case c.does.deniable && !result.OK:", new: "	case false:",
 		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
 	}, {
 		name: "commit-failed-answer", file: "ratelimit/call.go", what: "if COMMIT fails, the result before it is returned beside the error",
-		old: "		return unanswered(c.requests), explain(", new: "		return result, explain(",
+		old: "		return unanswered(c.verb, c.requests), explain(", new: "		return result, explain(",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
 		name: "refund-any-time", file: "ratelimit/call.go", what: "an instant that the database cannot store is sent, and aborts the transaction",
 		old: "if t.Year() < 1000 || t.Year() > 9999 {", new: "if t.Year() > 9999 {",
 		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
-		name: "check-no-error", file: "ratelimit/call.go", what: "a check that denies returns no error",
-		old: "(c.consumes() || c.verb == VerbCheck) && !result.OK", new: "c.consumes() && !result.OK",
+		name: "check-no-error", file: "ratelimit/verbs.go", what: "a check that denies returns no error",
+		old: "VerbCheck:   {deniable: true, op: \"check\"}", new: "VerbCheck:   {op: \"check\"}",
 		tests: "TestCheckAnswersAndWritesNothing",
-	}, {
-		name: "check-zero-denied", file: "ratelimit/call_demand.go", what: "a check of 0 is denied in debt",
-		old: "case v == VerbCharge, v == VerbCheck && r.tokens == 0:", new: "case v == VerbCharge:",
-		tests: "TestACheckOfZeroIsNeverDenied",
 	}, {
 		name: "record-order", file: "ratelimit/call_answer.go", what: "the rows of several limits have each other's ts",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
@@ -67,12 +95,12 @@ var callMutations = []mutation{
 		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	}, {
-		name: "forfeits-several", file: "ratelimit/call_demand.go", what: "limits that wait for each other are not sent as a call that forfeits",
-		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "d.limit.numbers.Window",
+		name: "forfeits-several", file: "ratelimit/call.go", what: "limits that wait for each other are not sent as a call that forfeits",
+		old: "(len(c.demands) > 1 || anyOf(", new: "(anyOf(",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "forfeits-window", file: "ratelimit/call_demand.go", what: "a reservation of a fixed window is not sent as a call that forfeits",
-		old: "(len(ds) > 1 || d.limit.numbers.Window)", new: "len(ds) > 1",
+		name: "forfeits-window", file: "ratelimit/call.go", what: "a reservation of a fixed window is not sent as a call that forfeits",
+		old: "(len(c.demands) > 1 || anyOf(c.demands, func(d *demand) bool { return d.limit.numbers.Window }))", new: "len(c.demands) > 1",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "wait-in-tx", file: "ratelimit/wait.go", what: "a Wait sleeps in a transaction",
@@ -100,11 +128,11 @@ var callMutations = []mutation{
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "up to the deadline, a window is expected to refill continuously",
-		old: "if d := &c.demands[0]; !forfeits(c.demands) {", new: "if d := &c.demands[0]; true {",
+		old: "if d := &c.demands[0]; !c.forfeits() {", new: "if d := &c.demands[0]; true {",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps although the call took so long that the deadline comes first",
-		old: "ok && time.Until(deadline) < granted.RetryAfter {", new: "ok && time.Until(deadline) < 0 {",
+		old: "ok && time.Until(deadline) < granted.delay() {", new: "ok && time.Until(deadline) < 0 {",
 		tests: "TestWaitDoesNotSleepBeyondTheDeadline",
 	}, {
 		name: "wait-deaf", file: "ratelimit/wait.go", what: "a Wait sleeps on after its context has ended",
@@ -116,11 +144,11 @@ var callMutations = []mutation{
 		tests: "TestWaitTellsWhyItWasCanceled",
 	}, {
 		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock, although the limiter has one",
-		old: "			wait = granted.RetryAt.Sub(l.Clock())\n", new: "",
+		old: "			wait = granted.runAt.Time().Sub(l.Clock())\n", new: "",
 		tests: "TestWaitServesInOrderOfArrival",
 	}, {
 		name: "wait-no-sleep", file: "ratelimit/wait.go", what: "a Wait does not sleep",
-		old: "for wait := granted.RetryAfter; wait > 0; {", new: "for wait := time.Duration(0); wait > 0; {",
+		old: "for wait := granted.delay(); wait > 0; {", new: "for wait := time.Duration(0); wait > 0; {",
 		tests: "TestTwentyWaitAtTwentyPerSecond|TestWaitServesInOrderOfArrival",
 	}, {
 		name: "wait-kept", file: "ratelimit/wait.go", what: "a canceled Wait keeps its tokens",
@@ -128,7 +156,7 @@ var callMutations = []mutation{
 		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
 	}, {
 		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait reports a grant",
-		old: "return unanswered(requests), fmt.Errorf(\"ratelimit: wait", new: "return result, fmt.Errorf(\"ratelimit: wait",
+		old: "return unanswered(VerbWait, requests), fmt", new: "return result, fmt",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are refunded on the context that has ended",
@@ -144,56 +172,36 @@ var callMutations = []mutation{
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
 		name: "wait-above-capacity", file: "ratelimit/call_demand.go", what: "a Wait for more than the capacity waits",
-		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if false {",
+		old: "if does.atMostFull && d.count > capacity && capacity > 0 {", new: "if false {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
 		name: "wait-without-capacity", file: "ratelimit/call_demand.go", what: "no call can wait for a limit that saves nothing up",
-		old: "if v == VerbWait && d.count > capacity && capacity > 0 {", new: "if v == VerbWait && d.count > capacity {",
+		old: "if does.atMostFull && d.count > capacity && capacity > 0 {", new: "if does.atMostFull && d.count > capacity {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
-		name: "wait-forfeits-nothing", file: "ratelimit/call_demand.go", what: "a Wait for a window is not a reservation, and forfeits nothing",
-		old: "d.reserve = d.reserve || v == VerbWait || r.reserve", new: "d.reserve = d.reserve || r.reserve",
-		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
-	}, {
-		name: "wait-denied", file: "ratelimit/call_demand.go", what: "a Wait is denied if the tokens are not there yet",
-		old: "case r.reserve, v == VerbWait:", new: "case r.reserve:",
+		name: "wait-denied", file: "ratelimit/verbs.go", what: "a Wait is denied if the tokens are not there yet",
+		old: "op: \"consume\", owes: upToMaxReserved, atMostFull: true}", new: "op: \"consume\", atMostFull: true}",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
-		old: "onCalendar(c.demands) || c.reserves()", new: "onCalendar(c.demands) || forfeits(c.demands)",
+		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || forfeits(c.demands)",
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
-		old: "case c.reserves(), takesUpTo(c.demands):", new: "case c.reserves():",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		old: "plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)", new: "plain, now := c.does.takes && !c.reserves(), nullable(c.now)",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
-		old: " || c.reserves() || takesUpTo(c.demands)", new: " || c.reserves()",
-		tests: "TestUpToOnACoalescerThatIsBusy",
-	}, {
-		name: "up-to-verbs", file: "ratelimit/call_demand.go", what: "a charge may have UpTo",
-		old: "	case v != VerbConsume && v != VerbCheck:", new: "	case false:",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+		old: " || c.reserves() || c.does.upTo", new: " || c.reserves()",
+		tests: "TestTakeOnACoalescerThatIsBusy",
 	}, {
 		name: "up-to-twice", file: "ratelimit/call_demand.go", what: "two requests of a call may take from one key, one of them with UpTo",
-		old: "	case again:", new: "	case false:",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+		old: "			if found {\n				return nil, fmt.Errorf(\"%w: limit %q: a Take has two", new: "			if false {\n				return nil, fmt.Errorf(\"%w: limit %q: a Take has two",
+		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
 	}, {
-		name: "up-to-and-one", file: "ratelimit/call_demand.go", what: "a plain request after one with UpTo is ignored",
-		old: "(r.upTo || d.most > 0)", new: "r.upTo",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
-	}, {
-		name: "up-to-none", file: "ratelimit/call_demand.go", what: "UpTo may have a maximum of 0",
-		old: "	case r.tokens < 1:", new: "	case false:",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
-	}, {
-		name: "up-to-reserve", file: "ratelimit/call_demand.go", what: "a call with UpTo may reserve",
-		old: "if takesUpTo(ds) && anyOf(", new: "if false && anyOf(",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
-	}, {
-		name: "up-to-reset", file: "ratelimit/call_demand.go", what: "Reset and Hot refuse a request with UpTo",
-		old: "if v != VerbReset && (r.upTo", new: "if (r.upTo",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		name: "up-to-none", file: "ratelimit/verbs.go", what: "UpTo may have a maximum of 0",
+		old: "		case most < 1:", new: "		case false:",
+		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "tx-commit-ignored", file: "ratelimit/tx.go", what: "an error of COMMIT is ignored",
 		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
@@ -232,8 +240,8 @@ var callMutations = []mutation{
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "outside-check", file: "ratelimit/tx_outside.go", what: "a check on the pool inside its transaction is refused",
-		old: "if pool == nil || v == VerbCheck {", new: "if pool == nil {",
-		tests: "TestACheckOnThePoolInsideItsTransactionIsAllowed",
+		old: "verbs[v].writes == never {", new: "false {",
+		tests: "TestReadingOnThePoolInsideItsTransactionIsAllowed",
 	}, {
 		name: "outside-inherited", file: "ratelimit/tx_outside.go", what: "OutsideTx changes nothing",
 		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
@@ -389,31 +397,15 @@ var callMutations = []mutation{
 	}, {
 		name: "plans-refund-from-row", file: "ratelimit/call.go", what: "the grant of an unlimited limit is refunded to the row of a later plan",
 		old: "c.receipt.find(d.limit.name, d.key).Rows == 0", new: "false",
-		tests: "TestAReceiptOfAnotherPlan",
+		tests: "TestAReceiptOfAnotherDefinition",
 	}, {
 		name: "plans-refund-covered", file: "ratelimit/call.go", what: "a refund may exceed the grant of an unlimited limit",
 		old: "c.receipt.covers(c.rowless)", new: "c.receipt.covers(nil)",
-		tests: "TestAReceiptOfAnotherPlan",
+		tests: "TestAReceiptOfAnotherDefinition",
 	}, {
 		name: "plans-exceeds", file: "ratelimit/call_demand.go", what: "a token of a rate of 0 exceeds the capacity instead of being denied",
 		old: "|| d.limit.grantsNothing() {", new: "|| false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
-	}, {
-		name: "plans-sweep", file: "ratelimit/sweep.go", what: "an unlimited plan is swept by a rate that no row reaches",
-		old: "		if limit.rowless() {\n			continue\n		}\n", new: "",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-capacity", file: "ratelimit/overrides.go", what: "the first plan's capacity decides a sweep",
-		old: "max(l.numbers.Capacity, other.numbers.Capacity)", new: "min(l.numbers.Capacity, other.numbers.Capacity)",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-rate", file: "ratelimit/overrides.go", what: "a sweep counts the refill of the fastest plan",
-		old: "min(l.numbers.Rate, other.numbers.Rate)", new: "max(l.numbers.Rate, other.numbers.Rate)",
-		tests: "TestASweepMindsEveryPlan",
-	}, {
-		name: "plans-sweep-kinds", file: "ratelimit/sweep.go", what: "limits of one name that refill differently are swept by the first one",
-		old: "if !sameRefill(&joined[i], &limit) {", new: "if false {",
-		tests: "TestWhereASweepWorks",
 	}, {
 		name: "plans-batch", file: "ratelimit/tx_batch.go", what: "a denial by policy is queued",
 		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",

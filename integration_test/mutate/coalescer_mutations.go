@@ -32,8 +32,20 @@ var coalescerMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for the calls that have joined",
-		old: "	if c.flying == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
+		old: "	if c.flying+c.alone == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
 		tests: "TestCoalescerCloseDrains",
+	}, {
+		name: "coalescer-close-alone", file: "ratelimit/coalescer.go", what: "Close does not wait for calls that share no statement",
+		old: "	if c.flying+c.alone == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying == 0 {\n		c.mu.Unlock()\n",
+		tests: "TestCallsThatShareNoStatementGoToThePool",
+	}, {
+		name: "coalescer-calendar-lists", file: "ratelimit/coalescer_batch.go", what: "a call after midnight is decided by the windows of one before it, which differ for a deep debt",
+		old: "b.defs[i].windows == numbers.Windows && ", new: "",
+		tests: "TestABatchHasTheWindowsOfEachCall",
+	}, {
+		name: "coalescer-calendar-group", file: "ratelimit/coalescer_batch.go", what: "the definition of a calendar's calls has no windows if the one before it has none",
+		old: "		for len(a.Firsts) < len(b.defs) {\n			a.Firsts, a.Lasts = append(a.Firsts, 0), append(a.Lasts, 0)\n		}\n", new: "",
+		tests: "TestACoalescerDecidesCalendars|TestABatchHasTheWindowsOfEachCall",
 	}, {
 		name: "coalescer-open-for-ever", file: "ratelimit/coalescer.go", what: "a call after Close is accepted",
 		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
@@ -84,7 +96,7 @@ var coalescerMutations = []mutation{
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
 		name: "coalescer-keys-of-limits", file: "ratelimit/coalescer_batch.go", what: "keys of several limits are decided by the first one's definition",
-		old: "	return len(b.limits) == 1 && (", new: "	return (",
+		old: "	return len(b.defs) == 1 && (", new: "	return (",
 		tests: "TestCoalescerIsExact|TestCoalescerAsksSeveralKeysForTheirSums",
 	}, {
 		name: "coalescer-keys-undecided", file: "ratelimit/coalescer_batch.go", what: "undecided keys are taken for full ones",

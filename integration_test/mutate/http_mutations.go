@@ -12,7 +12,7 @@ var httpMutations = []mutation{
 		tests: "TestMetricsOfDecisions",
 	}, {
 		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics do not include the time of a Wait",
-		old: "(d.Verb == ratelimit.VerbConsume || d.Verb == ratelimit.VerbWait)", new: "d.Verb == ratelimit.VerbConsume",
+		old: "if d.Delay > 0 && s.Remaining < 0 {", new: "if false {",
 		tests: "TestMetricsOfWaits",
 	}, {
 		name: "http-fails-open", file: "ratelimit/httplimit/httplimit.go", what: "requests pass while the database is down",
@@ -79,10 +79,6 @@ var httpMutations = []mutation{
 		name: "http-cost-other-limit", file: "ratelimit/httplimit/settle.go", what: "a cost for a limit that was not asked for is silently lost",
 		old: "return s.Limit.Name() == limit })", new: "return true })",
 		tests: "TestSetCost",
-	}, {
-		name: "http-cost-of-up-to", file: "ratelimit/httplimit/settle.go", what: "the estimate of a request with UpTo is its maximum, not the tokens taken",
-		old: "s.Key}] += s.Taken", new: "s.Key}] += s.Count",
-		tests: "TestTheCostOfWhatWasThereIsSettled",
 	}, {
 		name: "http-cost-two-requests", file: "ratelimit/httplimit/settle.go", what: "of two requests for one key, only the last is an estimate",
 		old: "s.Key}] += s.Taken", new: "s.Key}] = s.Taken",
@@ -286,7 +282,7 @@ var httpMutations = []mutation{
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "http-policy-status", file: "internal/outcome/outcome.go", what: "a denial by policy is a 429",
-		old: "errors.Is(err, ratelimit.ErrDenied) && result.RetryAt.IsZero()", new: "errors.Is(err, ratelimit.ErrDenied) && false",
+		old: "errors.As(err, &denied) && denied.Permanent():", new: "errors.As(err, &denied) && false:",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-retry-after", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy has a Retry-After",
@@ -294,11 +290,11 @@ var httpMutations = []mutation{
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is reported as an exceeded quota",
-		old: "exceeded.RetryAt.IsZero()", new: "false",
+		old: "exceeded.Permanent()", new: "false",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are reported to have 0 left",
-		old: "&& !(s.OK && s.RetryAt.IsZero())", new: "",
+		old: "&& (result.OK || !s.OK || !s.ResetAt.IsZero())", new: "",
 		tests: "TestFields",
 	}, {
 		name: "http-policy-reset", file: "ratelimit/httplimit/fields.go", what: "a denial by policy has a RetryAt",

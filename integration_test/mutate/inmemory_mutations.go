@@ -3,6 +3,10 @@ package main
 // inMemoryMutations are edits of the database in memory.
 var inMemoryMutations = []mutation{
 	{
+		name: "inmemory-move-rows", file: "internal/inmemory/inmemory.go", what: "in memory, a move does not make the rows of a full limit",
+		old: "if len(t[d.ID]) == 0 {", new: "if false {",
+		tests: "TestModel",
+	}, {
 		name: "inmemory-merge", file: "internal/inmemory/inmemory.go", what: "in memory, the rows of shards are merged only if the call is granted",
 		old: "!reserve && len(t[d.ID]) > 1", new: "!reserve && false",
 		tests: "TestModel",
@@ -28,7 +32,15 @@ var inMemoryMutations = []mutation{
 		tests: "TestInMemoryAnswersAsPostgresDoes",
 	}, {
 		name: "inmemory-all-or-nothing", file: "internal/inmemory/inmemory.go", what: "in memory, several limits are granted if the last one is",
-		old: "a.Granted = a.Granted && d.Enough(", new: "a.Granted = d.Enough(",
+		old: "granted = granted && d.Enough(", new: "granted = d.Enough(",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-take-least", file: "internal/inmemory/inmemory.go", what: "in memory, a Take of several limits takes what the last one has",
+		old: "a.Taken = min(a.Taken, d.Limit.Whole(", new: "a.Taken = min(most, d.Limit.Whole(",
+		tests: "TestModel",
+	}, {
+		name: "inmemory-take-most", file: "internal/inmemory/inmemory.go", what: "in memory, a Take takes more than it asked for",
+		old: "	a.Taken = most\n", new: "	a.Taken, most = 1e15, 1e15\n",
 		tests: "TestModel",
 	}, {
 		name: "inmemory-time-backwards", file: "internal/inmemory/inmemory.go", what: "in memory, a row forgets that the clock has stepped back",

@@ -3,6 +3,10 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
+		old: "does.liftable() && !o.lapsed()", new: "(does.liftable() || does.moves) && !o.lapsed()",
+		tests: "TestMoveUnderOverrides",
+	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
 		old: "func(o override, id int64) int { return int(id - o.id) }", new: "func(o override, id int64) int { return int(o.id - id) }",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
@@ -16,19 +20,19 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-block-charge", file: "ratelimit/overrides.go", what: "a block keeps charges out",
-		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block:",
+		old: "in.effect == block && does.deniable:", new: "in.effect == block:",
 		tests: "TestWhichOverrideIsInForce|TestABlockHolds",
 	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
-		old: "in.effect == block && (v == VerbConsume || v == VerbWait || v == VerbCheck):", new: "in.effect == block && (v == VerbConsume || v == VerbCheck):",
+		old: "in.effect == block && does.deniable:", new: "in.effect == block && does.deniable && !does.atMostFull:",
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
-		old: "in.effect == noLimit && v != VerbRefund && v != VerbReset &&", new: "in.effect == noLimit &&",
+		old: "in.effect == noLimit && does.liftable() &&", new: "in.effect == noLimit &&",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
-		old: "v != VerbReset && !o.lapsed():", new: "v != VerbReset:",
+		old: "does.liftable() && !o.lapsed():", new: "does.liftable():",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
@@ -44,11 +48,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-not-loaded", file: "ratelimit/overrides.go", what: "before the first load, calls go by the limits as defined",
-		old: "return requests, o.errNotLoaded()", new: "return requests, nil",
+		old: "		return requests, nil, o.errNotLoaded()", new: "		return requests, nil, nil",
 		tests: "TestWithoutLoadedOverridesNothingIsGranted",
 	}, {
 		name: "override-callers-own", file: "ratelimit/overrides.go", what: "the caller's requests are changed",
-		old: "applied, now = slices.Clone(requests), o.now(at)", new: "applied, now = requests, o.now(at)",
+		old: "applied, in, now = slices.Clone(requests), make(", new: "applied, in, now = requests, make(",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-count", file: "ratelimit/overrides.go", what: "a changed row is counted again",
@@ -67,9 +71,9 @@ var overrideMutations = []mutation{
 		old: "if page.Untils[i] == math.MaxInt64 {", new: "if false {",
 		tests: "TestABlockHoldsForEveryWayIn|TestAnOverrideIsFollowed",
 	}, {
-		name: "override-sweep", file: "ratelimit/sweep.go", what: "a sweep does not mind overrides",
-		old: "if limit, err = l.Overrides.widened(limit); err != nil {", new: "if false {",
-		tests: "TestASweepMindsOverrides",
+		name: "override-sweep", file: "migrations/engine/sweep.sql", what: "a sweep does not mind overrides",
+		old: "o.effect = 'numbers' AND coalesce(", new: "false AND coalesce(",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
 		old: "if until := c.blockedUntil(); until < algebra.Forever {", new: "if until := c.blockedUntil(); false {\n			_ = until",
@@ -116,9 +120,9 @@ var overrideMutations = []mutation{
 		old: "min(n.rate), max(n.capacity)", new: "min(n.rate), max(d.capacity)",
 		tests: "TestASweepMindsOverrides",
 	}, {
-		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep without numbers knows only the newest plans",
-		old: "(d.current OR d.published_at > clock_timestamp() - interval '1 day')", new: "d.current AND d.program = 'web'",
-		tests: "TestPublish",
+		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep knows only the current definitions",
+		old: "(d.current OR d.published_at > clock_timestamp() - interval '7 days')", new: "d.current",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestOneDefinitionPerName",
 	}, {
 		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
 		old: "(rate = '0' OR effect = 'block')", new: "rate = '0'",
@@ -136,9 +140,25 @@ var overrideMutations = []mutation{
 		old: "                IF FOUND THEN", new: "                IF false THEN",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
+		name: "steer-publish-anchor", file: "migrations/engine/definitions.sql", what: "a zone in a published anchor is ignored",
+		old: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$'", new: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}'",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
-		old: "NOT (old.name || E'\\n' || old.plan) = ANY (plans)", new: "false",
+		old: "old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)]", new: "false",
 		tests: "TestPublish",
+	}, {
+		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
+		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
+		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
+		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
+	}, {
+		name: "page-newest", file: "ratelimit/console/queries.go", what: "the page computes by the oldest definition of a name",
+		old: "WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC", new: "WHERE d.name = $1 AND d.current ORDER BY d.published_at",
+		tests: "TestTheConsoleShowsLimitsAndKeys",
 	}, {
 		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
 		old: "before >= 0 { // one limit", new: "false { // one limit",
@@ -148,13 +168,9 @@ var overrideMutations = []mutation{
 		old: "if list = slices.Clone(list); known {", new: "if known {",
 		tests: "TestOverridesComeAndGo",
 	}, {
-		name: "override-sweep-ended", file: "ratelimit/overrides.go", what: "a sweep does not mind an override that has just ended",
-		old: "o.now(pgtype.Timestamptz{})-algebra.Micros(day.Microseconds()), l", new: "o.now(pgtype.Timestamptz{}), l",
-		tests: "TestWhatASweepMinds|TestASweepMindsOverrides",
-	}, {
-		name: "override-sweep-none", file: "ratelimit/overrides.go", what: "a sweep takes a plan with a rate of 0 for the slowest",
-		old: "if l.numbers.Rate == 0 || other.numbers.Rate == 0 {", new: "if false {",
-		tests: "TestWhatASweepMinds",
+		name: "override-sweep-ended", file: "migrations/engine/sweep.sql", what: "a sweep does not mind an override that has just ended",
+		old: "since timestamptz := clock_timestamp() - interval '1 day';", new: "since timestamptz := clock_timestamp();",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-early", file: "ratelimit/overrides.go", what: "the time that a poll takes counts as a difference of the clocks",
 		old: "o.ahead.Store(int64(time.Until(page.At.Time)))", new: "o.ahead.Store(int64(time.Until(page.At.Time) + 2*time.Second))",

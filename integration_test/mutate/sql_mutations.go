@@ -9,6 +9,7 @@ const (
 	consumeKeys    = "migrations/engine/consume_keys.sql"
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
+	move           = "migrations/engine/move.sql"
 	grid           = "migrations/engine/grid.sql"
 	guard          = "migrations/engine/guard.sql"
 	raise          = "migrations/engine/raise.sql"
@@ -291,25 +292,41 @@ var sqlMutations = []mutation{
 		old: "least(windows[1], upto) - ts", new: "windows[1] - ts",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
+		name: "calendar-number", file: "migrations/engine/calendar.sql", what: "a window is counted from midnight, although it begins later in the day",
+		old: "((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date", new: "((at AT TIME ZONE zone) + (anchor - date_trunc('day', anchor)))::date",
+		tests: "TestCalendarWindows",
+	}, {
+		name: "calendar-anchor-time", file: "migrations/engine/calendar.sql", what: "SQL by hand begins every window at midnight",
+		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
+		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
+	}, {
+		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
+		old: "o.capacity, d.start, at, d.zone, d.anchor, keys)", new: "o.capacity, d.start, at, d.zone, d.anchor::date, keys)",
+		tests: "TestByHandWithoutNumbers",
+	}, {
+		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
+		old: "WHEN anchor <> date_trunc('second', anchor)", new: "WHEN false",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
+		name: "anchor-years-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor of any year",
+		old: "WHEN NOT anchor BETWEEN '0001-01-01' AND", new: "WHEN NOT anchor BETWEEN '-infinity' AND",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
 		name: "calendar-denial", file: consume, what: "a denial of a calendar window is decided as by a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                denied", new: "            ELSIF false THEN\n                denied",
-		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+		tests: "TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-update", file: consume, what: "a calendar window is refilled as a fixed window as long as the longest month",
 		old: "            ELSIF windows IS NOT NULL THEN\n                UPDATE", new: "            ELSIF false THEN\n                UPDATE",
-		tests: "TestACalendarWindowBeginsAtMidnightInItsZone",
+		tests: "TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-refund-unknown", file: refund, what: "a refund counts windows that are not in the list as not begun",
 		old: "WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'", new: "WHEN false THEN '-1'",
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
 		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are unknown",
-		old: "granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: "granted AND (owns[i] > at + within) IS NOT TRUE AND lefts",
+		old: "(run_at > windows[lasts[i]]) IS NOT TRUE AND", new: "",
 		tests: "TestTwoLimitsWaitForACalendar",
-	}, {
-		name: "calendar-check-of-zero", file: apply, what: "a check that reads a balance is denied because a reservation beside it waits for long",
-		old: "(run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE", new: "(run_at > windows[lasts[i]]) IS NOT TRUE",
-		tests: "TestACheckOfZeroIsNotDeniedBesideAReservation",
 	}, {
 		name: "wait-beyond-deadline", file: apply, what: "a Wait that ends after its deadline is granted",
 		old: " AND (owns[i] > at + within) IS NOT TRUE AND lefts", new: " AND lefts",
@@ -320,11 +337,11 @@ var sqlMutations = []mutation{
 		tests: "TestAWaitThatEndsAtTheDeadlineIsGranted",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "forfeited tokens may take the balance below the floor",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-no-slack", file: apply, what: "a reservation is denied because of the rounding of a sum over shards",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "the refill that a limit would get counts from now, although its rows were refilled later",
@@ -357,63 +374,135 @@ var sqlMutations = []mutation{
 	{
 		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
 		old: "taken := least(taken, mosts[i], floor(", new: "taken := least(taken, floor(",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-parts", file: apply, what: "a call takes a fraction of a token",
 		old: "floor(totals[i] + CASE", new: "(totals[i] + CASE",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-no-slack", file: apply, what: "a sharded limit keeps a token that only rounding makes too small",
 		old: "floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END)", new: "floor(totals[i])",
-		tests: "TestUpToTakesATokenThatIsThereButForRounding",
+		tests: "TestTakeTakesATokenThatIsThereButForRounding",
 	}, {
 		name: "take-the-last-limits", file: apply, what: "all of several limits give the tokens that the last one has",
 		old: "taken := least(taken, mosts[i], ", new: "taken := least(mosts[i], ",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
-	}, {
-		name: "take-from-all", file: apply, what: "a request without UpTo takes as many tokens as the others, not its count",
-		old: "IF mosts[i] > '0' THEN", new: "IF true THEN",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
-	}, {
-		name: "take-for-all", file: apply, what: "a limit without UpTo bounds the tokens taken",
-		old: "CONTINUE WHEN mosts[i] = '0';", new: "",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
+		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "take-one", file: apply, what: "the full number is reported as taken, but one token is",
 		old: "lefts[i] := totals[i] - taken;", new: "",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-garbage", file: apply, what: "the maximum may be NaN or below zero",
-		old: "'0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
+		old: "'1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND ", new: "",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
-		name: "byhand-up-to-all", file: ratelimit, what: "by hand, up_to takes the whole count or nothing",
-		old: "    IF up_to THEN\n        count := 1;\n    END IF;\n", new: "",
-		tests: "TestByHandAnswersLikeTheLibrary",
+		name: "byhand-take-all", file: ratelimit, what: "by hand, a take takes the whole number or nothing",
+		old: "    IF verb = 'take' THEN\n        count := 1;\n    END IF;\n", new: "",
+		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-up-to-plain", file: ratelimit, what: "by hand, up_to takes one token",
-		old: "CASE WHEN up_to THEN 'take' ELSE 'consume' END", new: "'consume'",
-		tests: "TestByHandAnswersLikeTheLibrary",
+		name: "byhand-take-one", file: ratelimit, what: "by hand, a take takes one token",
+		old: "CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END", new: "'consume'",
+		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-taken-when-denied", file: ratelimit, what: "by hand, a denial reports taken tokens",
-		old: "taken := CASE WHEN ok THEN coalesce(taken, count) ELSE 0 END;", new: "taken := coalesce(taken, count);",
-		tests: "TestByHandAnswersLikeTheLibrary",
+		name: "byhand-take-none", file: ratelimit, what: "by hand, a take may be of 0",
+		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '0' AND '1e15') IS NOT TRUE",
+		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
 	}, {
-		name: "byhand-up-to-null", file: ratelimit, what: "by hand, an up_to of NULL counts as false",
-		old: "        WHEN up_to IS NULL THEN 'up_to is neither true nor false'\n", new: "",
-		tests: "TestByHandRefusesWhatIsWrong",
+		name: "byhand-take-null", file: ratelimit, what: "by hand, a take may be of NULL",
+		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '1' AND '1e15') IS FALSE",
+		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
 	}, {
-		name: "byhand-up-to-reserve", file: ratelimit, what: "by hand, up_to may reserve",
-		old: "        WHEN up_to AND reserve THEN 'up_to takes what is there, and cannot reserve'\n", new: "",
-		tests: "TestByHandRefusesWhatIsWrong",
+		name: "byhand-take-raises-nothing", file: ratelimit, what: "a denied ratelimit_take returns",
+		old: "IF NOT ok THEN -- a number", new: "IF false THEN -- a number",
+		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
-		name: "byhand-up-to-none", file: ratelimit, what: "by hand, up_to may have a count of 0",
-		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count <> floor(count)",
-		tests: "TestByHandRefusesWhatIsWrong",
+		name: "byhand-reserve-raises-nothing", file: ratelimit, what: "a denied ratelimit_reserve returns",
+		old: "IF NOT ok THEN -- returned", new: "IF false THEN -- returned",
+		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
-		name: "byhand-up-to-parts", file: ratelimit, what: "by hand, up_to may have a count with a fraction",
-		old: "WHEN up_to AND (count < '1' OR count <> floor(count))", new: "WHEN up_to AND count < '1'",
-		tests: "TestByHandRefusesWhatIsWrong",
+		name: "byhand-grant-retries", file: ratelimit, what: "a grant has a time to retry",
+		old: "IF NOT ok OR verb = 'reserve' THEN", new: "IF true THEN",
+		tests: "TestAReservationInSQLIsNoPermission",
+	}, {
+		name: "byhand-reserve-waits-not", file: ratelimit, what: "by hand, a reservation of a window that has to wait forfeits nothing",
+		old: "verb = 'reserve' AND grid IS NOT NULL", new: "false",
+		tests: "TestByHandReserveOfWindows|TestByHandAnswersLikeTheLibrary",
+	}, {
+		name: "byhand-reserve-rounding", file: ratelimit, what: "by hand, a reservation is refused because of rounding",
+		old: "IF count <= capacity - floor THEN", new: "IF false THEN",
+		tests: "TestByHandReserve",
+	}, {
+		name: "byhand-reserve-unlimited", file: ratelimit, what: "a reservation of an unlimited limit has no time to run",
+		old: "retry_at := CASE WHEN verb = 'reserve' THEN at END;", new: "",
+		tests: "TestByHandReserveAndTakeWithoutNumbers",
+	}, {
+		name: "byhand-debt-of-windows", file: "migrations/engine/calendar.sql", what: "the windows of a long debt are not all refilled",
+		old: "coalesce(max_reserved, 'Infinity')", new: "coalesce(max_reserved, 0)",
+		tests: "TestByHandADebtOfManyCalendarWindowsIsRefilled",
+	},
+
+	// _ratelimit_move
+
+	{
+		name: "move-order", file: move, what: "the two limits are locked in the order in which they are named",
+		old: "pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "pg_catalog.array_agg(p ORDER BY p)",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-shards-order", file: move, what: "shards are locked from the last to the first",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		tests: "TestMovesDoNotDeadlock",
+	}, {
+		name: "move-no-lock", file: move, what: "rows that are there are read without a lock",
+		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-locks-to", file: move, what: "only the limit to move to is locked",
+		old: "FOREACH i IN ARRAY places LOOP", new: "FOREACH i IN ARRAY ARRAY[2] LOOP",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-first-lost-race", file: move, what: "rows that another transaction has inserted meanwhile are read without a lock",
+		old: "IF m <> shards[i] THEN", new: "IF false THEN",
+		tests: "TestAMoveMissesNoUse",
+	}, {
+		name: "move-clock-read-once", file: move, what: "the clock is not read again after a wait",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, at, clock_timestamp()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-now", file: move, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, now()); -- locking",
+		tests: "TestAMoveReadsTheClockAfterWaiting",
+	}, {
+		name: "move-mints", file: move, what: "a move gives tokens to a limit that has less",
+		old: "balance := least(totals[2], greatest(floor,", new: "balance := (greatest(floor,",
+		tests: "TestMove",
+	}, {
+		name: "move-floor", file: move, what: "a move leaves no debt that the limit may have",
+		old: "greatest(floor, capacities[2]", new: "greatest(0, capacities[2]",
+		tests: "TestMoveOfDebts",
+	}, {
+		name: "move-capacity", file: move, what: "the balance is moved, and not what is used",
+		old: "capacities[2] - (capacities[1] - totals[1])", new: "totals[1]",
+		tests: "TestMove",
+	}, {
+		name: "move-ts", file: move, what: "tokens are refilled for a time in which they were used, if the clock has stepped back",
+		old: "count(*), greatest(max(r.ts), latest), bool_and", new: "count(*), latest, bool_and",
+		tests: "TestModel",
+	}, {
+		name: "move-reshard", file: move, what: "a move writes to the shards that are there, however many there are to be",
+		old: "IF m = shards[2] AND alike THEN", new: "IF true THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-alike", file: move, what: "rows of another number of shards stay if there are as many",
+		old: "IF m = shards[2] AND alike THEN", new: "IF m >= shards[2] THEN",
+		tests: "TestModel",
+	}, {
+		name: "move-valid", file: move, what: "NaN, NULL and the same limit twice are accepted",
+		old: "IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN", new: "IF m > 2 THEN",
+		tests: "TestMoveRefusesHostileArguments",
+	}, {
+		name: "move-wire", file: wire, what: "a move over the wire is by the database's clock",
+		old: "starts, shards, floor, now, windows, firsts, lasts);", new: "starts, shards, floor, NULL, windows, firsts, lasts);",
+		tests: "TestModel",
 	},
 
 	// _ratelimit_refund
@@ -427,7 +516,7 @@ var sqlMutations = []mutation{
 		name: "apply-one-most", file: wire, what: "UpTo of one limit takes all or nothing",
 		old:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, mosts, within));",
 		new:   "    shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, NULL, within));",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "refund-no-lock", file: refund, what: "a refund is computed from rows that are not locked",
 		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
@@ -744,6 +833,34 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerInsertsARowThatIsFullForEveryPlan",
 	},
 
+	// Calendar windows of several limits
+
+	{
+		name: "several-calendar", file: consumeSeveral, what: "a calendar window is refilled as a fixed window as long as the longest month",
+		old: "                listed := windows[firsts[p]:lasts[p]];\n", new: "",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "several-calendar-passed-on", file: consumeSeveral, what: "where the first row is missing or has too little, a calendar window counts as a fixed window",
+		old: "        windows, firsts, lasts);\n", new: "        NULL, NULL, NULL);\n",
+		tests: "TestACalendarWindowDoesWhatAFixedWindowDoes",
+	}, {
+		name: "coalesce-calendar", file: coalesce, what: "a calendar window that calls ask for alone counts as a fixed window",
+		old: "CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows", new: "NULL::timestamptz[] AS windows",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-upto", file: coalesce, what: "a calendar's refills count up to the start of a window of the longest month",
+		old: "CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at", new: "CASE WHEN starts[i] IS NULL THEN at",
+		tests: "TestACoalescerDecidesCalendars|TestCoalescerIsExact",
+	}, {
+		name: "coalesce-calendar-asks", file: coalesce, what: "a calendar window in a call for several limits counts as a fixed window",
+		old: "                IF windows IS NOT NULL THEN\n", new: "                IF false THEN\n",
+		tests: "TestACoalescerDecidesCalendars",
+	}, {
+		name: "coalesce-calendar-stale", file: coalesce, what: "a fixed window after a calendar's is refilled at the calendar's windows",
+		old: "listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;", new: "listed := coalesce(windows[nullif(firsts[d], 0):lasts[d]], listed);",
+		tests: "TestACoalescerDecidesCalendars",
+	},
+
 	// ratelimit_refuse
 
 	{
@@ -768,7 +885,7 @@ var sqlMutations = []mutation{
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-several-not-passed-on", file: consumeSeveral, what: "a denial of several limits is returned where it should stop the batch",
-		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now);",
+		old: "pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,\n", new: "pg_catalog.array_fill(0, ARRAY[n]), false, now, false,\n",
 		tests: "TestADenialStopsABatchWhereverItStands",
 	}, {
 		name: "raise-sharded-not-passed-on", file: consumeSharded, what: "a denial of a sharded limit is returned where it should stop the batch",
@@ -785,12 +902,12 @@ var sqlMutations = []mutation{
 		new:   "",
 		tests: "TestEveryTurnHasItsView",
 	}, {
-		name: "byhand-max-reserved", file: ratelimit, what: "without reserve, a call may also owe max_reserved",
-		old: "IF wrong IS NULL AND reserve THEN", new: "IF wrong IS NULL AND (reserve OR max_reserved > 0) THEN",
-		tests: "TestByHandReservations|TestByHandAnswersLikeTheLibrary",
+		name: "byhand-max-reserved", file: ratelimit, what: "without numbers, ratelimit may owe the max_reserved that is published",
+		old: "IF wrong IS NULL AND verb = 'reserve' THEN", new: "IF wrong IS NULL AND (verb = 'reserve' OR max_reserved > '0') THEN",
+		tests: "TestByHandWithoutNumbers",
 	}, {
 		name: "byhand-grid", file: grid, what: "the windows of a key differ from the library's",
-		old: "|| decode('00', 'hex') ||", new: "||",
+		old: "CASE WHEN key = '' THEN name ELSE key END", new: "name || key",
 		tests: "TestByHandWindowsAreThoseOfTheLibrary",
 	}, {
 		name: "byhand-retry-early", file: balance, what: "retry_at is a microsecond early",
@@ -830,11 +947,11 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing",
 	}, {
 		name: "sweep-not-full", file: sweep, what: "rows that are nearly full are deleted",
-		old: "start)\n        = capacity / shards", new: "start)\n        >= '0.9' * capacity / shards",
+		old: "start) = capacity / shards::double precision)\n    AND", new: "start) >= '0.9' * capacity / shards::double precision)\n    AND",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
-		old: "RETURN CASE WHEN ts <= upto AND isfinite(ts)", new: "RETURN CASE WHEN isfinite(ts)",
+		old: "RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards", new: "RETURN CASE WHEN isfinite(ts) AND shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",

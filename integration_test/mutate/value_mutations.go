@@ -4,27 +4,27 @@ package main
 var valueMutations = []mutation{
 	{
 		name: "calendar-units", file: "ratelimit/limit_definitions.go", what: "a day and a month may share a name",
-		old: "a.calendar.Unit == b.calendar.Unit", new: "true",
-		tests: "TestPlansOfACalendarShareItsUnit",
+		old: "		return *l == *definition\n", new: "		return l.numbers.Rate == definition.numbers.Rate\n",
+		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is accepted as a number of tokens",
 		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
 		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
 	}, {
 		name: "definitions-later", file: "ratelimit/limit_definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
-		old: "first != nil && !sameRefill(first, limit)", new: "false",
+		old: "first != nil && !limit.definedAs(first)", new: "false",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "definitions-race", file: "ratelimit/limit_definitions.go", what: "of two definitions at once, both are granted",
-		old: "case first != nil && !sameRefill(first, &limit):", new: "case false:",
+		old: "} else if !limit.definedAs(first) {", new: "} else if false {",
 		tests: "TestADefinitionIsDecidedOnce",
 	}, {
-		name: "definitions-grid", file: "ratelimit/limit_definitions.go", what: "another start does not count as another definition",
-		old: "a.numbers.Start == b.numbers.Start", new: "true",
+		name: "definitions-grid", file: "ratelimit/limit_definitions.go", what: "a limit with numbers of its own may be of another definition",
+		old: "	return l.definition() == *definition\n", new: "	return true\n",
 		tests: "TestOneNameWithTwoDefinitions",
 	}, {
 		name: "definitions-bounded", file: "ratelimit/limit_definitions.go", what: "limit names fill the memory",
-		old: "case first == nil && len(known) < maxDefinitions:", new: "case first == nil:",
+		old: "len(all) > maxDefinitions; i--", new: "false; i--",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
 		name: "keys-collide", file: "ratelimit/request.go", what: "a part of a key that contains a bar can make the key of another user",
@@ -36,11 +36,19 @@ var valueMutations = []mutation{
 		tests: "TestKeysOfSeveralParts|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
 		name: "window-one-grid", file: "ratelimit/limit.go", what: "the windows of all keys begin together",
-		old: "		h.Write([]byte(key))\n", new: "",
+		old: "cmp.Or(key, l.name)", new: "cmp.Or(l.name)",
+		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
+	}, {
+		name: "window-grid-of-name", file: "ratelimit/limit.go", what: "one key has another grid under each name",
+		old: "cmp.Or(key, l.name)", new: "cmp.Or(l.name + key)",
+		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
+	}, {
+		name: "window-grid-of-nothing", file: "ratelimit/limit.go", what: "all limits without keys begin together",
+		old: "cmp.Or(key, l.name)", new: "cmp.Or(key)",
 		tests: "TestAFixedWindowWithoutAStartHasAGridPerKey",
 	}, {
 		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken tokens",
-		old: "d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.verb != VerbCheck", new: "d, rows, taken := &c.demands[i], a.rows[i], a.granted",
+		old: "a.rows[i], a.granted && c.does.writes != never", new: "a.rows[i], a.granted",
 		tests: "TestCheckAnswersLikeConsume",
 	}, {
 		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, the result does not have the least that remains",
@@ -175,10 +183,6 @@ var valueMutations = []mutation{
 		old: "				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)\n", new: "",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "check-forfeits", file: "ratelimit/result.go", what: "a check reports when work would run that forfeits nothing",
-		old: "	case w.asked != nil && a.granted:\n", new: "	case false:\n",
-		tests: "TestModel",
-	}, {
 		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is reported OK although another one's wait denies it",
 		old: "		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
@@ -188,51 +192,43 @@ var valueMutations = []mutation{
 		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial reports when it would be granted if it forfeited nothing",
-		old: "	if !a.granted {\n		w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)\n	}\n", new: "",
+		old: "	w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)\n", new: "",
 		tests: "TestModel",
 	}, {
-		name: "wait-no-receipt", file: "ratelimit/result.go", what: "a Wait has no receipt",
-		old: "if taken && c.consumes() {", new: "if taken && c.verb == VerbConsume {",
+		name: "wait-no-receipt", file: "ratelimit/verbs.go", what: "a Wait has no receipt",
+		old: "func (r *rules) receipt() bool { return r.takes && r.deniable }", new: "func (r *rules) receipt() bool { return r.takes && r.deniable && !r.atMostFull }",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted gets the advice to retry",
 		old: "if !c.reserves() || a.granted", new: "if !forfeits(c.demands) || a.granted",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
-		name: "up-to-checks-the-last", file: "ratelimit/result.go", what: "a check of several limits reports only the last one",
-		old: "			n = min(n, d.numbers.Whole(", new: "			n = min(math.Inf(1), d.numbers.Whole(",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
-	}, {
 		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial reports taken tokens",
-		old: "case !a.granted || refunded != nil:", new: "case refunded != nil:",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
+		old: "case !a.granted || !c.does.takes && c.verb != VerbCheck:", new: "case !c.does.takes && c.verb != VerbCheck:",
+		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund reports taken tokens",
-		old: "case !a.granted || refunded != nil:", new: "case !a.granted:",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
+		old: "case !a.granted || !c.does.takes && c.verb != VerbCheck:", new: "case !a.granted:",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-error", file: "ratelimit/call.go", what: "the error of a denial does not say that the count is a maximum",
-		old: "Count: r.tokens, upTo: r.upTo}", new: "Count: r.tokens}",
-		tests: "TestUpToTakesTheSameFromSeveralLimits",
+		old: "upTo: v == VerbTake}", new: "upTo: false}",
+		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has the requested count, not the taken one",
 		old: "Key: s.Key, Count: s.Taken,", new: "Key: s.Key, Count: s.Count,",
-		tests: "TestUpToTakesTheWholeTokensThatAreThere",
-	}, {
-		name: "up-to-then-count", file: "ratelimit/request.go", what: "a Count after UpTo is a maximum",
-		old: "r.tokens, r.upTo = tokens, false", new: "r.tokens = tokens",
-		tests: "TestUpToIsRefusedWhereItHasNoMeaning",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "plans-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a limit with a rate of 0 are denied",
 		old: "d.limit.grantsNothing() && d.count > 0", new: "d.limit.grantsNothing()",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-check", file: "ratelimit/call_policy.go", what: "a check grants what a rate of 0 would deny",
-		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.consumes()",
+		name: "plans-check", file: "ratelimit/verbs.go", what: "a check grants what a rate of 0 would deny",
+		old: "VerbCheck:   {deniable: true, op: \"check\"}", new: "VerbCheck:   {op: \"check\"}",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-charge", file: "ratelimit/call_policy.go", what: "a rate of 0 denies a charge, which is always granted",
-		old: "(c.consumes() || c.verb == VerbCheck)", new: "c.verb != VerbReset",
+		old: "	return c.does.deniable && anyOf(", new: "	return anyOf(",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-asks-others", file: "ratelimit/call_policy.go", what: "the other limits are asked although one denies by policy",
@@ -264,15 +260,15 @@ var valueMutations = []mutation{
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-receipt", file: "ratelimit/call_policy.go", what: "the grant of an unlimited limit is not in the receipt",
-		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = false",
-		tests: "TestAReceiptOfAnotherPlan",
+		old: "s.took.rowless = c.does.receipt() && r.OK", new: "s.took.rowless = false",
+		tests: "TestAReceiptOfAnotherDefinition",
 	}, {
 		name: "plans-receipt-denied", file: "ratelimit/call_policy.go", what: "a denial has a receipt",
-		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = c.consumes()",
+		old: "s.took.rowless = c.does.receipt() && r.OK", new: "s.took.rowless = c.does.receipt()",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
 		name: "plans-receipt-check", file: "ratelimit/call_policy.go", what: "a check has a receipt",
-		old: "s.took.rowless = c.consumes() && r.OK", new: "s.took.rowless = r.OK",
+		old: "s.took.rowless = c.does.receipt() && r.OK", new: "s.took.rowless = r.OK",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "plans-infinite-rate", file: "ratelimit/call_policy.go", what: "an infinite rate, which is a mistake, is described as unlimited",
@@ -281,14 +277,14 @@ var valueMutations = []mutation{
 	}, {
 		name: "plans-refund-noted", file: "ratelimit/receipt.go", what: "a refund without a row stays in the receipt",
 		old: "r.find(d.limit.name, d.key).Refunded += d.count", new: "_ = d",
-		tests: "TestAReceiptOfAnotherPlan",
+		tests: "TestAReceiptOfAnotherDefinition",
 	}, {
 		name: "plans-receipt-altered", file: "ratelimit/receipt.go", what: "a receipt without rows may have tokens left in them",
 		old: "!(t.Rows == 0 && t.Held == 0)", new: "t.Rows != 0",
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "plans-error", file: "ratelimit/errors.go", what: "the text of a denial by policy says to retry",
-		old: "if e.RetryAt.IsZero() {", new: "if false {",
+		old: "	if e.Permanent() {", new: "	if false {",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "config-rate-missing", file: "ratelimit/limit_config.go", what: "a missing rate is 0",
@@ -302,6 +298,10 @@ var valueMutations = []mutation{
 		name: "config-unlimited-numbers", file: "ratelimit/limit_config.go", what: "an unlimited limit may have numbers, which are ignored",
 		old: "\t\tif set {\n", new: "\t\tif set && false {\n",
 		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "anchor-canonical", file: "ratelimit/limit_config.go", what: "two texts of one anchor are two anchors",
+		old: "l.calendar.Anchor = calendar.AnchorText(anchor)", new: "_ = anchor",
+		tests: "TestPeriodsOfAConfig",
 	}, {
 		name: "config-fixed-calendar", file: "ratelimit/limit_config.go", what: "a fixed window of a month has a period of 0",
 		old: "case unit != \"\" && !onCalendar:", new: "case false:",
@@ -318,13 +318,5 @@ var valueMutations = []mutation{
 		name: "config-field-twice", file: "ratelimit/limit_config_json.go", what: "of a duplicate field, the last one counts",
 		old: "case seen[name]:", new: "case false:",
 		tests: "TestAConfigNamesLimitAndField",
-	}, {
-		name: "plans-up-to", file: "ratelimit/call_demand.go", what: "an unlimited limit does not bound the other limits",
-		old: "ds[i].most = min(ds[i].most, leastUpTo(rowless))", new: "_ = i",
-		tests: "TestUpToOfPlansWithoutRows",
-	}, {
-		name: "plans-up-to-taken", file: "ratelimit/call_policy.go", what: "an unlimited limit reports that it took more than the others",
-		old: "if takesUpTo(c.demands) {", new: "if false {",
-		tests: "TestUpToOfPlansWithoutRows",
 	},
 }

@@ -107,9 +107,9 @@ func fits(t *testing.T, db *sql.DB, send send) {
 		if err := db.QueryRowContext(ctx, "SELECT count(*) FROM messages").Scan(&n); err != nil || n != messages {
 			t.Errorf("%s: %d messages, want %d: %v", when, n, messages, err)
 		}
-		result, err := limits.Check(ctx, ratelimit.SQL(db), limit.Key("ann").Count(0))
-		if left := result.Requests[0].Remaining; err != nil || left != tokens {
-			t.Errorf("%s: %v tokens are left, want %v: %v", when, left, tokens, err)
+		balances, err := limits.Balance(ctx, ratelimit.SQL(db), limit.Key("ann"))
+		if err != nil || balances[0].Remaining != tokens {
+			t.Errorf("%s: %+v, want %v tokens left: %v", when, balances, tokens, err)
 		}
 	}
 	if err := send(ctx, "hello", consume(ctx, limit.Key("ann"))); err != nil {

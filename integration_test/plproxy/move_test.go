@@ -106,8 +106,8 @@ func TestAnUnfinishedMove(t *testing.T) {
 		if _, server := slotOf(t, db, key); server != to {
 			t.Fatalf("the slot is on server %d, want %d", server, to)
 		}
-		if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || int(r.Remaining+0.5) != tightCapacity-granted {
-			t.Errorf("move %d: %v remain, %v, after %d granted of %d", i, r.Remaining, err, granted, tightCapacity)
+		if left := balance(t, l, db, tight.Key(key)).Remaining; int(left+0.5) != tightCapacity-granted {
+			t.Errorf("move %d: %v remain, after %d granted of %d", i, left, granted, tightCapacity)
 		}
 		for i, p := range c.partitions {
 			if strays, left := strays(t, p); strays > 0 || left > 0 {
@@ -130,8 +130,8 @@ func TestAnUnfinishedMove(t *testing.T) {
 	named := strings.NewReplacer("'{7}'", fmt.Sprintf("'{%d}'", slot), "slot = 7", fmt.Sprintf("slot = %d", slot), "servers[8] = 0", fmt.Sprintf("servers[%d] = %d", slot+1, from))
 	mustSQL(t, c.partitions[from].URL(), named.Replace(source))
 	mustSQL(t, c.proxy.URL(), named.Replace(proxy))
-	if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || r.Remaining > 0.1 {
-		t.Errorf("back at the source: %v remain, %v", r.Remaining, err)
+	if left := balance(t, l, db, tight.Key(key)).Remaining; left > 0.1 {
+		t.Errorf("back at the source: %v remain", left)
 	}
 	if _, err := l.Consume(t.Context(), db, wide.Key(key)); err != nil {
 		t.Errorf("a first use, back at the source: %v", err)
@@ -162,8 +162,8 @@ func TestMovesAtOnce(t *testing.T) {
 		if n := scan(t, db, "SELECT count(*) FROM rate_limit_moves"); n != 0 {
 			t.Errorf("round %d: %d moves are unfinished", i, n)
 		}
-		if r, err := l.Check(t.Context(), db, tight.Key(key).Count(0)); err != nil || int(r.Remaining+0.5) != tightCapacity-5*(i+1) {
-			t.Errorf("round %d: %v remain, %v", i, r.Remaining, err)
+		if left := balance(t, l, db, tight.Key(key)).Remaining; int(left+0.5) != tightCapacity-5*(i+1) {
+			t.Errorf("round %d: %v remain", i, left)
 		}
 	}
 	for i, p := range c.partitions {

@@ -38,6 +38,16 @@ func state(err error) string {
 	return ""
 }
 
+// balance reads a balance.
+func balance(t testing.TB, l *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request) ratelimit.Balance {
+	t.Helper()
+	balances, err := l.Balance(t.Context(), db, request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return balances[0]
+}
+
 func scan(t testing.TB, db *pgxpool.Pool, sql string, args ...any) (n int) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), sql, args...).Scan(&n); err != nil {
@@ -61,7 +71,7 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 7, time.Minute, ratelimit.Capacity(11)),
 		ratelimit.TokenBucket("third", 1.0/3, time.Second, ratelimit.MaxReserved(5)),
-		ratelimit.FixedWindow("window", 5, time.Hour),
+		ratelimit.FixedWindow("window", 5, time.Hour, ratelimit.MaxReserved(1)),
 		ratelimit.CalendarWindow("month", 9, ratelimit.Month, ratelimit.In("Europe/Berlin")),
 	}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -74,25 +84,38 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 		limit := limits[random.IntN(len(limits))]
 		key := fmt.Sprint("key ", random.IntN(12))
 		requests := []ratelimit.Request{limit.Key(key).Count(float64(1 + random.IntN(3)))}
-		verb := []string{"Consume", "Consume", "Consume", "Check", "Charge", "Refund", "Reserve", "UpTo", "Reset", "Several"}[random.IntN(10)]
+		verb := []string{"Consume", "Consume", "Consume", "Check", "Charge", "Refund", "Reserve", "Take", "Balance", "Reset", "Several", "Move"}[random.IntN(12)]
 		if verb == "Reset" && random.IntN(4) > 0 {
 			continue
 		}
 		id := limit.Name() + key
-		call := func(db ratelimit.DB, which int) (result ratelimit.Result, err error) {
+		call := func(db ratelimit.DB, which int) (answer any, err error) {
+			var result ratelimit.Result
 			switch verb {
 			case "Consume":
 				result, err = l.Consume(t.Context(), db, requests...)
 			case "Several":
 				result, err = l.Consume(t.Context(), db, append(requests, limits[0].Key("{"+key+"}"), limits[2].Key("{"+key+"} and more"))[1:]...)
 			case "Reserve":
-				result, err = l.Consume(t.Context(), db, requests[0].Reserve())
-			case "UpTo":
-				result, err = l.Consume(t.Context(), db, limit.Key(key).UpTo(5))
+				var reserved ratelimit.Reservation
+				if reserved, err = l.Reserve(t.Context(), db, requests...); err == nil {
+					r := receipts[id]
+					r[which] = reserved.Receipt()
+					receipts[id] = r
+				}
+				return reserved, err
+			case "Take":
+				var n int
+				n, result, err = l.Take(t.Context(), db, 5, limit.Key(key))
+				return []any{n, result}, err
+			case "Balance":
+				return l.Balance(t.Context(), db, requests...)
 			case "Check":
 				result, err = l.Check(t.Context(), db, requests...)
 			case "Charge":
 				result, err = l.Charge(t.Context(), db, requests...)
+			case "Move": // to another plan, whose row may be on another server
+				err = l.Move(t.Context(), db, limits[0].Key(key), limits[1].Key(key))
 			case "Reset":
 				err = l.Reset(t.Context(), db, requests...)
 			case "Refund":
@@ -101,7 +124,7 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 				}
 				result, err = l.Refund(t.Context(), db, receipts[id][which], limit.Key(key).Count(1))
 			}
-			if err == nil && (verb == "Consume" || verb == "Reserve") {
+			if err == nil && verb == "Consume" {
 				r := receipts[id]
 				r[which] = result.Receipt()
 				receipts[id] = r
@@ -116,7 +139,8 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 		seen[fmt.Sprint(verb, ", granted ", gotErr == nil)]++
 	}
 	t.Log(seen)
-	for _, must := range []string{"Consume, granted true", "Consume, granted false", "Several, granted true", "Several, granted false", "Refund, granted true", "UpTo, granted false"} {
+	for _, must := range []string{"Consume, granted true", "Consume, granted false", "Several, granted true", "Several, granted false", "Move, granted true", "Refund, granted true",
+		"Reserve, granted false", "Take, granted true", "Take, granted false", "Balance, granted true"} {
 		if seen[must] == 0 {
 			t.Errorf("no call was like this: %s", must)
 		}
@@ -184,6 +208,8 @@ type batch []any
 
 func randomBatch(random *rand.Rand, now time.Time) batch {
 	names, rates, periods, capacities := []string{"batch a", "batch b"}, []float64{7, 1}, []time.Duration{time.Minute, time.Second}, []float64{12, 3}
+	var listed []time.Time // the windows of a calendar
+	firsts, lasts := []int32{}, []int32{}
 	type place struct {
 		key string
 		def int32
@@ -205,8 +231,15 @@ func randomBatch(random *rand.Rand, now time.Time) batch {
 	keys, defs, starts := []string{}, []int32{}, []*time.Time{}
 	repeats, counts, floors := []int32{}, []float64{}, []float64{}
 	calls, asks, askDefs, askStarts, askCounts, askFloors := []int32{}, []int32{}, []int32{}, []*time.Time{}, []float64{}, []float64{}
-	windows := random.IntN(2) == 0
+	windows := random.IntN(3) > 0
 	start := noon.Add(-time.Hour)
+	if windows && random.IntN(2) == 0 {
+		names[1], periods[1] = "batch c", 2*time.Second
+		for i := range 5 {
+			listed = append(listed, now.Truncate(time.Second).Add(time.Duration(i-2)*time.Second))
+		}
+		start, firsts, lasts = listed[0], []int32{0, 1}, []int32{0, 5}
+	}
 	for i, p := range all {
 		keys, defs = append(keys, p.key), append(defs, p.def)
 		if windows {
@@ -232,14 +265,14 @@ func randomBatch(random *rand.Rand, now time.Time) batch {
 			}
 		}
 	}
-	return batch{names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors, calls, asks, askDefs, askStarts, askCounts, askFloors, now}
+	return batch{names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors, calls, asks, askDefs, askStarts, askCounts, askFloors, now, listed, firsts, lasts}
 }
 
 // coalesce returns the last answer for each key.
 func coalesce(t *testing.T, db *pgxpool.Pool, b batch) (answers []string, err error) {
 	rows, err := db.Query(t.Context(), `
 		SELECT DISTINCT ON (u.ord) concat_ws(' ', u.ord, u.value, u.ts, u.after, r.at)
-		  FROM _ratelimit_coalesce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) AS r,
+		  FROM _ratelimit_coalesce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20) AS r,
 		       unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, i)
 		 WHERE u.ord IS NOT NULL
 		 ORDER BY u.ord, u.i DESC`, b...)
@@ -318,12 +351,9 @@ func floodCoalescer(t *testing.T, spans bool) {
 		if slot, _ := slotOf(t, db, key); slot == another {
 			spanning.Add(-1 << 32) // then some calls span nothing
 		}
-		r, err := l.Check(t.Context(), db, hours.Key(key).Count(0))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := granted[i].Load(); got != capacity || r.Remaining > 0.1 {
-			t.Errorf("%s: %d granted of %d, %v remain", key, got, capacity, r.Remaining)
+		left := balance(t, l, db, hours.Key(key)).Remaining
+		if got := granted[i].Load(); got != capacity || left > 0.1 {
+			t.Errorf("%s: %d granted of %d, %v remain", key, got, capacity, left)
 		}
 	}
 	if s := spanning.Load(); s >= 0 && refused.Load() != s {
@@ -343,9 +373,8 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 	for range 2 {
 		_, _ = l.Consume(t.Context(), db, small.Key("{t}user"), large.Key("{t}"))
 	}
-	r, err := l.Check(t.Context(), db, large.Key("{t}").Count(0))
-	if err != nil || r.Remaining != 99 {
-		t.Errorf("%v remain of 100, %v; want 99: the second call was denied", r.Remaining, err)
+	if left := balance(t, l, db, large.Key("{t}")).Remaining; left != 99 {
+		t.Errorf("%v remain of 100, want 99: the second call was denied", left)
 	}
 	// Keys of different slots, one of each partition.
 	var far []ratelimit.Request
@@ -362,17 +391,21 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 			t.Errorf("%s: %v, want 0A000 and what to do", what, err)
 		}
 	}
-	_, err = l.Consume(t.Context(), db, far...)
+	_, err := l.Consume(t.Context(), db, far...)
 	check("Consume", err)
-	_, err = l.Consume(t.Context(), db, far[0].Reserve(), far[1])
-	check("a reservation", err)
+	_, err = l.Reserve(t.Context(), db, far[:2]...)
+	check("Reserve", err)
+	_, _, err = l.Take(t.Context(), db, 5, far...)
+	check("Take", err)
 	_, err = l.Charge(t.Context(), db, far...)
 	check("Charge", err)
 	_, err = l.Check(t.Context(), db, far...)
 	check("Check", err)
+	_, err = l.Balance(t.Context(), db, far...)
+	check("Balance", err)
 	for _, request := range far {
-		if r, err := l.Check(t.Context(), db, request.Count(0)); err != nil || r.Remaining != 100 {
-			t.Errorf("%v remain of 100 after a refused call, %v", r.Remaining, err)
+		if left := balance(t, l, db, request).Remaining; left != 100 {
+			t.Errorf("%v remain of 100 after a refused call", left)
 		}
 		if _, err := l.Consume(t.Context(), db, request); err != nil {
 			t.Error(err)
@@ -382,8 +415,8 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 		t.Errorf("a reset of keys of several partitions: %v", err)
 	}
 	for _, request := range far {
-		if r, err := l.Check(t.Context(), db, request.Count(0)); err != nil || r.Remaining != 100 {
-			t.Errorf("%v remain of 100 after the reset, %v", r.Remaining, err)
+		if left := balance(t, l, db, request).Remaining; left != 100 {
+			t.Errorf("%v remain of 100 after the reset", left)
 		}
 	}
 }
@@ -412,8 +445,8 @@ func TestTransactionsAreRefusedWhereTheyCanBeSeen(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal", test.what, err)
 		}
 	}
-	if r, err := l.Check(t.Context(), db, limit.Key("k").Count(0)); err != nil || r.Remaining != 10 {
-		t.Errorf("%v remain of 10, %v: a refused call took tokens", r.Remaining, err)
+	if left := balance(t, l, db, limit.Key("k")).Remaining; left != 10 {
+		t.Errorf("%v remain of 10: a refused call took tokens", left)
 	}
 	// What cannot be seen: a first statement. It is decided at once, and a rollback gives nothing back.
 	boom := errors.New("boom")
@@ -423,8 +456,8 @@ func TestTransactionsAreRefusedWhereTheyCanBeSeen(t *testing.T) {
 		}
 		return boom
 	})
-	if r, checkErr := l.Check(t.Context(), db, limit.Key("k").Count(0)); !errors.Is(err, boom) || checkErr != nil || r.Remaining > 9.1 {
-		t.Errorf("%v remain of 10, %v, %v; docs/plproxy.md says 9", r.Remaining, err, checkErr)
+	if left := balance(t, l, db, limit.Key("k")).Remaining; !errors.Is(err, boom) || left > 9.1 {
+		t.Errorf("%v remain of 10, %v; docs/plproxy.md says 9", left, err)
 	}
 }
 
@@ -480,6 +513,15 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 	if err := ask("SELECT * FROM ratelimit_or_raise('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
+	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', 3"} {
+		call += ", rate => 2, period => '1000 hours', kind => 'fixed window')"
+		if err := ask("SELECT * FROM " + call); err != nil {
+			t.Errorf("%s: %v", call, err)
+		}
+		if err := ask("SELECT * FROM " + call); state(err) != "PT429" {
+			t.Errorf("%s again: %v, want PT429", call, err)
+		}
+	}
 	if err := ask("SELECT _ratelimit_consume('raised', 'k', 1, '1 hour', 1, NULL, 1, 0, or_raise => true)"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
@@ -519,12 +561,15 @@ func TestSettingsOfASessionChangeNothing(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: odd}
 	t.Cleanup(coalescer.Close)
 	for range 3 {
-		for _, request := range []ratelimit.Request{limit.Key("k").Count(1.0 / 7), bucket.Key("k").Count(1.0 / 7).Reserve()} {
-			got, err := l.Consume(t.Context(), odd, request)
-			want, wantErr := l.Consume(t.Context(), plain, request)
-			if err != nil || wantErr != nil || !reflect.DeepEqual(got, want) {
-				t.Fatalf("%+v, %v\nwant %+v, %v", got, err, want, wantErr)
-			}
+		got, err := l.Consume(t.Context(), odd, limit.Key("k").Count(1.0/7))
+		want, wantErr := l.Consume(t.Context(), plain, limit.Key("k").Count(1.0/7))
+		if err != nil || wantErr != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%+v, %v\nwant %+v, %v", got, err, want, wantErr)
+		}
+		reserved, err := l.Reserve(t.Context(), odd, bucket.Key("k").Count(1.0/7))
+		wanted, wantErr := l.Reserve(t.Context(), plain, bucket.Key("k").Count(1.0/7))
+		if err != nil || wantErr != nil || !reflect.DeepEqual(reserved, wanted) {
+			t.Fatalf("%+v, %v\nwant %+v, %v", reserved, err, wanted, wantErr)
 		}
 		now = now.Add(31*24*time.Hour + time.Microsecond)
 	}
@@ -716,6 +761,14 @@ func TestAMigrationOfTheProxyGrantsNothing(t *testing.T) {
 				return l.Consume(t.Context(), handle, limit.Key("k"), limit.Key("j"))
 			},
 			"Check": func() (ratelimit.Result, error) { return l.Check(t.Context(), handle, limit.Key("k")) },
+			"Balance": func() (ratelimit.Result, error) {
+				_, err := l.Balance(t.Context(), handle, limit.Key("k"))
+				return ratelimit.Result{}, err
+			},
+			"Take": func() (ratelimit.Result, error) {
+				_, result, err := l.Take(t.Context(), handle, 2, limit.Key("k"))
+				return result, err
+			},
 		} {
 			if r, err := call(); r.OK || state(err) != "0A000" {
 				t.Errorf("%s on the %s: %+v, %v, want a refusal", what, name, r, err)

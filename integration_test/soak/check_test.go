@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -16,14 +17,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // The records must satisfy this:
 //
 //   - The changes of a row are a chain: each starts from the result of the last one, and the chain ends in the table.
 //   - A call in a transaction changes its rows as internal/algebra says, and is granted only if internal/algebra grants it. The
-//     checker computes it again from the rows that the earlier changes left. A denial or a check changes nothing. Such a
-//     transaction makes no other change. The caller's answer (Result.At, RetryAt, the receipt) matches the change.
+//     checker computes it again from the rows that the earlier changes left. A take takes the largest whole number that is
+//     there, up to its own. A denial, a check or a balance changes nothing. Such a transaction makes no other change. The
+//     caller's answer matches the change: the instants, the receipt and, of a key that the transaction has changed before,
+//     the balance. Only a reservation says when the work may run.
 //   - A transaction whose commit was acknowledged is in the record. One that certainly failed is not.
 //   - A swept row was full.
 //   - A call outside of a transaction leaves no name in the record: its changes are those of a transaction without calls. In the
@@ -49,7 +53,7 @@ type checker struct {
 	errors   int
 
 	// Calls outside of transactions. The acknowledged ones are in order of their instants.
-	alone    map[string][]*outsider // consume and charge; by owner of all their keys
+	alone    map[string][]*outsider // those that took tokens; by owner of all their keys
 	doubtful map[string][]*outsider // calls with an unknown outcome
 	shared   map[string][]sharer    // grants of a Coalescer, by owner of a key
 	refunds  map[place][]sharer
@@ -58,12 +62,20 @@ type checker struct {
 
 	ops   map[int64]outcome // of transactions that have ended, for their processes
 	inLog map[int64]bool    // of transactions that were committed
+
+	changed map[changedBy]bool
 }
 
 // place is a key of a limit.
 type place struct {
 	subject int
 	key     string
+}
+
+// changedBy is a key that a transaction has changed.
+type changedBy struct {
+	op int64
+	place
 }
 
 // outsider is a call outside of a transaction.
@@ -132,7 +144,7 @@ func (s *soak) check() {
 		rows: map[place][]*algebra.Row{}, pending: map[string][]change{}, strict: map[place]*meter{}, inserted: map[place]string{},
 		alone: map[string][]*outsider{}, doubtful: map[string][]*outsider{}, shared: map[string][]sharer{},
 		refunds: map[place][]sharer{}, perhaps: map[string][]sharer{}, sums: map[place]*sum{},
-		ops: map[int64]outcome{}, inLog: map[int64]bool{},
+		ops: map[int64]outcome{}, inLog: map[int64]bool{}, changed: map[changedBy]bool{},
 	}
 	files, err := filepath.Glob(filepath.Join(s.dir, "*"))
 	noError(s, err)
@@ -190,8 +202,8 @@ func (c *checker) readFile(file string) error {
 // told records a call outside of a transaction.
 func (c *checker) told(process string, l line) {
 	verb, sure := l.Call.Verb, l.Outcome == committed
-	c.counts["calls outside of transactions: "+verb]++
-	if l.Outcome == denied || l.Outcome == failed || verb == "check" || verb == "reset" {
+	c.counts["calls outside of transactions: "+string(verb)]++
+	if l.Outcome == denied || l.Outcome == failed || verb == ratelimit.VerbCheck || verb == ratelimit.VerbBalance || verb == ratelimit.VerbReset {
 		return
 	}
 	pool := map[string]string{coalesced: coalesced, "sql.DB pgx": "pgx", "sql.DB postgres": "postgres"}[l.Handle]
@@ -200,8 +212,9 @@ func (c *checker) told(process string, l line) {
 	}
 	app := appName(c.seed, pool+" "+process)
 	o := &outsider{newTracked(*l.Call), grantID{l.Op, 0}}
-	together := l.Handle == coalesced && verb != "refund" && !l.Call.waits() && !slices.ContainsFunc(l.Call.places(), place.sharded)
-	if !together && verb != "refund" {
+	together := l.Handle == coalesced && verb != ratelimit.VerbRefund && verb != ratelimit.VerbTake && !l.Call.waits() &&
+		!slices.ContainsFunc(l.Call.places(), place.sharded)
+	if !together && verb != ratelimit.VerbRefund {
 		of := c.doubtful
 		if sure {
 			of = c.alone
@@ -213,14 +226,14 @@ func (c *checker) told(process string, l line) {
 	for i, a := range l.Call.Asks {
 		s, p, who := sharer{o, a, i}, a.place(), owner(app, []place{a.place()})
 		switch {
-		case verb == "refund" && sure:
+		case verb == ratelimit.VerbRefund && sure:
 			c.refunds[p] = append(c.refunds[p], s)
-		case verb == "refund":
+		case verb == ratelimit.VerbRefund:
 			c.perhaps[who] = append(c.perhaps[who], s)
 			c.doubt(l.Call.Of, a)
 		case sure:
 			c.sum(p).told += a.Count
-			if verb == "consume" {
+			if l.Call.takes() {
 				c.shared[who] = append(c.shared[who], s)
 			}
 		default:
@@ -253,9 +266,7 @@ func (c *checker) sort() {
 // waits reports whether the call's work may have to wait in a way that forfeits tokens: a reservation of a window, or of
 // several limits.
 func (c call) waits() bool {
-	return c.Verb == "consume" && slices.ContainsFunc(c.Asks, func(a ask) bool {
-		return a.Reserve && (len(c.Asks) > 1 || numbersOf(a.place()).Window)
-	})
+	return c.Verb == ratelimit.VerbReserve && (len(c.Asks) > 1 || numbersOf(c.Asks[0].place()).Window)
 }
 
 func (p place) sharded() bool { return p.shards() > 1 }
@@ -297,7 +308,7 @@ func (c *checker) replay(s *soak) {
 				return err
 			}
 			c.inLog[op] = true
-			c.counts["calls in transactions: "+made.Verb]++
+			c.counts["calls in transactions: "+string(made.Verb)]++
 			if !made.Granted {
 				c.counts["calls in transactions: denied"]++
 			}
@@ -404,6 +415,9 @@ func (c *checker) made(op int64, made call, changes []change) {
 	of, did := byPlace(changes), map[place]history{}
 	for _, p := range made.places() {
 		if len(of[p]) > 0 {
+			c.changed[changedBy{op, p}] = true
+		}
+		if len(of[p]) > 0 {
 			if s, back := c.due(p, of[p][0].at); back > 0 {
 				c.fail("operation %x: lost refund: %+v\n should have given %v back to %v", s.id.Op, s.call, back, p)
 			}
@@ -419,6 +433,22 @@ func (c *checker) made(op int64, made call, changes []change) {
 	for p, changes := range of {
 		c.fail("operation %x: %+v has changed %v: %v", op, made, p, changes)
 	}
+	c.compareBalances(op, made)
+}
+
+// compareBalances compares what a transaction read of the rows that it has changed. Others may change the rest meanwhile.
+func (c *checker) compareBalances(op int64, made call) {
+	for i, balance := range made.Balance {
+		p := made.Asks[i].place()
+		rows, _ := whole(c.rows[p])
+		if !c.changed[changedBy{op, p}] || p.sharded() || len(rows) == 0 {
+			continue
+		}
+		c.counts["balances in transactions that were compared"]++
+		if want := numbersOf(p).Total(rows, algebra.At(made.At)); !near(want, balance) {
+			c.fail("operation %x read a balance of %v of %v at %v; its rows say %v", op, balance, p, made.At, want)
+		}
+	}
 }
 
 // at returns the instant of the call's decision.
@@ -433,11 +463,15 @@ func (c call) at(changes []change) algebra.Micros {
 func (c *checker) explains(made call, did map[place]history, changes []change) bool {
 	at := made.at(changes)
 	oneShard := slices.ContainsFunc(made.places(), func(p place) bool { return p.sharded() && len(did[p].changes) == 1 })
-	if made.Granted && made.waits() && !oneShard {
+	switch {
+	case made.Granted && made.waits() && !oneShard:
 		return explainsWaiting(made, did, at)
+	case made.Granted && made.Verb == ratelimit.VerbTake && !tookAll(made, did, at):
+		return false
+	case made.waits(): // one row of each limit had enough, so it did not forfeit
+		made.Verb = ratelimit.VerbConsume
 	}
 	for _, a := range made.Asks {
-		a.Reserve = a.Reserve && !(made.waits() && oneShard) // if one row of each limit had enough, it did not forfeit
 		p, explained := a.place(), false
 		h := did[p]
 		// A call for several limits that loses a race gives back its tokens and starts again.
@@ -451,6 +485,22 @@ func (c *checker) explains(made call, did map[place]history, changes []change) b
 	return true
 }
 
+// tookAll reports whether a take left no whole token, or took the most.
+func tookAll(made call, did map[place]history, at algebra.Micros) bool {
+	n := made.Asks[0].Count
+	return n == made.Most || n < made.Most && n == mostOf(made, did, at)
+}
+
+// mostOf is how many tokens a take can take: a whole number, the same of each key.
+func mostOf(made call, did map[place]history, at algebra.Micros) float64 {
+	most := made.Most
+	for _, p := range made.places() {
+		before, _ := whole(did[p].before())
+		most = min(most, numbersOf(p).Whole(before, p.shards(), made.Most, at))
+	}
+	return most
+}
+
 // explainsWaiting is explains for a reservation of a window, or of several limits. All rows of all limits decide it.
 func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
 	var ds []algebra.Demand
@@ -461,7 +511,7 @@ func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
 			return false
 		}
 		ds = append(ds, algebra.Demand{
-			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Floor: subjects[p.subject].lowest(made.Verb, a.Reserve),
+			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Floor: subjects[p.subject].lowest(made.Verb),
 		})
 	}
 	_, left, granted := algebra.Reserve(ds, at, algebra.Forever)
@@ -508,21 +558,21 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 	}
 	numbers, shards := numbersOf(p), p.shards()
 	switch {
-	case made.Verb == "check" || !made.Granted:
+	case made.Verb == ratelimit.VerbCheck || made.Verb == ratelimit.VerbBalance || !made.Granted:
 		return len(changes) == 0
 	case made.Snapshot != "" && (len(before) == 0 || len(changes) == 0 && !visible(c.inserted[p], made.Snapshot)):
 		return len(changes) == 0
-	case made.Verb == "reset":
+	case made.Verb == ratelimit.VerbReset:
 		return len(after) == 0
-	case made.Verb == "refund":
+	case made.Verb == ratelimit.VerbRefund:
 		back := newTracked(made).back(a, before, at)
 		if back == 0 || len(changes) == 0 {
 			return back == 0 && len(changes) == 0
 		}
 		return same(numbers.Take(before, len(before), -back, at), after)
 	}
-	floor := subjects[p.subject].lowest(made.Verb, a.Reserve)
-	if len(changes) == 1 && shards > 1 { // one shard gave tokens that it had
+	floor := subjects[p.subject].lowest(made.Verb)
+	if len(changes) == 1 && shards > 1 && made.Verb != ratelimit.VerbTake { // one shard gave tokens that it had
 		i := changes[0].shard
 		left := numbers.Available(*h.before()[i], shards, at) - a.Count
 		return left >= 0 && left == h.after()[i].Value && h.after()[i].TS == max(h.before()[i].TS, at)
@@ -616,7 +666,11 @@ func (c *checker) explained(did map[place]history, changes []change) bool {
 		return true
 	}
 	for i, o := range c.doubtful[who] {
-		if o.Granted = true; c.explains(o.call, did, changes) {
+		o.Granted = true
+		if o.Verb == ratelimit.VerbTake {
+			o.call = o.took(mostOf(o.call, did, o.at(changes)))
+		}
+		if c.explains(o.call, did, changes) {
 			c.doubtful[who] = slices.Delete(c.doubtful[who], i, i+1)
 			c.follow(o.id, o.tracked, did, changes)
 			return true
@@ -674,16 +728,18 @@ func (c *checker) together(app string, did map[place]history, unknown bool) bool
 	for p, h := range did {
 		s, left, taken := subjects[p.subject], h.after()[0], h.taken(p)
 		c.sum(p).taken += taken
-		if lowest := s.lowest("consume", !s.strict); taken < -1e-6 || left.Value < lowest-1e-6 && !s.charged {
+		lowest := s.lowest(ratelimit.VerbReserve)
+		if s.strict {
+			lowest = 0
+		}
+		if taken < -1e-6 || left.Value < lowest-1e-6 && !s.charged {
 			c.fail("over-granted: %v taken, %v left, where at least %v must be: %s", taken, left.Value, lowest, show(did))
 		}
 		who := owner(app, []place{p})
 		c.shared[who] = slices.DeleteFunc(c.shared[who], func(s sharer) bool { return slices.Contains(known[p], s) })
 		for _, s := range known[p] {
 			runAt := numbersOf(p).When([]algebra.Row{{Value: s.held(), TS: left.TS}}, 1, 0, 0, algebra.At(s.At))
-			if runAt != algebra.At(s.RunAt[s.i]) {
-				c.fail("operation %x: %+v was told that %v may run at %v; its row says %v", s.id.Op, s.call, p, s.RunAt[s.i], runAt.Time())
-			}
+			c.compareRunAt(s.id, s.call, runAt)
 			c.grants(s.id, s.ask, left.TS, runAt)
 		}
 	}
@@ -732,13 +788,13 @@ func (h history) taken(p place) float64 {
 // follow records the result of an explained call: its grants and refunds.
 func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes []change) {
 	switch {
-	case r.Verb == "reset":
+	case r.Verb == ratelimit.VerbReset:
 		for p, h := range did {
 			if len(h.changes) > 0 {
 				c.wasReset(p)
 			}
 		}
-	case r.Verb == "refund":
+	case r.Verb == ratelimit.VerbRefund:
 		for _, a := range r.Asks {
 			h, back := did[a.place()], 0.0
 			before, _ := whole(h.before())
@@ -747,17 +803,32 @@ func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes 
 			}
 			c.gaveBack(r, a, h.before(), back)
 		}
-	case r.Verb == "consume" && r.Granted:
+	case r.takes() && r.Granted:
 		want, parts := granting(r.call, did, changes)
+		c.compareRunAt(id, r.call, algebra.At(want.RunAt))
 		for i, a := range r.Asks {
-			if len(r.RunAt) > 0 && algebra.At(r.RunAt[i]) != parts[i].runAt {
-				c.fail("operation %x: %+v was told that %v may run at %v; its rows say %v: %s", id.Op, r.call, a, r.RunAt[i], parts[i].runAt.Time(), show(did))
-			}
 			c.grants(id, a, parts[i].ts, parts[i].runAt)
 		}
 		if r.Left != "" {
 			c.compareReceipt(r.call, want)
 		}
+	}
+}
+
+// compareRunAt compares when the work may run, by the rows, with what its caller was told. A grant of any other verb than
+// Reserve may run at once, and has no RetryAt.
+func (c *checker) compareRunAt(id grantID, made call, runAt algebra.Micros) {
+	told := made.RetryAt
+	switch {
+	case made.At.IsZero(): // its answer is not known
+		return
+	case made.Verb != ratelimit.VerbReserve && told.IsZero():
+		told = made.At
+	case made.Verb != ratelimit.VerbReserve:
+		c.fail("operation %x: %+v was granted, and has a RetryAt", id.Op, made)
+	}
+	if algebra.At(told) != runAt {
+		c.fail("operation %x: %+v was told that it may run at %v; its rows say %v", id.Op, made, told, runAt.Time())
 	}
 }
 
@@ -897,7 +968,7 @@ func numbersOf(p place) algebra.Limit {
 	c := subjects[p.subject].Config()
 	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == "fixed window"}
 	if n.Window {
-		sum := sha256.Sum256([]byte(c.Name + "\x00" + p.key))
+		sum := sha256.Sum256([]byte(cmp.Or(p.key, c.Name)))
 		n.Start = algebra.Min + algebra.Micros(binary.BigEndian.Uint64(sum[:])>>1)%algebra.Micros(n.Period.Microseconds())
 	}
 	return n
@@ -982,10 +1053,16 @@ func (c *checker) wasASoak(s *soak) {
 	if denials == 0 || c.counts["calls in transactions: denied"] == 0 {
 		c.Error("almost nothing was denied")
 	}
-	for _, verb := range []string{"consume", "check", "charge", "refund", "reset"} {
-		if c.counts["calls in transactions: "+verb] == 0 || c.counts["calls outside of transactions: "+verb] == 0 {
+	for _, verb := range []ratelimit.Verb{
+		ratelimit.VerbConsume, ratelimit.VerbReserve, ratelimit.VerbTake, ratelimit.VerbCheck, ratelimit.VerbBalance, ratelimit.VerbCharge,
+		ratelimit.VerbRefund, ratelimit.VerbReset,
+	} {
+		if c.counts["calls in transactions: "+string(verb)] == 0 || c.counts["calls outside of transactions: "+string(verb)] == 0 {
 			c.Errorf("it never happened: %s", verb)
 		}
+	}
+	if c.counts["balances in transactions that were compared"] == 0 {
+		c.Error("it never happened: a balance in a transaction that was compared")
 	}
 	for _, did := range []string{"given back", "kept"} {
 		all := 0

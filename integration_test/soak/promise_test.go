@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// The promise of each limit and key: over any span, the grants that may run in it (RetryAt) are at most the capacity and
+// The promise of each limit and key: over any span, the grants that may run in it are at most the capacity and
 // the span's refill. So the work of a fixed window fits each window, and each sequence of windows. Refunded work does not
 // run, whether tokens came back or not. Charges do not count. The checker looks at the promise after each grant, for all
 // spans.
@@ -22,7 +22,7 @@ import (
 // each refund of an earlier grant.
 //
 // A call that waited for the row and was then granted at once got the instant at which the wait began (Result.At). Its work
-// runs no sooner than the row's ts, so ts is used as its RetryAt.
+// runs no sooner than the row's ts, so ts is used as its time to run.
 type promises struct {
 	events map[place][]event
 	grant  map[part]*granted
@@ -163,7 +163,7 @@ func (c *checker) checkSpan(p place, l algebra.Limit, events []event, begin, end
 		spans.set(2*at, e.granted.count)
 		excess, allowed := spans.most()-l.Capacity, 1e-6
 		if !l.Window {
-			allowed += l.Rate / float64(l.Period.Microseconds()) // RetryAt is rounded to the microsecond
+			allowed += l.Rate / float64(l.Period.Microseconds()) // that instant is rounded to the microsecond
 		}
 		of := kind
 		switch {
@@ -261,16 +261,16 @@ func TestBrokenPromises(t *testing.T) {
 	bucket, window := place{0, "a"}, place{2, "a"} // 1 per second, capacity 4; 3 per second
 	second := algebra.Micros(time.Second.Microseconds())
 	take := func(n int64, of place, tokens float64, at algebra.Micros) func(*checker) {
-		return func(c *checker) { c.grants(grantID{n, 0}, ask{of.subject, of.key, tokens, false}, at, at) }
+		return func(c *checker) { c.grants(grantID{n, 0}, ask{of.subject, of.key, tokens}, at, at) }
 	}
 	reserve := func(n int64, of place, tokens float64, at, runAt algebra.Micros) func(*checker) {
-		return func(c *checker) { c.grants(grantID{n, 0}, ask{of.subject, of.key, tokens, true}, at, runAt) }
+		return func(c *checker) { c.grants(grantID{n, 0}, ask{of.subject, of.key, tokens}, at, runAt) }
 	}
 	refund := func(n int64, of place, tokens, back float64) func(*checker) {
-		return func(c *checker) { c.refunded(grantID{n, 0}, ask{of.subject, of.key, tokens, false}, back, false) }
+		return func(c *checker) { c.refunded(grantID{n, 0}, ask{of.subject, of.key, tokens}, back, false) }
 	}
 	doubt := func(n int64, of place, tokens float64) func(*checker) {
-		return func(c *checker) { c.doubt(grantID{n, 0}, ask{of.subject, of.key, tokens, false}) }
+		return func(c *checker) { c.doubt(grantID{n, 0}, ask{of.subject, of.key, tokens}) }
 	}
 	reset := func(c *checker) { c.wasReset(bucket) }
 	begin := numbersOf(window).UpTo(algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))

@@ -29,11 +29,11 @@ import (
 // subject is a limit of the soak.
 type subject struct {
 	ratelimit.Limit
-	// Verbs that calls outside of transactions use beside consuming and reserving. With these verbs, less is known: see
+	// Verbs that calls outside of transactions use beside those that take tokens. With these verbs, less is known: see
 	// check_test.go.
 	charged, refunded bool
 	reset             bool // inside and outside
-	strict            bool // it is only consumed
+	strict            bool // it is only consumed and taken: it never owes anything
 }
 
 // subjects are the limits, by their numbers in the records.
@@ -71,8 +71,9 @@ func keyName(i int) string { return fmt.Sprint("user-", i) }
 
 // call is a recorded call of a verb.
 type call struct {
-	Verb     string
+	Verb     ratelimit.Verb
 	Asks     []ask
+	Most     float64           `json:",omitempty"` // of a take. Then each ask has what was taken or, if that is not known, 0
 	N        int               // its place in its transaction
 	Of       grantID           // of a refund: the grant
 	Receipt  ratelimit.Receipt // of a refund: the grant's latest receipt
@@ -84,8 +85,9 @@ type call struct {
 type answer struct {
 	At      time.Time // of the decision; zero: not known when it was recorded
 	Granted bool
-	RunAt   []time.Time       // of a grant: the RetryAt of each ask
+	RetryAt time.Time         // of a grant
 	Left    ratelimit.Receipt // what can still be refunded
+	Balance []float64         `json:",omitempty"` // of each ask
 }
 
 // grantID identifies a granted call.
@@ -98,23 +100,32 @@ type ask struct {
 	Subject int
 	Key     string
 	Count   float64
-	Reserve bool
-}
-
-func (a ask) request() ratelimit.Request {
-	r := subjects[a.Subject].Key(a.Key).Count(a.Count)
-	if a.Reserve {
-		r = r.Reserve()
-	}
-	return r
 }
 
 func (c call) requests() []ratelimit.Request {
 	var requests []ratelimit.Request
 	for _, a := range c.Asks {
-		requests = append(requests, a.request())
+		request := subjects[a.Subject].Key(a.Key)
+		if c.Verb != ratelimit.VerbTake {
+			request = request.Count(a.Count)
+		}
+		requests = append(requests, request)
 	}
 	return requests
+}
+
+// takes reports whether a grant of the call has a receipt.
+func (c call) takes() bool {
+	return c.Verb == ratelimit.VerbConsume || c.Verb == ratelimit.VerbReserve || c.Verb == ratelimit.VerbTake
+}
+
+// took is the call after n tokens of each ask were taken.
+func (c call) took(n float64) call {
+	c.Asks = slices.Clone(c.Asks)
+	for i := range c.Asks {
+		c.Asks[i].Count = n
+	}
+	return c
 }
 
 // receipt is the content of a Receipt.
@@ -429,30 +440,43 @@ func (g *source) key() string {
 
 // call makes a random call, in a transaction or not.
 func (g *source) call(inTx bool) call {
-	verb := "consume"
+	c := call{}
 	switch n := g.IntN(20); {
+	case n < 1:
+		c.Verb = ratelimit.VerbCheck
 	case n < 2:
-		verb = "check"
+		c.Verb = ratelimit.VerbBalance
 	case n < 4:
-		verb = "charge"
+		c.Verb = ratelimit.VerbCharge
 	case n < 5:
-		verb = "reset"
+		c.Verb = ratelimit.VerbReset
 	case n < 10:
 		if c, ok := g.refund(inTx); ok {
 			return c
 		}
+		c.Verb = ratelimit.VerbConsume
+	case n < 14:
+		c.Verb = ratelimit.VerbReserve
+	case n < 16:
+		c.Verb, c.Most = ratelimit.VerbTake, float64(1+g.IntN(4))
+	default:
+		c.Verb = ratelimit.VerbConsume
 	}
-	c := call{Verb: verb}
 	for range []int{1, 1, 1, 2, 3}[g.IntN(5)] {
 		i := g.IntN(len(subjects))
 		s := subjects[i]
 		switch {
-		case verb == "charge" && (s.strict || !inTx && !s.charged), verb == "reset" && !s.reset:
-			i = map[string]int{"charge": 4, "reset": 5}[verb]
+		case c.Verb == ratelimit.VerbReserve && s.strict:
+			i = 0
+		case c.Verb == ratelimit.VerbCharge && (s.strict || !inTx && !s.charged):
+			i = 4
+		case c.Verb == ratelimit.VerbReset && !s.reset:
+			i = 5
 		}
-		s = subjects[i]
 		a := ask{Subject: i, Key: g.key(), Count: float64(1 + g.IntN(3))}
-		a.Reserve = verb == "consume" && g.IntN(3) == 0 && !s.strict
+		if c.Verb == ratelimit.VerbTake {
+			a.Count = 0
+		}
 		if !slices.ContainsFunc(c.Asks, func(b ask) bool { return a.Subject == b.Subject && a.Key == b.Key }) {
 			c.Asks = append(c.Asks, a)
 		}
@@ -474,7 +498,7 @@ func (g *source) refund(inTx bool) (call, bool) {
 		i = max(0, slices.IndexFunc(g.grants, func(of grant) bool { r := read(of.receipt); return r.RunAt.After(r.At) }))
 	}
 	from := g.grants[i]
-	back := call{Verb: "refund", Of: from.grantID, Receipt: from.receipt}
+	back := call{Verb: ratelimit.VerbRefund, Of: from.grantID, Receipt: from.receipt}
 	for _, t := range read(from.receipt).Taken {
 		subject := subjectNamed(t.Limit)
 		single := t.Key == keyName(singleFile)
@@ -496,7 +520,7 @@ func (g *source) ended(c call, op int64, told outcome) {
 	switch {
 	case told == unknown:
 		return
-	case told == committed && c.Verb == "consume":
+	case told == committed && c.takes():
 		next = grant{grantID{op, c.N}, c.Left}
 	case told == committed:
 		next.receipt = c.Left
@@ -520,19 +544,41 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 	var result ratelimit.Result
 	var err error
 	switch c.Verb {
-	case "consume":
+	case ratelimit.VerbConsume:
 		result, err = w.limiter.Consume(ctx, db, requests...)
-	case "check":
+	case ratelimit.VerbReserve:
+		var reserved ratelimit.Reservation
+		reserved, err = w.limiter.Reserve(ctx, db, requests...)
+		c.answer = answer{At: reserved.At, Granted: err == nil, RetryAt: reserved.RetryAt, Left: reserved.Receipt()}
+		return ignoreDenial(err)
+	case ratelimit.VerbTake:
+		var n int
+		if n, result, err = w.limiter.Take(ctx, db, int(c.Most), requests...); err == nil {
+			*c = c.took(float64(n))
+		}
+	case ratelimit.VerbCheck:
 		result, err = w.limiter.Check(ctx, db, requests...)
-	case "charge":
+	case ratelimit.VerbBalance:
+		var balances []ratelimit.Balance
+		balances, err = w.limiter.Balance(ctx, db, requests...)
+		c.answer = answer{Granted: err == nil}
+		for _, b := range balances {
+			c.At, c.Balance = b.At, append(c.Balance, b.Remaining)
+		}
+		return err
+	case ratelimit.VerbCharge:
 		result, err = w.limiter.Charge(ctx, db, requests...)
-	case "refund":
+	case ratelimit.VerbRefund:
 		result, err = w.limiter.Refund(ctx, db, c.Receipt, requests...)
-	case "reset":
+	case ratelimit.VerbReset:
 		err = w.limiter.Reset(ctx, db, requests...)
 		result.OK = err == nil
 	}
 	c.answer = answerOf(result)
+	return ignoreDenial(err)
+}
+
+func ignoreDenial(err error) error {
 	if errors.As(err, new(*ratelimit.DeniedError)) {
 		return nil
 	}
@@ -541,10 +587,8 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 
 func answerOf(r ratelimit.Result) answer {
 	a := answer{At: r.At, Granted: r.OK, Left: r.Receipt()}
-	if a.Left != "" {
-		for _, status := range r.Requests {
-			a.RunAt = append(a.RunAt, status.RetryAt)
-		}
+	if r.OK {
+		a.RetryAt = r.RetryAt
 	}
 	return a
 }
@@ -565,23 +609,40 @@ func period(c ratelimit.Config) time.Duration {
 	return fixed
 }
 
-// byHand consumes with the SQL functions.
+// byHand takes tokens with the SQL functions. A denial by ratelimit is no error.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
-	maxReserved := config.MaxReserved
-	if !a.Reserve {
-		maxReserved = nil
+	const numbers = "rate => $3, period => $4, kind => $5, capacity => $6, shards => $7"
+	args := []any{config.Name, a.Key, config.Rate, period(config), string(config.Kind), *config.Capacity, config.Shards}
+	c.answer = answer{}
+	switch c.Verb {
+	case ratelimit.VerbReserve:
+		err := db.QueryRow(ctx, "SELECT at, retry_at FROM ratelimit_reserve($1, $2, "+numbers+", count => $8, max_reserved => $9)",
+			append(args, a.Count, config.MaxReserved)...).Scan(&c.At, &c.RetryAt)
+		c.Granted = err == nil
+		return err
+	case ratelimit.VerbTake:
+		var n float64
+		err := db.QueryRow(ctx, "SELECT at, taken FROM ratelimit_take($1, $2, most => $8, "+numbers+")",
+			append(args, int64(c.Most))...).Scan(&c.At, &n)
+		if c.Granted = err == nil; c.Granted {
+			*c = c.took(n)
+		}
+		return err
+	default:
+		var retryAt *time.Time
+		err := db.QueryRow(ctx, "SELECT ok, at, retry_at FROM ratelimit($1, $2, "+numbers+", count => $8)",
+			append(args, a.Count)...).Scan(&c.Granted, &c.At, &retryAt)
+		if c.Granted && retryAt != nil {
+			c.RetryAt = *retryAt
+		}
+		return err
 	}
-	var retryAt time.Time
-	err := db.QueryRow(ctx, `SELECT ok, at, retry_at FROM ratelimit($1, $2, rate => $3, period => $4, count => $5, kind => $6, capacity => $7, reserve => $8,
-		max_reserved => $9, shards => $10)`, config.Name, a.Key, config.Rate, period(config), a.Count, string(config.Kind),
-		*config.Capacity, a.Reserve, maxReserved, config.Shards).Scan(&c.Granted, &c.At, &retryAt)
-	if c.RunAt = nil; c.Granted {
-		c.RunAt = []time.Time{retryAt}
-	}
-	return err
 }
+
+// deniedByHand is the SQLSTATE of a denial by ratelimit_reserve and ratelimit_take.
+const deniedByHand = "PT429"
 
 // single makes a call that is its own transaction.
 func (w *worker) single(ctx context.Context, g *source, op int64, handle string) {
@@ -595,16 +656,16 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	case "sql.DB postgres":
 		db = ratelimit.SQL(w.db["postgres"])
 	case "by hand":
-		if c.Verb == "consume" || c.Verb == "reset" {
+		if c.takes() || c.Verb == ratelimit.VerbReset {
 			c.Asks = c.Asks[:1]
 		}
 	}
 	w.note(line{Op: op, Handle: handle, Call: &c})
 	var err error
 	switch {
-	case handle == "by hand" && c.Verb == "consume":
+	case handle == "by hand" && c.takes():
 		err = byHand(ctx, db, &c)
-	case handle == "by hand" && c.Verb == "reset":
+	case handle == "by hand" && c.Verb == ratelimit.VerbReset:
 		err = w.resetByHand(ctx, &c)
 	default:
 		err = w.do(ctx, db, &c)
@@ -613,6 +674,8 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	switch {
 	case slices.Contains([]string{"40001", "40P01", "55P03", "57014"}, sqlState(err)): // a committed statement never has these
 		told = failed
+	case sqlState(err) == deniedByHand:
+		told = denied
 	case err != nil:
 		told = unknown
 	case !c.Granted:
@@ -649,12 +712,12 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		for i := range calls {
 			c := calls[i]
 			var err error
-			if c.Verb == "refund" || c.Verb == "reset" {
+			if c.Verb == ratelimit.VerbRefund || c.Verb == ratelimit.VerbReset {
 				if err := db.QueryRow(ctx, "SELECT pg_current_snapshot()::text").Scan(&c.Snapshot); err != nil {
 					return err
 				}
 			}
-			if hand && c.Verb == "consume" && len(c.Asks) == 1 {
+			if hand && c.takes() && len(c.Asks) == 1 {
 				err = byHand(ctx, db, &c)
 			} else {
 				err = w.do(ctx, db, &c)
@@ -663,6 +726,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 				return err
 			}
 			calls[i].answer = c.answer
+			calls[i].Asks = c.Asks
 			if err := exec(ctx, "INSERT INTO soak_calls (op, call) VALUES ($1, $2)", op, text(c)); err != nil {
 				return err
 			}
@@ -715,10 +779,10 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		})
 	case "SendTx":
 		calls = slices.DeleteFunc(calls, func(c call) bool {
-			if c.Verb != "consume" {
+			if c.Verb != ratelimit.VerbConsume {
 				g.ended(c, op, abandoned)
 			}
-			return c.Verb != "consume"
+			return c.Verb != ratelimit.VerbConsume
 		})
 		if len(calls) == 0 {
 			return
@@ -734,7 +798,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	switch {
 	case err == nil:
 		told = committed
-	case errors.As(err, new(*ratelimit.DeniedError)):
+	case errors.As(err, new(*ratelimit.DeniedError)), sqlState(err) == deniedByHand:
 		told = denied
 	case errors.Is(err, errAbandoned):
 		told = abandoned
@@ -782,12 +846,12 @@ func sqlState(err error) string {
 	return ""
 }
 
-// lowest returns the lowest balance that a call may leave.
-func (s subject) lowest(verb string, reserve bool) float64 {
+// lowest returns the lowest balance that a verb may leave.
+func (s subject) lowest(verb ratelimit.Verb) float64 {
 	switch c := s.Config(); {
-	case verb == "charge", reserve && c.MaxReserved == nil:
+	case verb == ratelimit.VerbCharge, verb == ratelimit.VerbReserve && c.MaxReserved == nil:
 		return math.Inf(-1)
-	case reserve:
+	case verb == ratelimit.VerbReserve:
 		return -*c.MaxReserved
 	}
 	return 0

@@ -200,6 +200,19 @@ func (l Limit) Spread(rows []Row, shards int, left float64, now Micros) []Row {
 	return after
 }
 
+// Move returns the rows of one limit and key after what is used of another was counted against it at now. The balance becomes the
+// capacity less the tokens that are used of from, at least floor, and never more than it is. The rows of from stay as they are.
+//
+// The ts becomes the latest of all rows, also those of from, so that nothing is refilled for a time in which from was used already.
+func (l Limit) Move(rows []Row, shards int, from Limit, used []Row, floor float64, now Micros) []Row {
+	left := min(l.Total(rows, now), max(floor, l.Capacity-(from.Capacity-from.Total(used, now))))
+	after := make([]Row, shards)
+	for i := range after {
+		after[i] = Row{Value: left / float64(shards), TS: latest(used, latest(rows, now))}
+	}
+	return after
+}
+
 // latest is now, or the latest use of the rows if the clock has stepped back behind it.
 func latest(rows []Row, now Micros) Micros {
 	for _, row := range rows {

@@ -3,6 +3,7 @@ package algebra
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -289,4 +290,54 @@ func FuzzWhen(f *testing.F) {
 			w.holds(t)
 		}
 	})
+}
+
+func TestMove(t *testing.T) {
+	month := func(tokens float64) Limit {
+		return Limit{Rate: tokens, Period: 720 * time.Hour, Capacity: tokens, Window: true, Start: noon}
+	}
+	bucket := func(rate, capacity float64) Limit { return Limit{Rate: rate, Period: time.Minute, Capacity: capacity} }
+	row := func(value float64, ts Micros) []Row { return []Row{{value, ts}} }
+	for _, tt := range []struct {
+		name     string
+		from, to Limit
+		used     []Row
+		rows     []Row
+		shards   int
+		floor    float64
+		now      Micros
+		want     []Row
+	}{
+		{"an upgrade", month(100), month(1000), row(20, noon), nil, 1, 0, noon + hour, row(920, noon+hour)},
+		{"a downgrade", month(1000), month(100), row(920, noon), nil, 1, 0, noon + hour, row(20, noon+hour)},
+		{"a downgrade below what is used", month(1000), month(50), row(920, noon), nil, 1, 0, noon + hour, row(0, noon+hour)},
+		{"that may owe", month(1000), month(50), row(920, noon), nil, 1, -20, noon + hour, row(-20, noon+hour)},
+		{"that may owe more", month(1000), month(50), row(920, noon), nil, 1, -40, noon + hour, row(-30, noon+hour)},
+		{"nothing used", month(100), month(1000), nil, nil, 1, 0, noon + hour, row(1000, noon+hour)},
+		{"nothing used in this window", month(100), month(1000), row(20, noon-hour), nil, 1, 0, noon + hour, row(1000, noon+hour)},
+		{"back: to has less", month(1000), month(100), row(920, noon), row(10, noon), 1, 0, noon + hour, row(10, noon+hour)},
+		{"to is full again in this window", month(1000), month(100), row(920, noon), row(10, noon-hour), 1, 0, noon + hour, row(20, noon+hour)},
+		{"to owes", month(1000), month(100), row(920, noon), row(-10, noon), 1, 0, noon + hour, row(-10, noon+hour)},
+		{"to owes more than it may", month(1000), month(100), row(920, noon), row(-10, noon), 1, -5, noon + hour, row(-10, noon+hour)},
+		{"from owes", month(100), month(1000), row(-50, noon), nil, 1, 0, noon + hour, row(850, noon+hour)},
+		{"from owes more than to has", month(100), month(1000), row(-950, noon), nil, 1, 0, noon + hour, row(0, noon+hour)},
+		{"from owes for windows to come", month(100), month(1000), row(-250, noon-hour), nil, 1, 0, noon + hour, row(750, noon+hour)},
+		{"buckets refill first", bucket(60, 60), bucket(6, 600), row(0, noon), row(590, noon), 1, 0, noon + 20*second, row(560, noon+20*second)},
+		{"and are then counted", bucket(6, 60), bucket(60, 600), row(0, noon), row(0, noon), 1, 0, noon + minute, row(60, noon+minute)},
+		{"no capacity", month(100), Limit{Rate: 5, Period: 720 * time.Hour, Window: true, Start: noon}, row(20, noon), nil, 1, 0, noon + hour, row(0, noon+hour)},
+		{"from was used later, by a clock that stepped back", month(100), month(1000), row(20, noon+hour), row(900, noon-hour), 1, 0, noon + minute, row(920, noon+hour)},
+		{"to was used later", month(100), month(1000), row(20, noon), row(900, noon+hour), 1, 0, noon + minute, row(900, noon+hour)},
+		{"shards of from", bucket(90, 90), bucket(900, 900), []Row{{10, noon}, {20, noon}, {30, noon}}, nil, 1, 0, noon, row(870, noon)},
+		{"shards of to", bucket(90, 90), bucket(900, 900), row(60, noon), nil, 2, 0, noon, []Row{{435, noon}, {435, noon}}},
+		{"another number of shards", bucket(90, 90), bucket(900, 900), row(60, noon), []Row{{1, noon}, {2, noon + second}, {3, noon}}, 2, 0, noon, []Row{{3, noon + second}, {3, noon + second}}},
+		{"one instant for all shards", bucket(90, 90), bucket(900, 900), row(60, noon), []Row{{1, noon}, {2, noon + second}}, 2, 0, noon, []Row{{1.5, noon + second}, {1.5, noon + second}}},
+	} {
+		got := tt.to.Move(tt.rows, tt.shards, tt.from, tt.used, tt.floor, tt.now)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+		if again := tt.to.Move(got, tt.shards, tt.from, tt.used, tt.floor, tt.now); !slices.Equal(again, got) {
+			t.Errorf("%s: again: %v, want %v", tt.name, again, got)
+		}
+	}
 }

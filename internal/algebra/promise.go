@@ -25,7 +25,7 @@ const Forever Micros = math.MaxInt64 / 2
 // the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a window,
 // that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits nothing,
 // since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are
-// unknown. A demand without a floor, which a check makes to read a balance, is never denied.
+// unknown.
 func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, granted bool) {
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now
@@ -42,7 +42,7 @@ func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, gra
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
-		if l.Unknown(runAt) && d.Floor > math.Inf(-1) || own[i]-now > within {
+		if l.Unknown(runAt) || own[i]-now > within {
 			left[i] = math.Inf(-1)
 		}
 		granted = granted && d.Enough(left[i])

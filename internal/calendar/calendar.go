@@ -3,18 +3,19 @@
 package calendar
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Calendar is a sequence of windows. It is valid if Unit is one of Units, Location loads Zone, and Anchor is a date. The zero
-// value is no calendar.
+// Calendar is a sequence of windows. It is valid if Unit is one of Units, Location loads Zone, and ParseAnchor reads Anchor. The
+// zero value is no calendar.
 type Calendar struct {
 	Unit   string
 	Zone   string // as for time.LoadLocation
-	Anchor string // a date on which a window begins, as 2006-01-02
+	Anchor string // a local time at which a window begins, as AnchorText writes it
 }
 
 // Units are the units of the calendar.
@@ -47,27 +48,54 @@ func (c Calendar) Interval() string {
 	return map[string]string{"day": "1 day", "week": "7 days", "month": "1 month", "quarter": "3 months", "year": "1 year"}[c.Unit]
 }
 
-// Start is the start of a window: midnight in the zone, on a date that is whole units from the anchor. In a month with
-// fewer days, it is the month's last day. The window that begins on the anchor has number 0.
+// anchorLayouts are the forms of an anchor, from the shortest on.
+var anchorLayouts = []string{time.DateOnly, "2006-01-02 15:04", time.DateTime}
+
+// ParseAnchor reads a local time as a date, or a date with a time of day. The time has no zone; it is returned as if in UTC.
+func ParseAnchor(text string) (time.Time, error) {
+	for _, layout := range anchorLayouts {
+		// Parse also takes fractions of a second, and hours of one digit.
+		if t, err := time.Parse(layout, text); err == nil && t.Format(layout) == text && t.Year() >= 1 {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("anchor %q is not a date of the years 1 to 9999, such as %q, nor a date and a time of day in the limit's zone, such as %q",
+		text, "2026-01-31", "2026-01-31 15:00")
+}
+
+// AnchorText is the shortest text from which ParseAnchor reads a time.
+func AnchorText(anchor time.Time) string {
+	layout := anchorLayouts[0]
+	if hour, minute, second := anchor.Clock(); second != 0 {
+		layout = anchorLayouts[2]
+	} else if hour != 0 || minute != 0 {
+		layout = anchorLayouts[1]
+	}
+	return anchor.Format(layout)
+}
+
+// Start is the start of a window: the anchor's time of day in the zone, on a date that is whole units from the anchor. In a
+// month with fewer days, it is the month's last day. The window that begins at the anchor has number 0.
 func (c Calendar) Start(number int) algebra.Micros {
-	anchor, _ := time.Parse(time.DateOnly, c.Anchor)
+	anchor, _ := ParseAnchor(c.Anchor)
 	loc, err := Location(c.Zone)
 	if err != nil {
 		panic(err) // never: the zone was loaded when the limit was made
 	}
-	year, month, day := anchor.Date()
 	months, days := c.step()
 	if months == 0 {
-		return midnight(year, month, day+number*days, loc)
+		return instant(anchor.AddDate(0, 0, number*days), loc)
 	}
+	year, month, day := anchor.Date()
 	month += time.Month(number * months)
 	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
-	return midnight(year, month, min(day, last), loc)
+	hour, minute, second := anchor.Clock()
+	return instant(time.Date(year, month, min(day, last), hour, minute, second, 0, time.UTC), loc)
 }
 
 // Number is the number of the window that contains an instant. If several windows begin together, it is the last of them.
 func (c Calendar) Number(at algebra.Micros) (n int) {
-	anchor, _ := time.Parse(time.DateOnly, c.Anchor)
+	anchor, _ := ParseAnchor(c.Anchor)
 	now := at.Time()
 	// An estimate in UTC, which is at most two windows wrong.
 	if months, days := c.step(); months > 0 {
@@ -99,11 +127,13 @@ func (c Calendar) Between(first, last int) []algebra.Micros {
 	return windows
 }
 
-// midnight is the first instant of a day. If a change of the zone's offset makes midnight occur twice or not at all, it is
-// the later of the two readings, as in Postgres.
-func midnight(year int, month time.Month, day int, loc *time.Location) algebra.Micros {
-	local := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix()
-	t := time.Date(year, month, day, 0, 0, 0, 0, loc)
+// instant is when it is a local time in a zone. The local time is as if in UTC. If a change of the zone's offset makes it occur
+// twice or not at all, it is the later of the two readings, as in Postgres.
+func instant(wall time.Time, loc *time.Location) algebra.Micros {
+	local := wall.Unix()
+	year, month, day := wall.Date()
+	hour, minute, second := wall.Clock()
+	t := time.Date(year, month, day, hour, minute, second, 0, loc)
 	from, until := t.ZoneBounds()
 	for _, edge := range []time.Time{from, until} {
 		if edge.IsZero() {

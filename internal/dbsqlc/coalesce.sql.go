@@ -20,7 +20,7 @@ SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
       $8::integer[], $9::double precision[], $10::double precision[],
       $11::integer[], $12::integer[], $13::integer[], $14::timestamptz[],
       $15::double precision[], $16::double precision[],
-      $17::timestamptz) AS r
+      $17::timestamptz, $18::timestamptz[], $19::integer[], $20::integer[]) AS r
 `
 
 type CoalesceParams struct {
@@ -41,6 +41,9 @@ type CoalesceParams struct {
 	AskCounts  []float64
 	AskFloors  []float64
 	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
 }
 
 type CoalesceRow struct {
@@ -72,6 +75,9 @@ func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow
 		arg.AskCounts,
 		arg.AskFloors,
 		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
 	)
 	var i CoalesceRow
 	err := row.Scan(

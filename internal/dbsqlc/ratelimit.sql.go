@@ -181,7 +181,8 @@ const ConsumeSeveral = `-- name: ConsumeSeveral :one
 SELECT _ratelimit_wire_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean) AS answer
+      $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean,
+      $11::timestamptz[], $12::integer[], $13::integer[]) AS answer
 `
 
 type ConsumeSeveralParams struct {
@@ -195,6 +196,9 @@ type ConsumeSeveralParams struct {
 	Floors     []float64
 	Now        *time.Time
 	OrRaise    bool
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
 }
 
 func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) ([]byte, error) {
@@ -209,6 +213,9 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 		arg.Floors,
 		arg.Now,
 		arg.OrRaise,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -261,6 +268,49 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	var answer []byte
 	err := row.Scan(&answer)
 	return answer, err
+}
+
+const Move = `-- name: Move :one
+SELECT _ratelimit_wire_move(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
+      $8::double precision, $9::timestamptz,
+      $10::timestamptz[], $11::integer[], $12::integer[])::double precision AS balance
+`
+
+type MoveParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Floor      float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Move(ctx context.Context, arg MoveParams) (float64, error) {
+	row := q.db.QueryRow(ctx, Move,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Floor,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var balance float64
+	err := row.Scan(&balance)
+	return balance, err
 }
 
 const Refund = `-- name: Refund :one
@@ -387,7 +437,7 @@ const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit_sweep(
       $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
-      $7::timestamptz, $8::text, $9::timestamptz) AS s
+      $7::timestamptz, $8::text, $9::timestamptz, ($10::text)::interval) AS s
 `
 
 type SweepParams struct {
@@ -400,6 +450,7 @@ type SweepParams struct {
 	Start    *time.Time
 	First    string
 	Now      *time.Time
+	Varies   pgtype.Text
 }
 
 type SweepRow struct {
@@ -418,6 +469,7 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Start,
 		arg.First,
 		arg.Now,
+		arg.Varies,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)

@@ -3,12 +3,7 @@
 // Postgres with.
 package inmemory
 
-import (
-	"math"
-	"slices"
-
-	"github.com/txlimit/txlimit/internal/algebra"
-)
+import "github.com/txlimit/txlimit/internal/algebra"
 
 // Consume lets package replay make package ratelimit decide on a [Table]. Package ratelimit sets it. Its type is
 // func(*Limiter, Table, Limit, key string, count float64) (Result, algebra.Limit, error); this package cannot import those
@@ -38,7 +33,6 @@ type Demand struct {
 	Shards int
 	Count  float64
 	Floor  float64 // the lowest balance that may be left
-	Most   float64 // above 0: take up to this many tokens; Count is then 1
 	Pick   [2]int  // the shards to look at first
 }
 
@@ -47,7 +41,7 @@ type Demand struct {
 type Answer struct {
 	Granted bool
 	Rows    [][]algebra.Row
-	Taken   float64 // from each demand with a Most, or 0
+	Taken   float64 // by a Take, from each demand
 }
 
 // Isolation is what the level of a transaction changes.
@@ -61,30 +55,47 @@ const (
 
 // Consume takes the tokens of all demands, or of none. With reserve, their work may have to wait, but no longer than within.
 func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level Isolation, now algebra.Micros) Answer {
-	upTo := slices.ContainsFunc(ds, func(d Demand) bool { return d.Most > 0 })
-	if d := ds[0]; !upTo && len(ds) == 1 && d.Shards == 1 && !reserve && len(t[d.ID]) > 1 {
+	if d := ds[0]; len(ds) == 1 && d.Shards == 1 && !reserve && len(t[d.ID]) > 1 {
 		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever its decision
 	}
-	if !upTo { // upTo looks at all rows
-		if a, ok := t.fromOneRowEach(ds, reserve, level, now); ok {
-			return a
-		}
+	if a, ok := t.fromOneRowEach(ds, reserve, level, now); ok {
+		return a
 	}
-	a, lefts := t.decide(ds, reserve, within, now)
-	if a.Granted {
-		for i, d := range ds {
-			t.set(d, d.Limit.Spread(t.rows(d.ID), d.Shards, lefts[i], now))
-		}
+	demands := t.asked(ds)
+	granted, lefts := enough(demands, now)
+	if reserve {
+		_, lefts, granted = algebra.Reserve(demands, now, within)
 	}
+	if granted {
+		t.leave(ds, lefts, now)
+	}
+	return Answer{Granted: granted, Rows: t.all(ds)}
+}
+
+// Take takes as many tokens as all demands have, the same whole number of each, up to most. Their counts are 1.
+func (t Table) Take(ds []Demand, most float64, now algebra.Micros) Answer {
+	a := t.Check(ds, now)
+	if !a.Granted {
+		return a
+	}
+	demands := t.asked(ds)
+	a.Taken = most
+	for _, d := range demands {
+		a.Taken = min(a.Taken, d.Limit.Whole(d.Rows, d.Shards, most, now))
+	}
+	for i := range demands {
+		demands[i].Count = a.Taken
+	}
+	_, lefts := enough(demands, now)
+	t.leave(ds, lefts, now)
 	a.Rows = t.all(ds)
 	return a
 }
 
-// Check answers as Consume would, but changes nothing.
-func (t Table) Check(ds []Demand, reserve bool, now algebra.Micros) Answer {
-	a, _ := t.decide(ds, reserve, algebra.Forever, now)
-	a.Rows = t.all(ds)
-	return a
+// Check reports whether all demands have enough, and changes nothing.
+func (t Table) Check(ds []Demand, now algebra.Micros) Answer {
+	granted, _ := enough(t.asked(ds), now)
+	return Answer{Granted: granted, Rows: t.all(ds)}
 }
 
 // fromOneRowEach takes from one row of every limit, if each row has enough alone. A shard or a reservation takes only
@@ -133,44 +144,31 @@ func (d Demand) available(row Row, now algebra.Micros) float64 {
 	return d.Limit.Available(row.Row, d.Shards, now)
 }
 
-// decide decides on all rows of all limits. lefts is the balance that each limit would have left.
-func (t Table) decide(ds []Demand, reserve bool, within, now algebra.Micros) (a Answer, lefts []float64) {
+// asked are the demands with their rows.
+func (t Table) asked(ds []Demand) []algebra.Demand {
 	demands := make([]algebra.Demand, len(ds))
 	for i, d := range ds {
 		demands[i] = algebra.Demand{Limit: d.Limit, Rows: t.rows(d.ID), Shards: d.Shards, Count: d.Count, Floor: d.Floor}
 	}
-	if reserve {
-		_, lefts, a.Granted = algebra.Reserve(demands, now, within)
-		return a, lefts
-	}
-	a.Granted = true
-	for _, d := range demands {
-		a.Granted = a.Granted && d.Enough(d.Limit.Total(d.Rows, now)-d.Count)
-	}
-	if a.Granted {
-		a.Taken = whole(ds, demands, now)
-	}
-	for i, d := range demands {
-		if ds[i].Most > 0 {
-			d.Count = a.Taken
-		}
-		lefts = append(lefts, min(d.Limit.Total(d.Rows, now)-d.Count, d.Limit.Capacity))
-	}
-	return a, lefts
+	return demands
 }
 
-// whole returns how many tokens each demand with a Most can take: the same number for all, or 0.
-func whole(ds []Demand, demands []algebra.Demand, now algebra.Micros) float64 {
-	n := math.Inf(1)
-	for i, d := range demands {
-		if ds[i].Most > 0 {
-			n = min(n, d.Limit.Whole(d.Rows, d.Shards, ds[i].Most, now))
-		}
+// enough reports whether all demands have enough, by all their rows. lefts is the balance that each limit would have left.
+func enough(demands []algebra.Demand, now algebra.Micros) (granted bool, lefts []float64) {
+	granted = true
+	for _, d := range demands {
+		left := d.Limit.Total(d.Rows, now) - d.Count
+		granted = granted && d.Enough(left)
+		lefts = append(lefts, min(left, d.Limit.Capacity))
 	}
-	if math.IsInf(n, 1) {
-		return 0
+	return granted, lefts
+}
+
+// leave leaves the demands' limits a balance, in equal shares.
+func (t Table) leave(ds []Demand, lefts []float64, now algebra.Micros) {
+	for i, d := range ds {
+		t.set(d, d.Limit.Spread(t.rows(d.ID), d.Shards, lefts[i], now))
 	}
-	return n
 }
 
 // Refund gives tokens back, as many as break no promise. The answer has the rows as they were before.
@@ -187,6 +185,17 @@ func (t Table) Refund(ds []Demand, taken []algebra.Taken, now algebra.Micros) An
 		}
 	}
 	return a
+}
+
+// Move counts what is used of one limit and key against another, whose balance is floor or more afterwards. Rows that were missing
+// are full.
+func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
+	for _, d := range []Demand{from, to} {
+		if len(t[d.ID]) == 0 {
+			t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
+		}
+	}
+	t.set(to, to.Limit.Move(t.rows(to.ID), to.Shards, from.Limit, t.rows(from.ID), floor, now))
 }
 
 // Reset makes limits full again. It returns the number of deleted rows.

@@ -11,9 +11,8 @@
 -- i are windows[firsts[i]:lasts[i]], and firsts[i] is NULL for the other kinds. Each shard has rate/shards and holds
 -- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
--- `mosts` is for take. All limits with a `most` above 0 give the same number of tokens: the largest whole number that each of
--- them has, and at most the smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied. The
--- others have a `most` of 0 and give their counts.
+-- `mosts` is for take. All limits give the same number of tokens: the largest whole number that each of them has, and at most the
+-- smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -51,7 +50,7 @@ DECLARE
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
-    taken  double precision;           -- what every limit with a `most` gives
+    taken  double precision;           -- what every limit gives
 
     upto      timestamptz;             -- a limit's refills count up to this instant
     rec       record;
@@ -155,7 +154,7 @@ BEGIN
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
             IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
-                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '0' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
+                AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
         END IF;
@@ -233,20 +232,16 @@ BEGIN
                                 /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
                                 rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
-                        -- Refills after the last window are not known, so no promise can be made for that time. (A check
-                        -- without a floor only reads the balance.)
-                        granted := granted AND (run_at > windows[lasts[i]] AND floors[i] > '-Infinity') IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        -- Refills after the last window are not known, so no promise can be made for that time.
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        CONTINUE WHEN mosts[i] = '0';
                         taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF mosts[i] > '0' THEN
-                            lefts[i] := totals[i] - taken;
-                        END IF;
+                        lefts[i] := totals[i] - taken;
                     END LOOP;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN

@@ -15,30 +15,31 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
--- `ahead` after it. A window begins at midnight in the zone, on a date that is whole periods from the anchor. In a month
--- with too few days, that is the month's last day. If midnight occurs twice or not at all, AT TIME ZONE takes the later
+-- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
+-- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
-    period interval, zone text, anchor date, at timestamptz, back integer, ahead integer
+    period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    today  date := (at AT TIME ZONE zone)::date;
+    first  date := anchor::date;
+    today  date := ((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date; -- until the anchor's time of day, it is yesterday
     months integer := date_part('year', period) * '12' + date_part('month', period);
     number integer := CASE -- the number of the window of `at`, counted from the anchor's, or one more
         WHEN months > 0 THEN
-            floor(((date_part('year', today) - date_part('year', anchor)) * '12' + date_part('month', today) - date_part('month', anchor)) / months::double precision)
-        ELSE floor((today - anchor)::double precision / date_part('day', period)) END;
+            floor(((date_part('year', today) - date_part('year', first)) * '12' + date_part('month', today) - date_part('month', first)) / months::double precision)
+        ELSE floor((today - first)::double precision / date_part('day', period)) END;
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT (anchor::timestamp + period * n::double precision) AT TIME ZONE zone
+    RETURN ARRAY(SELECT DISTINCT (anchor + period * n::double precision) AT TIME ZONE zone
         FROM generate_series(number - back - 1, number + ahead + 1) AS n ORDER BY 1);
 END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time.
+-- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 0)) / rate) + '1', 100)::integer;
+RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;

@@ -12,6 +12,9 @@
 --   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
 --                                       Requests with the same number in `calls` are granted all or nothing
 --   now                                 NULL: clock_timestamp()
+--   windows, firsts, lasts              the windows of all calendar windows, one list after another. The list of definition d is
+--                                       windows[firsts[d]:lasts[d]], and firsts[d] is 0 for the other kinds. NULL: no
+--                                       definition is a calendar window
 --
 -- Returns for a key the row that its decisions began with (ord, value, ts), from which the caller can work out each decision,
 -- and the tokens that are left (after), for the caller to compare. The first `early` of them were decided at `seen`, the
@@ -29,7 +32,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     repeats integer[], counts double precision[], floors double precision[],
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL,
+    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -60,6 +63,7 @@ DECLARE
     -- By position in asks: the tokens available, and the instant up to which refills count.
     available double precision[];
     upto    timestamptz[];
+    listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
     first   integer;
     last    integer;
     granted boolean;
@@ -106,9 +110,12 @@ BEGIN
             last := first;
             LOOP
                 k := asks[last]; d := ask_defs[last];
-                upto[last] := CASE WHEN ask_starts[last] IS NULL THEN at ELSE date_bin(periods[d], at, ask_starts[last]) END;
+                IF windows IS NOT NULL THEN
+                    listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
+                END IF;
+                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last]) END;
+                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -144,11 +151,12 @@ BEGIN
                             ELSE least(b.repeats, floor(b.available / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start) AS available
+                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
-                               starts[i] AS start, CASE WHEN starts[i] IS NULL THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
+                               starts[i] AS start, CASE WHEN firsts[defs[i]] > 0 THEN windows[firsts[defs[i]]:lasts[defs[i]]] END AS windows,
+                               CASE WHEN starts[i] IS NULL OR firsts[defs[i]] > 0 THEN at ELSE date_bin(periods[defs[i]], at, starts[i]) END AS upto
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a

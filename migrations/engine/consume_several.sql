@@ -8,7 +8,8 @@
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false
+    counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -21,6 +22,7 @@ DECLARE
     period    interval;
     capacity  double precision;
     start     timestamptz;
+    listed    timestamptz[]; -- the windows of a calendar window
     upto      timestamptz;
     count     double precision;
     floor     double precision;
@@ -44,13 +46,16 @@ BEGIN
             END IF;
             rate := rates[p]; period := periods[p]; start := starts[p];
             IF start IS NOT NULL THEN
-                upto := date_bin(period, at, start);
+                listed := windows[firsts[p]:lasts[p]];
+                upto := CASE WHEN listed IS NULL THEN date_bin(period, at, start) ELSE at END;
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
-                ELSE
+                ELSIF listed IS NULL THEN
                     new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                ELSE
+                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
@@ -66,12 +71,19 @@ BEGIN
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
-            ELSE
+            ELSIF listed IS NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                RETURNING r.value, r.ts INTO new_value, new_ts;
+            ELSE
+                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                       ts = greatest(r.ts, at)
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
@@ -90,6 +102,7 @@ BEGIN
     END LOOP;
 
     RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
-        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise);
+        pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
+        windows, firsts, lasts);
 END
 $body$;

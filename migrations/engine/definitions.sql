@@ -1,35 +1,66 @@
--- The limits that programs define, as each program publishes them. Whoever passes no numbers gets them here: ratelimit,
--- ratelimit_keys and ratelimit_sweep by hand, the tool and the page. No decision of a program depends on this table.
+-- The limits that programs define, as each program publishes them. Without numbers, SQL by hand takes them from here, and so do the
+-- tool and the page. A sweep minds all of them. No other decision of a program depends on this table.
+--
+-- A program has one definition of a name. Those that it had before stay for 7 days, since older processes may still use them. Of the
+-- definitions that several programs have of a name, the newest is taken.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
-    plan         text COLLATE "C" NOT NULL, -- all the numbers as text; plans of one name differ in them
+    definition   text COLLATE "C" NOT NULL, -- all the numbers as text
     kind         text             NOT NULL,
     rate         double precision,          -- NULL, as all that follow: an unlimited limit
     period       interval,
     capacity     double precision,
     max_reserved double precision,          -- NULL: no bound
-    start        timestamptz,               -- NULL: by a hash of name and key
+    start        timestamptz,               -- NULL: by a hash of the key
     shards       integer,
     zone         text,
-    anchor       date,
+    anchor       timestamp,                 -- local time in the zone
+    varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
     current      boolean          NOT NULL, -- the program published it last
-    published_at timestamptz      NOT NULL,
-    PRIMARY KEY (name, program, plan)
+    published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
+    PRIMARY KEY (name, program, definition)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
 
+-- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
+    name text, rate double precision, period interval, kind text, capacity double precision, varies interval
+) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    needed double precision; -- seconds
+BEGIN
+    IF NOT (isfinite(varies) AND varies > '0' AND varies <= '106751 days 23:47:16.854775'
+            AND date_part('year', varies) = '0' AND date_part('month', varies) = '0') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: varies %s is not between a microsecond and 106751 days, written without months and years', name, varies);
+    END IF;
+    needed := CASE WHEN rate = '0' THEN 0
+        WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
+        WHEN kind = 'fixed window' THEN ceil(capacity / rate) * date_part('epoch', period)
+        ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
+    IF needed > date_part('epoch', varies) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: its numbers need %s s to fill a row, and it varies within %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
 LANGUAGE plpgsql
-SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- plans are texts
+SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
 AS $body$
 #variable_conflict use_variable
 DECLARE
     d record;
     other record;
-    plan text;
-    plans text[] := '{}'; -- names and plans
+    definition text;
+    names text[] := '{}';
+    list text[] := '{}'; -- the definitions of these names
 BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
@@ -37,21 +68,31 @@ BEGIN
     IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
     END IF;
-    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO plan
+    SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO definition
       FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
-     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor');
-    IF plan IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || plan;
+     WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+    END IF;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
     -- One at a time: processes of one program start together.
     LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor date)
+            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
     LOOP
+        IF d.name = ANY (names) THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it is in the list twice, and a name has one definition', d.name);
+        END IF;
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
-            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
             END IF;
         ELSE
@@ -66,9 +107,12 @@ BEGIN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
             END IF;
-            IF d.rate > '0' THEN
+            IF d.varies IS NOT NULL THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
+            END IF;
+            IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program AND o.current AND o.rate > '0'
+                 WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
@@ -80,16 +124,20 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        plan := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+        definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
-            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from ' || d.anchor::text);
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
+                || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
+            'varies within ' || d.varies::text);
         INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
-        VALUES (program, d.name, plan, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, true, clock_timestamp())
+        VALUES (program, d.name, definition, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies, true, clock_timestamp())
         ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        plans := pg_catalog.array_append(plans, d.name || E'\n' || plan);
+        names := pg_catalog.array_append(names, d.name);
+        list := pg_catalog.array_append(list, definition);
     END LOOP;
     UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
-     WHERE old.program = program AND old.current AND NOT (old.name || E'\n' || old.plan) = ANY (plans);
+     WHERE old.program = program AND old.current
+       AND old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)];
     DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
      WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
 END
@@ -103,10 +151,13 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Plans of one name are several objects
+               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
+               fills a row from 0
 
-What the program has published before and is not among them counts for sweeps for another day.
+What the program has published before and is not among them counts for sweeps for another 7 days.
 
 Errors:
-  22023        an argument is invalid, or another program defines a limit of that name with another kind, period or start
+  22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
+               start
 $text$;

@@ -9,7 +9,8 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
 -- Returns the argument `start` of _ratelimit_consume: NULL for a token bucket, or the first instant of a fixed window's grid from
--- the year 1 on. Without a start, the grid's offset is a hash of name and key, the same as in the Go library.
+-- the year 1 on. Without a start, the grid's offset is a hash of the key alone, or of the name if the key is empty. The Go
+-- library has the same hash.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -22,8 +23,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF along IS NULL THEN
-        along := (('x' || left(encode(sha256(
-            pg_catalog.convert_to(name, 'UTF8') || decode('00', 'hex') || pg_catalog.convert_to(key, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
+        along := (('x' || left(encode(sha256(pg_catalog.convert_to(CASE WHEN key = '' THEN name ELSE key END, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END

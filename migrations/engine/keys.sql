@@ -1,7 +1,7 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -13,9 +13,11 @@ DECLARE
     o record;              -- an override, and the keys that have it
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0') AS n; -- under no override
+        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
         FOR o IN
-            SELECT CASE WHEN d.kind = 'unlimited' AND x.effect = 'numbers' THEN 'unlimited' ELSE x.effect END AS effect, nullif(x.until, 'infinity') AS until,
+            SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
+                   WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
+                   nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
@@ -32,13 +34,14 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT CASE WHEN d.kind = 'unlimited' THEN 'unlimited' ELSE 'numbers' END, NULL, d.rate, d.capacity, '{NULL}'
+            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}'
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
             IF o.own[1] IS NULL THEN -- the keys that have none of their own
                 RETURN QUERY
-                    SELECT k.key, CASE WHEN o.effect = 'unlimited' THEN 'Infinity' WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
+                    SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
+                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
                       FROM /* TEMPLATE: schema */ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, at, d.zone, d.anchor, keys) AS k
@@ -47,6 +50,11 @@ BEGIN
             ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
                 RETURN QUERY
                     SELECT k.* FROM /* TEMPLATE: schema */ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, at, d.zone, d.anchor, o.own) AS k;
+            ELSIF o.effect = 'varies' THEN
+                RETURN QUERY
+                    SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = name AND r.key = ANY (o.own);
             ELSE
                 RETURN QUERY
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
@@ -97,7 +105,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, date, text[]) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
     SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
@@ -116,5 +124,6 @@ Without any numbers, they are those that a program has published, each key's und
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
-give another answer. An invalid argument is an error, SQLSTATE 22023.
+give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
+known. An invalid argument is an error, SQLSTATE 22023.
 $text$;

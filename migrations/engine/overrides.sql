@@ -51,51 +51,63 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the definition, under the newest override. effect is 'numbers', 'block' or
+-- Returns the numbers in force for a key: those of the newest definition, under the newest override. effect is 'numbers', 'block' or
 -- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+--
+-- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
+-- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
+-- anchor are NULL.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
-    name text, key text, at timestamptz, before bigint DEFAULT NULL,
+    name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor date, OUT override bigint
+    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
+    OUT varies interval
 )
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
-    plans bigint;
-    list text;
+    published boolean;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
-    SELECT count(*), min(d.kind), min(d.rate), min(d.period), min(d.capacity), min(d.max_reserved), min(d.start), min(d.shards), min(d.zone), min(d.anchor)
-      INTO plans, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-      FROM (
-        SELECT DISTINCT d.kind, CASE WHEN n.new THEN coalesce(o.rate, d.rate) ELSE d.rate END AS rate, d.period,
-               CASE WHEN n.new THEN /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE d.capacity END AS capacity,
-               CASE WHEN n.new THEN coalesce(o.max_reserved, d.max_reserved) ELSE d.max_reserved END AS max_reserved, d.start, d.shards, d.zone, d.anchor
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-         -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-         CROSS JOIN LATERAL (SELECT o.effect = 'numbers' AND coalesce(o.rate, d.rate) > '0' AS new) AS n
-         WHERE d.name = name AND d.current
-      ) AS d;
+    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER ()
+      INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+     WHERE d.name = name AND d.current
+     ORDER BY d.published_at DESC, d.program
+     LIMIT 1;
+    published := FOUND;
+    -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
+    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+        capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
+        rate := coalesce(o.rate, rate);
+        max_reserved := coalesce(o.max_reserved, max_reserved);
+    END IF;
     IF effect <> 'numbers' THEN
         RETURN;
     END IF;
-    IF plans <> '1' THEN
-        SELECT pg_catalog.string_agg(DISTINCT d.plan, '; ') INTO list
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current;
+    IF NOT published THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), CASE
-                WHEN plans = '0' THEN 'no program has published it'
-                ELSE 'it has several plans: ' || list END),
-            HINT = CASE WHEN plans = '0' THEN 'Pass rate and period, or have a program publish its limits (ratelimit_publish).'
-                ELSE 'Pass the numbers of the plan that you mean.' END;
+            MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
+            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+        effect := 'varies';
+        rate := o.rate;
+        capacity := o.capacity;
+        zone := NULL;
+        anchor := NULL;
+        IF NOT varying THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
+        END IF;
     END IF;
 END
 $body$;
@@ -131,6 +143,10 @@ BEGIN
     VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
     RETURNING o.id INTO id;
     PERFORM pg_notify('rate_limit_overrides', '');
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+            WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
+    END IF;
     RETURN id;
 END
 $body$;
@@ -159,7 +175,7 @@ Arguments:
   who           who decides; default NULL: SESSION_USER
 
 It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins. ratelimit_restore ends it.
+override wins. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
@@ -276,12 +292,10 @@ BEGIN
         END IF;
         more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
     ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        SELECT min(/* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)) INTO more
-          FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.capacity = capacity;
-        more := coalesce(o.capacity, more) - capacity;
+        more := o.capacity - capacity;
     END IF;
     IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, and no plan has the capacity %s', o.name, id, capacity);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, or %s is not one', o.name, id, capacity);
     END IF;
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
@@ -301,7 +315,8 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before, of the key's plan; default NULL: as published, if there is one plan, under older overrides
+  capacity  the capacity before; default NULL: as published, under older overrides. Of a limit whose keys have numbers of their own, it
+            is the key's, and the override has to give a capacity
 
 Errors:
   22023  there is no such override in force, it is of this transaction, or the numbers before it are not known

@@ -5,46 +5,73 @@
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
 -- the primary key, from where the batch before ended.
 
--- Reports whether a row, one of `shards`, was full at `upto` (see _ratelimit_available) and at every later instant. Then no call can
--- tell it from a missing row. A row whose ts lies after `upto` differs from a missing one: its refills begin at that ts.
+-- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
+-- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
+--
+-- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- row in debt may need longer, and stays.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
-    value double precision, ts timestamptz, shards smallint, upto timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz
+    value double precision, ts timestamptz, shards smallint, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, varies interval
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN ts <= upto AND isfinite(ts) AND shards > 0 THEN
-    /* TEMPLATE: schema */_ratelimit_available(value, ts, upto, rate / shards::double precision, period, capacity / shards::double precision, start)
-        = capacity / shards::double precision
+RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
+    (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
+            rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
+    AND (varies IS NULL OR value >= '0' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
 
--- Returns the numbers of a sweep without any: what is full by the largest capacity and the slowest rate is full by each plan, under each
--- override. What ended less than a day ago counts, too: a process may not know yet. nothing: there are no rows to sweep, or old and new
--- processes refill them differently.
+-- Returns the numbers of a sweep. A row is deleted if it is full by every definition that counts, of any program or version: the one
+-- passed, those that are current, and those that were within 7 days, since older processes may still use them. So they are joined: what is
+-- full by the largest capacity and the slowest rate is full by each of them, under each override. An override that ended less than a day
+-- ago counts, too: a process may not know yet. Where definitions vary, their numbers say nothing, and varies is the longest of them.
+-- nothing: there are no rows to sweep, or they do not all refill alike, or an override of all keys changes numbers that are not known.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(
-    name text, at timestamptz,
-    OUT nothing boolean, OUT kind text, OUT period interval, OUT start timestamptz, OUT rate double precision, OUT capacity double precision
+    name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz,
+    INOUT varies interval, OUT nothing boolean
 )
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    since timestamptz := clock_timestamp() - interval '1 day';
+    given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
+    IF given THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' AND varies IS NOT NULL THEN '1' ELSE rate END, period, kind,
+            capacity, start, NULL, 1, NULL, NULL);
+        capacity := coalesce(capacity, rate);
+        IF varies IS NOT NULL THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
+        END IF;
+    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
+    END IF;
     SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(coalesce(d.start, '-infinity')) <> max(coalesce(d.start, '-infinity')),
-           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity)
-      INTO nothing, kind, period, start, rate, capacity
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     CROSS JOIN LATERAL (
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+           min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
+      INTO nothing, kind, period, start, rate, capacity, varies
+      FROM (
+        SELECT d.*, d.start - date_bin(d.period, d.start, '2000-01-01 00:00+00') AS grid
+          FROM (
+            SELECT d.kind, d.period, d.start, d.rate, d.capacity, d.varies
+              FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+             WHERE d.name = name AND d.kind <> 'unlimited' AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
+            UNION ALL
+            SELECT kind, period, start, rate, capacity, varies WHERE given
+          ) AS d
+      ) AS d
+      LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
         SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'
-     ) AS n
-     WHERE d.name = name AND d.kind <> 'unlimited' AND n.rate > '0' AND (d.current OR d.published_at > clock_timestamp() - interval '1 day');
-    IF nothing AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0'); -- which is an error
-    END IF;
+         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
+     ) AS n ON d.varies IS NULL
+     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
 
@@ -53,10 +80,12 @@ $body$;
 -- It locks only the rows that it deletes and never waits for a lock: locked rows are in use and stay. There are three statements,
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+--
+-- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay. spared: more such keys, which another
+-- server knows.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
+    spared text[], first text, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -68,7 +97,6 @@ DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
-    nothing boolean; -- to delete
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -77,19 +105,9 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, at) AS n;
-        IF nothing THEN
-            deleted := 0;
-            RETURN;
-        END IF;
-    END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL);
     IF first IS NULL OR NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
     END IF;
-    capacity := coalesce(capacity, rate);
     deleted := 0;
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest
     -- windows fit in between, so the grid of a calendar window begins at ts.
@@ -100,8 +118,8 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, r.grid),
-                   rate, period, capacity, r.grid)) AS idle
+               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                   rate, period, capacity, r.grid, varies)) AS idle
           FROM (
             SELECT r.*, CASE WHEN NOT isfinite(r.ts) OR r.ts > at THEN NULL WHEN kind = 'calendar window' THEN r.ts
                    WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
@@ -115,7 +133,13 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF keys IS NULL THEN
+    IF varies IS NOT NULL THEN
+        keys := ARRAY(SELECT u.key
+            FROM pg_catalog.unnest(keys) AS u (key)
+           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+                 WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
+    END IF;
+    IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
         RETURN;
     END IF;
 
@@ -127,9 +151,8 @@ BEGIN
                 SELECT r.shards
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = k
-                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards,
-                           /* TEMPLATE: schema */_ratelimit_upto(at, period, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END),
-                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END)
+                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                           rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END, varies)
                    FOR UPDATE OF r SKIP LOCKED
               ) AS l;
             IF idle THEN
@@ -155,8 +178,8 @@ BEGIN
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, /* TEMPLATE: schema */_ratelimit_upto(at, period, own.grid),
-                       rate, period, capacity, own.grid)
+               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                       rate, period, capacity, own.grid, varies)
                FOR UPDATE OF r SKIP LOCKED
           ) AS l
          GROUP BY l.key
@@ -170,17 +193,43 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz) IS $text$
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n record;
+BEGIN
+    SELECT s.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS s;
+    IF n.nothing THEN
+        deleted := 0;
+        RETURN;
+    END IF;
+    SELECT r.deleted, r.next INTO deleted, next
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, NULL, first, now) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
-    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
-
-Without any numbers, they are the largest capacity and the slowest rate that programs have published or that an override gives:
-
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-Arguments: as for ratelimit, with the numbers that the program uses, without zone and anchor, and
+A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
+the numbers that they use. They count in addition to those that are published:
+
+    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+
+Arguments: as for ratelimit, without zone and anchor, and
+  varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
+           are deleted that were not used for so long, unless they are in debt, or their key has an override
   first    the key to begin with; default '', the first of all
 
 Result:
@@ -189,5 +238,5 @@ Result:
 
 Errors:
   RL003    the transaction is not READ COMMITTED
-  22023    an argument is invalid
+  22023    an argument is invalid; without numbers, also if no program has published the limit
 $text$;

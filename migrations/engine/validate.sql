@@ -1,7 +1,7 @@
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer, zone text, anchor date
+    max_reserved double precision, shards integer, zone text, anchor timestamp
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -19,7 +19,8 @@ DECLARE
         WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
         WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
             pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
-        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
+        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
         WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
             pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))

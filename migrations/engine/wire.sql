@@ -22,10 +22,12 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(n
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    counts double precision[], floors double precision[], now timestamptz, or_raise boolean
+    counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
+    windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise));
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+    windows, firsts, lasts));
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     op text, names text[], keys text[],
@@ -67,3 +69,11 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(
 LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held, parts,
     taken_at, run_at, now, windows, firsts, lasts));
+
+-- It returns no composite, so it needs no record_send.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS double precision
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);

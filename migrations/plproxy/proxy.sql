@@ -269,6 +269,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
     v_repeats integer[], v_counts double precision[], v_floors double precision[],
     v_calls integer[], v_asks integer[], v_ask_defs integer[], v_ask_starts timestamptz[],
     v_ask_counts double precision[], v_ask_floors double precision[], v_now timestamptz,
+    v_windows timestamptz[], v_firsts integer[], v_lasts integer[],
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -277,14 +278,16 @@ AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
     SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
       FROM /* TEMPLATE: schema */_ratelimit_coalesce($2::text[], $3::double precision[], $4::interval[], $5::double precision[],
           $6::text[], $7::integer[], $8::timestamptz[], $9::integer[], $10::double precision[], $11::double precision[],
-          $12::integer[], $13::integer[], $14::integer[], $15::timestamptz[], $16::double precision[], $17::double precision[], $18::timestamptz) AS r; $body$;
+          $12::integer[], $13::integer[], $14::integer[], $15::timestamptz[], $16::double precision[], $17::double precision[], $18::timestamptz,
+          $19::timestamptz[], $20::integer[], $21::integer[]) AS r; $body$;
 
 -- Arrays of each partition's arrays, as text. The definitions go to all.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
     v_slots integer[], v_parts integer[],
     v_names text[], v_rates double precision[], v_periods interval[], v_capacities double precision[],
     v_keys text[], v_defs text[], v_starts text[], v_repeats text[], v_counts text[], v_floors text[],
-    v_calls text[], v_asks text[], v_ask_defs text[], v_ask_starts text[], v_ask_counts text[], v_ask_floors text[], v_now timestamptz
+    v_calls text[], v_asks text[], v_ask_defs text[], v_ask_starts text[], v_ask_counts text[], v_ask_floors text[], v_now timestamptz,
+    v_windows timestamptz[], v_firsts integer[], v_lasts integer[]
 ) RETURNS TABLE (part integer, ord integer[], value double precision[], ts timestamptz[], after double precision[])
 LANGUAGE plproxy
 AS $body$ CLUSTER 'txlimit';
@@ -295,18 +298,19 @@ AS $body$ CLUSTER 'txlimit';
                $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[]) AS p (n, k, d, s, r, c, f, a, b, e, g, h, i)
      CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_coalesce($3::text[], $4::double precision[], $5::interval[], $6::double precision[],
           p.k::text[], p.d::integer[], p.s::timestamptz[], p.r::integer[], p.c::double precision[], p.f::double precision[],
-          p.a::integer[], p.b::integer[], p.e::integer[], p.g::timestamptz[], p.h::double precision[], p.i::double precision[], $19::timestamptz) AS r; $body$;
+          p.a::integer[], p.b::integer[], p.e::integer[], p.g::timestamptz[], p.h::double precision[], p.i::double precision[], $19::timestamptz,
+          $20::timestamptz[], $21::integer[], $22::integer[]) AS r; $body$;
 
 -- Merges the rows of keys whose limits were sharded, and takes nothing. Each partition commits that, though the batch then fails.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_merge(
     names text[], rates double precision[], periods interval[], capacities double precision[],
-    keys text[], defs integer[], starts timestamptz[], now timestamptz
+    keys text[], defs integer[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 BEGIN
     PERFORM /* TEMPLATE: schema */_ratelimit_consume(names[u.def], u.key, rates[u.def], periods[u.def], capacities[u.def], u.start,
-            '0'::double precision, '0'::double precision, now)
+            '0'::double precision, '0'::double precision, now, windows => CASE WHEN firsts[u.def] > 0 THEN windows[firsts[u.def]:lasts[u.def]] END)
        FROM unnest(keys, defs, starts) AS u (key, def, start);
 EXCEPTION WHEN OTHERS THEN
     NULL; -- the batch has an error to raise
@@ -319,7 +323,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     repeats integer[], counts double precision[], floors double precision[],
     calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
     ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL,
+    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT seen timestamptz, OUT at timestamptz, OUT early integer,
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
 )
@@ -345,7 +349,7 @@ BEGIN
     IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
         SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after INTO seen, at, early, ord, value, ts, after
           FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(slots[1], names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors,
-              calls, asks, ask_defs, ask_starts, ask_counts, ask_floors, now) AS r;
+              calls, asks, ask_defs, ask_starts, ask_counts, ask_floors, now, windows, firsts, lasts) AS r;
         RETURN;
     END IF;
     seen := /* TEMPLATE: schema */_ratelimit_proxy_now(slots, servers, now);
@@ -397,7 +401,7 @@ BEGIN
             SELECT r.part, u.*
               FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), names, rates, periods, capacities,
                       packs.keys, packs.defs, packs.starts, packs.repeats, packs.counts, packs.floors, packs.calls, packs.asks, packs.ask_defs,
-                      packs.ask_starts, packs.ask_counts, packs.ask_floors, at) AS r
+                      packs.ask_starts, packs.ask_counts, packs.ask_floors, at, windows, firsts, lasts) AS r
               LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, j) ON true
           ) AS d;
         IF parts IS DISTINCT FROM packs.n THEN -- a key without an answer would count as full
@@ -405,7 +409,7 @@ BEGIN
         END IF;
     EXCEPTION WHEN OTHERS THEN
         IF SQLSTATE = 'RL002' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_merge(names, rates, periods, capacities, keys, defs, starts, now);
+            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_merge(names, rates, periods, capacities, keys, defs, starts, now, windows, firsts, lasts);
         END IF;
         PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
     END;
@@ -427,56 +431,60 @@ BEGIN ATOMIC
 END;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_sweep(
-    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_first text, v_now timestamptz
+    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_varies interval,
+    v_spared text[], v_first text, v_now timestamptz
 ) RETURNS TABLE (deleted integer, next text)
 LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
     SELECT r.deleted, r.next
-      FROM /* TEMPLATE: schema */ratelimit_sweep($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::text, $8::timestamptz) AS r; $body$;
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz,
+          $7::interval, $8::text[], $9::text, $10::timestamptz) AS r; $body$;
 
 -- Sweeps one batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL,
+    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    nothing boolean; -- to delete
+    n record;
+    spared text[]; -- if the numbers vary, the keys with an override
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND kind = 'token bucket' THEN
-        SELECT n.nothing, n.kind, n.period, n.start, n.rate, n.capacity INTO nothing, kind, period, start, rate, capacity
-          FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, coalesce(now, clock_timestamp())) AS n; -- in the tables of the proxy
-        IF nothing THEN
-            deleted := 0;
-            RETURN;
-        END IF;
+    SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS f; -- in the tables of the proxy
+    IF n.nothing THEN
+        deleted := 0;
+        RETURN;
+    END IF;
+    IF n.varies IS NOT NULL THEN
+        spared := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name AND o.key >= first AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day');
     END IF;
     SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, rate, period, kind, capacity, start, first, now) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, spared, first, now) AS r;
 END
 $body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_keys(
     v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_now timestamptz,
-    v_zone text, v_anchor date, v_keys text[]
+    v_zone text, v_anchor timestamp, v_keys text[]
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
     SELECT r.key, r.remaining, r.retry_at
       FROM /* TEMPLATE: schema */ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::timestamptz,
-          $8::text, $9::date, $10::text[]) AS r; $body$;
+          $8::text, $9::timestamp, $10::text[]) AS r; $body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor date DEFAULT NULL, keys text[] DEFAULT NULL
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -654,7 +662,7 @@ FOR f IN
     SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.route
       FROM (VALUES ('_ratelimit_consume', '_ratelimit_route(key)'), ('_ratelimit_consume_sharded', '_ratelimit_route(key)'),
                    ('_ratelimit_consume_several', '_ratelimit_route(keys)'), ('_ratelimit_apply', '_ratelimit_route(keys)'),
-                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)')) AS d (name, route)
+                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)'), ('_ratelimit_move', '_ratelimit_route(keys)')) AS d (name, route)
       JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
 LOOP
     EXECUTE format('CREATE OR REPLACE FUNCTION %I(%s) RETURNS %s LANGUAGE plproxy SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1 AS %L',

@@ -15,6 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // done says what has been done. The address has only the word, so that no link can put other words on the page.
@@ -31,8 +33,8 @@ var done = map[string]string{
 
 // form is what a person has filled in. It comes back with the page if it cannot be done.
 type form struct {
-	Action, Rate, Capacity, MaxReserved, End, Reason, Effect, ID string
-	Add, Sure                                                    bool
+	Action, Rate, Capacity, MaxReserved, CapacityNow, End, Reason, Effect, ID string
+	Add, Sure                                                                 bool
 }
 
 // change does what a form says.
@@ -40,7 +42,8 @@ func (c *call) change(a asked, key string) error {
 	v := c.r.PostForm
 	f := form{
 		Action: v.Get("action"), Rate: strings.TrimSpace(v.Get("rate")), Capacity: strings.TrimSpace(v.Get("capacity")), MaxReserved: strings.TrimSpace(v.Get("max_reserved")),
-		End: strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"),
+		CapacityNow: strings.TrimSpace(v.Get("capacity_now")),
+		End:         strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"),
 		Add: v.Get("add") != "", Sure: v.Get("sure") != "",
 	}
 	did, err := c.do(a.name, key, f)
@@ -48,6 +51,11 @@ func (c *call) change(a asked, key string) error {
 		target := url.Values{"name": {a.name}, "done": {did}}
 		if c.r.URL.Path == "/key" {
 			target.Set("key", key)
+			for field, text := range map[string]string{"rate": a.given.Rate, "capacity": a.given.Capacity, "zone": a.given.Zone, "anchor": a.given.Anchor} {
+				if text != "" {
+					target.Set(field, text)
+				}
+			}
 		}
 		// http.Redirect would make an absolute path of it, without the prefix that was stripped.
 		c.w.Header().Set("Location", strings.TrimPrefix(c.r.URL.Path, "/")+"?"+target.Encode())
@@ -105,14 +113,25 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if err != nil {
 			return "", wrong("The number of the override is missing.")
 		}
-		return "add", c.add(id, name)
+		var before *float64
+		if f.CapacityNow != "" {
+			n, ok := parseNumber(f.CapacityNow)
+			if !ok {
+				return "", wrong("The capacity until now is not a number. Write 2.5, 1000 or 1,000.")
+			}
+			before = &n
+		}
+		return "add", c.add(id, name, before)
 	case "numbers", "block", "unlimited":
 	default:
 		return "", wrong("This form is of another version of the page. Load the page again.")
 	}
 	var now time.Time // of the database, whose clock decides when it ends
+	var definitions []definitionRow
 	if err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
-		now, err = queryNow(ctx, tx)
+		if now, err = queryNow(ctx, tx); err == nil {
+			definitions, err = queryDefinitions(ctx, tx, name)
+		}
 		return err
 	}); err != nil {
 		return "", err
@@ -130,8 +149,10 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	if f.Action != "numbers" {
 		return f.Action, c.write("SELECT ratelimit_"+f.Action+"($1, $2, $3, $4, $5)", name, scope, until, f.Reason, c.who)
 	}
-	var numbers [3]*float64
-	for i, field := range []struct{ what, text string }{{"rate", f.Rate}, {"capacity", f.Capacity}, {"most that may be owed", f.MaxReserved}} {
+	var numbers [4]*float64
+	for i, field := range []struct{ what, text string }{
+		{"rate", f.Rate}, {"capacity", f.Capacity}, {"most that may be owed", f.MaxReserved}, {"capacity until now", f.CapacityNow},
+	} {
 		if field.text == "" {
 			continue
 		}
@@ -141,8 +162,12 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		}
 		numbers[i] = &n
 	}
-	if numbers == [3]*float64{} {
+	before := numbers[3]
+	if numbers == [4]*float64{3: before} {
 		return "", wrong("Give a rate, a capacity, or the most that may be owed.")
+	}
+	if f.Add && varies(definitions) && (numbers[1] == nil || before == nil) {
+		return "", wrong("The numbers of this key are the program's. To add the difference, give the new capacity and the capacity until now.")
 	}
 	var id int64
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
@@ -154,7 +179,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
 	// difference is added all the same. Should this process die, the page offers to add it.
 	time.Sleep(settled)
-	if err := c.add(id, name); err != nil {
+	if err := c.add(id, name, before); err != nil {
 		return "", c.notAdded(id, err)
 	}
 	return "added", nil
@@ -175,11 +200,11 @@ func (c *call) notAdded(id int64, err error) error {
 	return &refusal{status: why.status, title: why.title, text: text, partly: true}
 }
 
-// add adds the difference of an override, which must be of this limit.
-func (c *call) add(id int64, name string) error {
+// add adds the difference of an override, which must be of this limit. before is the capacity before, if the program alone knows it.
+func (c *call) add(id int64, name string, before *float64) error {
 	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		var added float64
-		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id) FROM rate_limit_overrides AS o WHERE o.id = $1 AND o.name = $2", id, name).Scan(&added)
+		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id, $3::float8) FROM rate_limit_overrides AS o WHERE o.id = $1 AND o.name = $2", id, name, before).Scan(&added)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return wrong("There is no such override.")
 		}
@@ -208,6 +233,35 @@ func optional(s string) *string {
 		return nil
 	}
 	return &s
+}
+
+// parse reads the numbers of a key of a kind of limit.
+func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
+	c := ratelimit.Config{Name: "given", Kind: ratelimit.Kind(kind), Rate: new(float64), Period: "1s", Zone: g.Zone, Anchor: g.Anchor}
+	*c.Rate = 1
+	if c.Kind == ratelimit.KindCalendarWindow {
+		c.Period = "1 month"
+	}
+	for _, field := range []struct {
+		what, text string
+		to         []**float64
+	}{{"rate", g.Rate, []**float64{&p.rate, &c.Rate}}, {"capacity", g.Capacity, []**float64{&p.capacity, &c.Capacity}}} {
+		if field.text == "" {
+			continue
+		}
+		n, ok := parseNumber(strings.TrimSpace(field.text))
+		if !ok {
+			return parsedNumbers{}, wrong("The " + field.what + " is not a number. Write 2.5, 1000 or 1,000.")
+		}
+		for _, to := range field.to {
+			*to = &n
+		}
+	}
+	if _, err := ratelimit.New(c); err != nil {
+		return parsedNumbers{}, wrong(sentence(strings.TrimPrefix(err.Error(), ratelimit.ErrInvalid.Error()+`: limit "given": `)))
+	}
+	p.zone, p.anchor = optional(g.Zone), optional(g.Anchor)
+	return p, nil
 }
 
 // grouped is a number with commas between groups of three digits. It is never changed.

@@ -7,8 +7,9 @@
 // The pages show
 //
 //   - all limits, those that deny most first, with the grants and denials of their last hours;
-//   - one limit: its numbers by program and plan, a chart that follows within a second, the most denied keys, and overrides;
-//   - one key of a limit: its balance and how it refills, the numbers in force for it, and the history of its overrides.
+//   - one limit: its numbers and whose they are, a chart that follows within a second, the most denied keys, and overrides;
+//   - one key of a limit: its balance and how it refills, the numbers in force for it, and the history of its overrides. If the key
+//     may have numbers of its own (ratelimit.Varies), the page asks for them.
 //
 // People whom [Handler.Who] names can let a key go on, give it other numbers, block it, lift its limit, and end all that again.
 // Everybody else only reads.
@@ -119,7 +120,8 @@ func (c *call) serve() error {
 	if err != nil {
 		return &refusal{status: http.StatusBadRequest, title: "This address is incomplete", text: "A name or a key in the address is not encoded as it should be."}
 	}
-	a := asked{name: query.Get("name"), key: query.Get("key"), search: query.Get("q"), span: query.Get("span"), plan: query.Get("plan"), page: query.Get("page"), done: query.Get("done")}
+	a := asked{name: query.Get("name"), key: query.Get("key"), search: query.Get("q"), span: query.Get("span"), page: query.Get("page"), done: query.Get("done"),
+		given: givenNumbers{Rate: query.Get("rate"), Capacity: query.Get("capacity"), Zone: query.Get("zone"), Anchor: query.Get("anchor")}}
 	if err := a.validate(); err != nil {
 		return err
 	}

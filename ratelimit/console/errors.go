@@ -59,14 +59,16 @@ func sentence(s string) string {
 
 // asked is what an address asks for.
 type asked struct {
-	name, key, search, span, plan, page, done string
+	name, key, search, span, page, done string
+	given                               givenNumbers
 }
 
 func (a asked) validate() error {
 	for _, text := range []struct {
 		what, s string
 		max     int
-	}{{"name", a.name, 255}, {"key", a.key, 1024}, {"search", a.search, 1024}, {"plan", a.plan, 4096}} {
+	}{{"name", a.name, 255}, {"key", a.key, 1024}, {"search", a.search, 1024},
+		{"rate", a.given.Rate, 100}, {"capacity", a.given.Capacity, 100}, {"zone", a.given.Zone, 100}, {"anchor", a.given.Anchor, 100}} {
 		if !valid(text.s) {
 			return &refusal{status: http.StatusBadRequest, title: "This address cannot be right", text: "The " + text.what + " in it is not valid UTF-8."}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -106,7 +107,7 @@ func (c *call) limits(a asked) error {
 	return c.show(http.StatusOK, "limits", p)
 }
 
-// Numbers of a row of the list, if its plans have the same.
+// Numbers of a row of the list.
 func (l limitRow) Numbers() numbers {
 	return numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
 }
@@ -119,8 +120,9 @@ type limitPage struct {
 	Spans       []span
 	Sum         binRow
 	Series      string
-	Definitions []definitionRow
-	Plans       int // different numbers that are current
+	Definitions []definitionRow // first those that count
+	Defined     bool            // a definition counts
+	Varies      bool            // the keys may have numbers of their own
 	Denied      []keyRow
 	Found       []keyRow
 	More        bool // there are more than were found
@@ -129,7 +131,32 @@ type limitPage struct {
 	History     []overrideRow
 	HistoryFull bool
 	Every       bool // the forms are for every key
+	Reach       reach
 	Key         string
+}
+
+// reach says whom an override of every key does not reach, and whom it does although the program knows better.
+type reach struct {
+	KeysWith int  // with an override of their own in force
+	More     bool // there are more than that
+	Varies   bool // the keys may have numbers of their own
+}
+
+func reachOf(inForce []overrideRow, definitions []definitionRow) reach {
+	r := reach{More: len(inForce) == maxOverrides, Varies: varies(definitions)}
+	before := ""
+	for _, o := range inForce { // by key
+		if o.Key != nil && *o.Key != before {
+			r.KeysWith++
+			before = *o.Key
+		}
+	}
+	return r
+}
+
+// varies reports whether keys of a limit may have numbers of their own. One program that says so is enough.
+func varies(definitions []definitionRow) bool {
+	return slices.ContainsFunc(definitions, func(d definitionRow) bool { return d.Current && d.Varies })
 }
 
 // limit is the page of one limit.
@@ -166,15 +193,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		if p.Definitions, err = queryDefinitions(ctx, tx, a.name); err != nil {
 			return err
 		}
-		plans := make(map[string]float64) // capacities
-		for _, d := range p.Definitions {
-			if d.Current && d.Capacity != nil {
-				plans[d.Plan] = *d.Capacity
-			} else if d.Current {
-				plans[d.Plan] = 0
-			}
-		}
-		p.Plans = len(plans)
+		p.Defined, p.Varies = len(p.Definitions) > 0 && p.Definitions[0].Counts, varies(p.Definitions)
 		if p.InForce, err = queryOverridesInForce(ctx, tx, a.name); err != nil {
 			return err
 		}
@@ -182,6 +201,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 			return err
 		}
 		p.HistoryFull = len(p.History) == maxOverrides
+		p.Reach = reachOf(p.InForce, p.Definitions)
 		for i := range p.InForce {
 			p.InForce[i].Now = p.Now
 			if p.InForce[i].Key == nil && p.ForEvery == nil {
@@ -212,7 +232,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for i := range p.Denied {
 			p.Denied[i].Share = float64(*p.Denied[i].Denied) / float64(*p.Denied[0].Denied)
 		}
-		if p.Plans != 1 || len(p.Denied)+len(p.Found) == 0 {
+		if !p.Defined || len(p.Denied)+len(p.Found) == 0 {
 			return nil
 		}
 		var keys []string
@@ -222,15 +242,14 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for _, k := range p.Found {
 			keys = append(keys, k.Key)
 		}
-		remaining, err := queryRemaining(ctx, tx, a.name, keys)
+		left, err := queryLeft(ctx, tx, a.name, keys)
 		if err != nil {
 			return err
 		}
 		for _, list := range [][]keyRow{p.Denied, p.Found} {
 			for i, k := range list {
-				if left, ok := remaining[k.Key]; ok {
-					list[i].Remaining = &left
-				}
+				row := left[k.Key]
+				list[i].Remaining, list[i].Stored = row.Remaining, row.Stored
 			}
 		}
 		return nil
@@ -290,10 +309,12 @@ func asJSON(v any) string {
 type keyPage struct {
 	layout
 	Name, Key   string
-	Plans       []balanceRow
-	Plan        *balanceRow // the one that is drawn
-	Differ      bool        // the plans have different numbers
-	Level       int         // its balance in percent of the capacity
+	Definitions []definitionRow // that programs have now: first those that count
+	Balance     *balanceRow     // nil: no program defines the limit
+	Varies      bool            // the key may have numbers of its own
+	Given       givenNumbers    // the numbers that the reader says are its own
+	IsGiven     bool            // there are some, and they are valid
+	Level       int             // the balance in percent of the capacity
 	Curve       string
 	Override    *overrideRow // in force
 	History     []overrideRow
@@ -302,6 +323,7 @@ type keyPage struct {
 	Denied      int64
 	LastDenied  *time.Time
 	Every       bool
+	Reach       reach
 	Keys        int  // of the limit, if no key was asked for
 	More        bool // there are more than that
 	NoKey       bool // the limit has keys, and no row without one
@@ -319,13 +341,29 @@ func (c *call) key(a asked) error {
 }
 
 func (c *call) showKey(status int, a asked, f form, problem string) error {
-	p := keyPage{layout: c.layout(shown(a.key) + " – " + visible(a.name)), Name: a.name, Key: a.key, Every: a.key == ""}
+	p := keyPage{layout: c.layout(shown(a.key) + " – " + visible(a.name)), Name: a.name, Key: a.key, Every: a.key == "", Given: a.given}
 	p.Refresh, p.Form, p.Problem, p.Done = 2, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if p.Now, err = queryNow(ctx, tx); err != nil {
 			return err
 		}
-		if p.Plans, err = queryBalances(ctx, tx, a.name, a.key); err != nil {
+		all, err := queryDefinitions(ctx, tx, a.name)
+		if err != nil {
+			return err
+		}
+		for _, d := range all {
+			if d.Current {
+				p.Definitions = append(p.Definitions, d)
+			}
+		}
+		var given parsedNumbers
+		if p.Varies = varies(all); p.Varies {
+			if given, err = a.given.parse(p.Definitions[0].Kind); err != nil {
+				status, p.Problem = http.StatusBadRequest, strings.TrimSpace(p.Problem+" "+explain(err).text)
+			}
+			p.IsGiven = given != parsedNumbers{}
+		}
+		if p.Balance, err = queryBalance(ctx, tx, a.name, a.key, given); err != nil {
 			return err
 		}
 		if p.Override, err = queryOverride(ctx, tx, a.name, a.key); err != nil {
@@ -336,6 +374,11 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 		}
 		p.HistoryFull = len(p.History) == maxOverrides
 		if a.key == "" {
+			inForce, err := queryOverridesInForce(ctx, tx, a.name)
+			if err != nil {
+				return err
+			}
+			p.Reach = reachOf(inForce, p.Definitions)
 			keys, err := queryKeys(ctx, tx, a.name, "")
 			if err != nil {
 				return err
@@ -364,13 +407,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 		if p.Denied > 0 {
 			p.Hours = series(bins, span{Length: 48 * time.Hour, Bin: time.Hour}, p.Now)
 		}
-		for i, plan := range p.Plans {
-			p.Differ = p.Differ || plan.Plan != p.Plans[0].Plan
-			if p.Plan == nil || plan.Program+"/"+plan.Plan == a.plan {
-				p.Plan = &p.Plans[i]
-			}
-		}
-		return p.drawBalance(ctx, tx)
+		return p.drawBalance(ctx, tx, given)
 	})
 	if err != nil {
 		return err
@@ -379,8 +416,8 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 }
 
 // drawBalance computes the curve from the last use until the key is full, or a part of it around now.
-func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx) error {
-	b := p.Plan
+func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given parsedNumbers) error {
+	b := p.Balance
 	if b == nil || b.Remaining == nil || b.Seconds == nil {
 		return nil
 	}
@@ -405,7 +442,7 @@ func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx) error {
 	if !to.After(from) || to.Sub(from) > longest || to.Year() > 9000 {
 		return nil
 	}
-	points, err := queryCurve(ctx, tx, p.Name, p.Key, *b, from, to)
+	points, err := queryCurve(ctx, tx, p.Name, p.Key, given, from, to)
 	if err != nil || len(points) == 0 {
 		return err
 	}

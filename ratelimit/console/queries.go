@@ -24,14 +24,15 @@ type limitRow struct {
 	Granted   int64
 	Denied    int64
 	Failed    int64
-	Counted   bool  // a recorder has counted it, now or before
-	Plans     int64 // that programs define now
-	Kind      *string
+	Counted   bool    // a recorder has counted it, now or before
+	Kind      *string // of the definition that counts, as the next four; nil: no program defines it now
 	Rate      *float64
 	Period    *string
 	Seconds   *float64 // of the period
 	Capacity  *float64
 	Programs  *string
+	Versions  int64 // different definitions that programs have now
+	Varies    bool  // keys may have numbers of their own
 	Overrides int64 // in force: 100 stands for more
 	Blocked   bool  // for every key
 	Total     int64 // of all limits that match the search, as the next two
@@ -65,18 +66,18 @@ listed AS (
      ORDER BY denied DESC, granted DESC, n.name
     OFFSET $3 LIMIT $5
 )
-SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.plans, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.programs,
+SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
        (SELECT count(*) FROM (SELECT FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
        coalesce((SELECT o.effect = 'block' FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1), false) AS blocked,
        l.total, l.all_grants, l.all_denied
   FROM listed AS l
+  LEFT JOIN LATERAL (SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1) AS d ON true
  CROSS JOIN LATERAL (
-    SELECT count(DISTINCT d.plan) AS plans, min(d.kind) AS kind, min(d.rate) AS rate, min(d.period) AS period, min(d.capacity) AS capacity,
-           string_agg(DISTINCT d.program, ', ') AS programs
+    SELECT string_agg(DISTINCT d.program, ', ') AS programs, count(DISTINCT d.definition) AS versions, coalesce(bool_or(d.varies IS NOT NULL), false) AS varies
       FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current
-  ) AS d
+  ) AS p
  ORDER BY l.denied DESC, l.granted DESC, l.name`
 
 func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset int) ([]limitRow, error) {
@@ -102,11 +103,13 @@ func queryBins(ctx context.Context, tx pgx.Tx, since time.Time, bin time.Duratio
 	return collect[binRow](tx.Query(ctx, binsSQL, names, since, bin))
 }
 
-// definitionRow is one plan of a limit as a program published it, and as it is in force for a key.
+// definitionRow is the definition of a limit that a program has published.
 type definitionRow struct {
-	Program, Plan, Kind string
+	Program, Kind string
 	numbers
+	Varies      bool
 	Current     bool
+	Counts      bool // for this page, the tool and SQL: no current one was published later
 	PublishedAt time.Time
 }
 
@@ -117,17 +120,22 @@ type numbers struct {
 	Start                                *time.Time
 	Shards                               *int32
 	Zone                                 *string
-	Anchor                               *time.Time
+	Anchor                               *string
 }
 
 // Numbers are for templates, which cannot name what is embedded.
 func (n numbers) Numbers() numbers { return n }
 
+// anchorText is a column of rate_limit_definitions as people write it: a date, and the time of day if it is not midnight.
+const anchorText = `to_char(d.anchor, CASE WHEN d.anchor::time = '00:00' THEN 'YYYY-MM-DD' WHEN extract(second FROM d.anchor) = 0 THEN 'YYYY-MM-DD HH24:MI' ELSE 'YYYY-MM-DD HH24:MI:SS' END)`
+
+// queryDefinitions reads the definitions of a limit: first those that count, which are alike.
 func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
 	return collect[definitionRow](tx.Query(ctx, `
-		SELECT d.program, d.plan, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
-		       d.start, d.shards, d.zone, d.anchor, d.current, d.published_at
-		  FROM rate_limit_definitions AS d WHERE d.name = $1 ORDER BY d.current DESC, d.program, d.rate, d.plan LIMIT $2`, name, maxDefinitions))
+		SELECT d.program, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
+		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.published_at,
+		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
+		  FROM rate_limit_definitions AS d WHERE d.name = $1 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
 }
 
 // overrideRow is an override, in force or not.
@@ -184,7 +192,7 @@ type keyRow struct {
 	LastDenied *time.Time
 
 	Remaining *float64 `db:"-"` // nil: not known
-	Capacity  *float64 `db:"-"`
+	Stored    *float64 `db:"-"` // the tokens that were left at the last use; nil: nothing is stored
 	Share     float64  `db:"-"` // of the most denied key
 }
 
@@ -221,38 +229,56 @@ func above(prefix string) *string {
 	return nil
 }
 
-// balanceRow is what a key has under the numbers of one plan and the override in force.
+// givenNumbers are the numbers of a key that the reader has given, as text. What is empty is as defined.
+type givenNumbers struct{ Rate, Capacity, Zone, Anchor string }
+
+// parsedNumbers are givenNumbers that are valid. nil is as defined.
+type parsedNumbers struct {
+	rate, capacity *float64
+	zone, anchor   *string
+}
+
+// balanceRow is what is stored of a key, and what it has by the numbers in force, if they are known.
 type balanceRow struct {
-	Program, Plan, Kind string
+	Kind string
 	numbers
+	Known     bool // the numbers, and what follows from them
 	Own       bool // its numbers are those of the override
 	Rows      int64
 	LastUse   *time.Time
+	Stored    *float64 // the tokens that were left at the last use
 	Remaining *float64
 	NextAt    *time.Time // for one token, or for all that the limit holds
 	FullAt    *time.Time
 	At        time.Time
 }
 
-// The sums are the engine's own. $1 is the name, $2 the key.
+// The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given. The numbers in force are those, or
+// the defined ones, under an override. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
 const keySQL = `
-WITH plans AS (
-    SELECT d.program, d.plan, d.kind, coalesce(o.rate, d.rate) AS rate, d.period, _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) AS capacity,
-           coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own
-      FROM rate_limit_definitions AS d
+WITH given AS (
+    SELECT d.kind, d.period, d.start, d.shards, d.max_reserved, coalesce($3::float8, d.rate) AS rate, _ratelimit_capacity(d.rate, d.capacity, $3::float8, $4::float8) AS capacity,
+           coalesce($5::text, d.zone) AS zone, coalesce($6::text::timestamp, d.anchor) AS anchor,
+           num_nonnulls($3::float8, $4::float8, $5::text, $6::text) = 0
+               AND EXISTS (SELECT FROM rate_limit_definitions AS v WHERE v.name = $1 AND v.current AND v.varies IS NOT NULL) AS varies
+      FROM rate_limit_definitions AS d WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1
+),
+inforce AS (
+    SELECT d.kind, coalesce(o.rate, d.rate) AS rate, d.period, _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) AS capacity,
+           coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own,
+           NOT d.varies OR o.rate IS NOT NULL AND o.capacity IS NOT NULL AND d.kind <> 'calendar window' AS known
+      FROM given AS d
       LEFT JOIN LATERAL (SELECT o.* FROM _ratelimit_override_of($1, $2, now()) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
-     WHERE d.name = $1 AND d.current
-     ORDER BY d.program, d.rate, d.plan
-     LIMIT 100
 ),
 stored AS (
-    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, max(r.ts) AS last_use, count(*) AS rows
+    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, max(r.ts) AS last_use, sum(r.value) AS total,
+           count(*) AS rows
       FROM rate_limits AS r WHERE r.name = $1 AND r.key = $2
 ),
 windowed AS (
-    SELECT p.*, CASE WHEN p.kind = 'calendar window' AND p.rate > 0 THEN
-                _ratelimit_windows(p.period, p.zone, p.anchor, now(), _ratelimit_back(p.rate, p.capacity, NULL), 100) END AS windows
-      FROM plans AS p
+    SELECT f.*, CASE WHEN f.kind = 'calendar window' AND f.rate > 0 THEN
+                _ratelimit_windows(f.period, f.zone, f.anchor, now(), _ratelimit_back(f.rate, f.capacity, NULL), 100) END AS windows
+      FROM inforce AS f
 ),
 grids AS (
     SELECT w.*, CASE w.kind WHEN 'fixed window' THEN _ratelimit_grid($1, $2, w.period, w.kind, w.start) WHEN 'calendar window' THEN w.windows[1] END AS grid,
@@ -260,16 +286,21 @@ grids AS (
       FROM windowed AS w
 )`
 
-func queryBalances(ctx context.Context, tx pgx.Tx, name, key string) ([]balanceRow, error) {
-	return collect[balanceRow](tx.Query(ctx, keySQL+`
-		SELECT g.program, g.plan, g.kind, g.rate, extract(epoch FROM g.period)::float8 AS seconds, g.capacity, g.max_reserved, g.period::text AS period,
-		       g.start, g.shards, g.zone, g.anchor, g.own, s.rows, s.last_use, now() AS at,
-		       CASE WHEN g.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, g.windows) END AS remaining,
-		       CASE WHEN g.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, s.rows::integer,
-		           least(g.capacity, 1), 0, false, g.windows), now()) END AS next_at,
-		       CASE WHEN g.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), g.rate, g.longest, g.capacity, g.grid, s.rows::integer,
-		           g.capacity, 0, false, g.windows), now()) END AS full_at
-		  FROM grids AS g CROSS JOIN stored AS s`, name, key))
+// queryBalance reads what a key has, or nil if no program defines the limit.
+func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers) (*balanceRow, error) {
+	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
+		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
+		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
+		       CASE WHEN d.known AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
+		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		           least(d.capacity, 1), 0, false, d.windows), now()) END AS next_at,
+		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		           d.capacity, 0, false, d.windows), now()) END AS full_at
+		  FROM grids AS d CROSS JOIN stored AS s`, name, key, given.rate, given.capacity, given.zone, given.anchor))
+	if len(rows) == 0 {
+		return nil, err
+	}
+	return &rows[0], nil
 }
 
 // pointRow is a point of the curve of a balance.
@@ -279,12 +310,12 @@ type pointRow struct {
 }
 
 // queryCurve computes what a key has between two instants if nothing more is taken.
-func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, b balanceRow, from, to time.Time) ([]pointRow, error) {
+func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, from, to time.Time) ([]pointRow, error) {
 	return collect[pointRow](tx.Query(ctx, keySQL+`
-		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, g.rate, g.longest, g.capacity, g.grid, g.windows) AS remaining
-		  FROM grids AS g CROSS JOIN stored AS s
-		 CROSS JOIN LATERAL (SELECT $5::timestamptz + ($6::timestamptz - $5::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
-		 WHERE g.program = $3 AND g.plan = $4 ORDER BY t.at`, name, key, b.Program, b.Plan, from, to))
+		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, d.rate, d.longest, d.capacity, d.grid, d.windows) AS remaining
+		  FROM grids AS d CROSS JOIN stored AS s
+		 CROSS JOIN LATERAL (SELECT $7::timestamptz + ($8::timestamptz - $7::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
+		 ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, from, to))
 }
 
 // queryOverride reads the override in force for a key.
@@ -311,32 +342,33 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 		 ORDER BY d.hour`, name, key))
 }
 
-// queryRemaining reads the balances of some keys under the override in force for each: 0 if it is blocked. The limit must have one plan. It does
-// not use ratelimit_keys, which reads all overrides of the limit.
-func queryRemaining(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]float64, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT k.key, CASE
+// leftRow is what a key has under the override in force for it: 0 if it is blocked.
+type leftRow struct {
+	Key       string
+	Remaining *float64 // nil: not known
+	Stored    *float64
+}
+
+// queryLeft reads what some keys have. A program must define the limit. It does not use ratelimit_keys, which reads all overrides of the limit.
+func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
+	rows, err := collect[leftRow](tx.Query(ctx, `
+		SELECT k.key, s.total AS stored, CASE
+		       WHEN n.effect = 'varies' THEN NULL
 		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
 		       WHEN n.effect = 'unlimited' THEN 'Infinity'
 		       ELSE _ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
-		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows) END
+		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows) END AS remaining
 		  FROM unnest($2::text[]) AS k (key)
-		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now()) AS n
-		 CROSS JOIN LATERAL (SELECT CASE WHEN n.kind = 'calendar window' AND n.rate > 0 THEN
+		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
+		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
 		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
-		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts
-		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys)
-	if err != nil {
-		return nil, err
+		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total
+		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys))
+	left := make(map[string]leftRow)
+	for _, row := range rows {
+		left[row.Key] = row
 	}
-	remaining := make(map[string]float64)
-	var key string
-	var tokens float64
-	_, err = pgx.ForEachRow(rows, []any{&key, &tokens}, func() error {
-		remaining[key] = tokens
-		return nil
-	})
-	return remaining, err
+	return left, err
 }
 
 func queryNow(ctx context.Context, tx pgx.Tx) (now time.Time, err error) {

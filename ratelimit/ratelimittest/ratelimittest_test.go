@@ -74,6 +74,20 @@ func TestEveryVerb(t *testing.T) {
 				t.Error(err)
 			}
 			holds(t, &limits, db, all, limit.Capacity())
+			if n, _, err := limits.Take(ctx, db, 100, limit.Key("ann")); err != nil || n != int(limit.Capacity()) {
+				t.Errorf("took %d, %v", n, err)
+			}
+			if n, _, err := limits.Take(ctx, db, 100, limit.Key("ann")); !errors.Is(err, ratelimit.ErrDenied) || n != 0 {
+				t.Errorf("took %d when nothing was there, %v", n, err)
+			}
+			balances, err := limits.Balance(ctx, db, limit.Key("ann"))
+			if err != nil || balances[0].Used != limit.Capacity() || !balances[0].NextAt.After(db.Now()) {
+				t.Errorf("%+v, %v", balances, err)
+			}
+			reserved, err := limits.Reserve(ctx, db, limit.Key("ann"))
+			if err != nil || !reserved.RetryAt.Equal(balances[0].NextAt) {
+				t.Errorf("%+v, %v; want a place at %v", reserved, err, balances[0].NextAt)
+			}
 		})
 	}
 }
@@ -545,7 +559,7 @@ func TestPlansWithoutRowsFollowTheClock(t *testing.T) {
 	if err != nil || !granted.At.Equal(db.Now()) {
 		t.Errorf("at %v, %v, want %v", granted.At, err, db.Now())
 	}
-	denied, err := limits.Consume(t.Context(), db, ratelimit.TokenBucket("calls", 0, time.Hour).Key("ann"))
+	denied, err := limits.Consume(t.Context(), db, ratelimit.TokenBucket("nothing", 0, time.Hour).Key("ann"))
 	if !errors.Is(err, ratelimit.ErrDenied) || !denied.At.Equal(db.Now()) {
 		t.Errorf("at %v, %v, want %v", denied.At, err, db.Now())
 	}

@@ -22,6 +22,7 @@ type statement struct {
 	op      string // of dbsqlc.Apply
 	demands []inmemory.Demand
 	taken   []algebra.Taken // for a refund
+	most    float64         // for a take
 	reserve bool
 	within  algebra.Micros // how long the work may wait
 	now     *time.Time     // nil: the clock of the database
@@ -57,6 +58,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		a.counts(s.demands)
 		a.floors(s.demands)
 		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
+		a.windows(s.demands)
 	case dbsqlc.Apply, dbsqlc.ApplyOne:
 		s.op = take[string](&a)
 		s.demands = a.demands()
@@ -72,8 +74,8 @@ func read(query string, args []any) (s statement, ok bool) {
 		}
 		s.reserve, s.now, s.orRaise = take[bool](&a), take[*time.Time](&a), take[bool](&a)
 		a.windows(s.demands)
-		for i, most := range take[[]float64](&a) {
-			s.demands[i].Most = most
+		if mosts := take[[]float64](&a); mosts != nil {
+			s.most = mosts[0] // they are all the same
 		}
 		if within := take[pgtype.Interval](&a); within.Valid {
 			s.within = algebra.Micros(within.Microseconds)
@@ -87,6 +89,14 @@ func read(query string, args []any) (s statement, ok bool) {
 		for i := range s.demands {
 			s.taken = append(s.taken, algebra.Taken{At: algebra.At(at.Time), RunAt: algebra.At(runAt.Time), Count: taken[i], Held: held[i], Part: parts[i]})
 		}
+		a.windows(s.demands)
+	case dbsqlc.Move:
+		s.demands = a.demands()
+		for i, n := range take[[]int32](&a) {
+			s.demands[i].Shards = int(n)
+		}
+		s.demands[1].Floor = take[float64](&a)
+		s.now = take[*time.Time](&a)
 		a.windows(s.demands)
 	case dbsqlc.Reset:
 		names, keys := take[[]string](&a), take[[]string](&a)
@@ -202,10 +212,15 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 			ids[i] = d.ID
 		}
 		return row{value: int32(t.Reset(ids))}
+	case s.query == dbsqlc.Move:
+		t.Move(s.demands[0], s.demands[1], s.demands[1].Floor, now)
+		return row{value: 0.0} // the balance, which nobody reads
 	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
 		a = t.Refund(s.demands, s.taken, now)
 	case s.op == "check":
-		a = t.Check(s.demands, s.reserve, now)
+		a = t.Check(s.demands, now)
+	case s.op == "take":
+		a = t.Take(s.demands, s.most, now)
 	default:
 		a = t.Consume(s.demands, s.reserve, s.within, level, now)
 	}
@@ -256,6 +271,9 @@ func (r row) Scan(dest ...any) error {
 		switch d := dest[0].(type) {
 		case *[]byte:
 			*d, _ = r.value.([]byte)
+			return nil
+		case *float64:
+			*d, _ = r.value.(float64)
 			return nil
 		case *int32:
 			*d, _ = r.value.(int32)

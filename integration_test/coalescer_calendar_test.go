@@ -1,0 +1,269 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+)
+
+// TestACoalescerDecidesCalendars: customers with units, zones and anchors of their own call together, for a month alone and for a month
+// and a minute in one call, while windows begin. One statement decides all calls of a round, with the answers of the pool and of the
+// model.
+func TestACoalescerDecidesCalendars(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	together, apart, memory := newPool(t, 4), newPool(t, 1), ratelimittest.New(t)
+	limiter, clock := newLimiter()
+	clock.now = utc("2026-01-30 12:00:00")
+	shares := map[int]int{} // statements by their number of calls
+	var mu sync.Mutex
+	coalescer := &ratelimit.Coalescer{Pool: together, OnBatch: func(calls int) {
+		mu.Lock()
+		defer mu.Unlock()
+		shares[calls]++
+	}}
+	defer coalescer.Close()
+
+	type customer struct{ quota, pace ask }
+	var customers []customer
+	for i := range 30 {
+		key := fmt.Sprint(i)
+		quota := ratelimit.CalendarWindow("quota", 7, ratelimit.Month,
+			ratelimit.In(oneOf(r, "", "Europe/Berlin", "America/Sao_Paulo", "Asia/Tokyo", "Pacific/Apia")),
+			ratelimit.Anchor(fmt.Sprintf("2020-%02d-%02d", 1+r.IntN(12), 1+r.IntN(28))), ratelimit.Capacity(10))
+		if i%3 == 0 { // many share one calendar
+			quota = ratelimit.CalendarWindow("daily", 3, ratelimit.Day, ratelimit.In("Europe/Berlin"))
+		}
+		pace := ratelimit.TokenBucket("pace", 20, time.Minute, ratelimit.Capacity(4))
+		if i%5 == 0 {
+			pace = ratelimit.FixedWindow("window", 5, time.Minute)
+		}
+		customers = append(customers, customer{ask{quota, key, 1}, ask{pace, key, 1}})
+	}
+	type asked struct {
+		verb   string
+		asks   []ask
+		result answered
+		err    error
+	}
+	answers := map[bool]int{}
+	for round := range sized(60, 20) {
+		clock.Advance(time.Duration(oneOf(r, 0, r.Int64N(int64(20*time.Second)), r.Int64N(int64(12*time.Hour)), r.Int64N(int64(40*24*time.Hour)))))
+		calls := make([]asked, 20+r.IntN(70))
+		for i := range calls {
+			c, call := oneOf(r, customers...), &calls[i]
+			call.verb = oneOf(r, "consume", "consume", "consume", "charge")
+			quota := ask{c.quota.limit, c.quota.key, float64(oneOf(r, 1, 1, 2, 0))}
+			call.asks = oneOf(r, []ask{quota}, []ask{quota, c.pace}, []ask{c.pace, c.quota, quota})
+		}
+		release := holdFlights(t, coalescer, together)
+		clear(shares)
+		var wg sync.WaitGroup
+		for i := range calls {
+			c := &calls[i]
+			ctx := newArrival(t.Context())
+			wg.Go(func() { c.result, c.err = call(ctx, limiter, coalescer, c.verb, "", c.asks) })
+			<-ctx.arrived
+		}
+		release()
+		wg.Wait()
+		// The two that held the places are counted too.
+		if want := map[int]int{len(calls): 1, 1: 2}; !maps.Equal(shares, want) {
+			t.Fatalf("round %d: statements by number of calls %v, want %v", round, shares, want)
+		}
+		for i, c := range calls {
+			for name, db := range map[string]ratelimit.DB{"pool": apart, "model": memory} {
+				want, wantErr := call(t.Context(), limiter, db, c.verb, "", c.asks)
+				if fmt.Sprint(c.err) != fmt.Sprint(wantErr) || !reflect.DeepEqual(c.result, want) {
+					t.Fatalf("round %d, call %d of %d at %v: %s %+v\ntogether %+v, %v\n%s %+v, %v",
+						round, i, len(calls), clock.Now(), c.verb, c.asks, c.result, c.err, name, want, wantErr)
+				}
+			}
+			answers[c.err == nil]++
+		}
+		got, want := readTable(t, together), readTable(t, apart)
+		delete(got, rowsOf{Name: "hold", Key: "a"})
+		delete(got, rowsOf{Name: "hold", Key: "b"})
+		if !maps.EqualFunc(got, want, slices.Equal) {
+			t.Fatalf("round %d\ntogether %v\napart    %v", round, got, want)
+		}
+	}
+	if answers[true] < 100 || answers[false] < 100 {
+		t.Errorf("grants and denials: %v: this tested too little", answers)
+	}
+}
+
+// TestCalendarsRolledOverByTraffic: callers go on while days begin in their zones. Each day grants its tokens once, and no more.
+func TestCalendarsRolledOverByTraffic(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	const perDay, days, callers = 20, 6, 24
+	start := utc("2026-03-27 12:00:00") // two days before summer time begins in Berlin
+	zones := []string{"UTC", "Europe/Berlin", "Asia/Tokyo", "America/Sao_Paulo"}
+	var now atomic.Int64 // of the clock
+	now.Store(start.UnixMicro())
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.UnixMicro(now.Load()) }}
+	var largest atomic.Int64
+	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) { largest.Store(max(largest.Load(), int64(calls))) }}
+	defer coalescer.Close()
+	limits := make([]ratelimit.Request, len(zones))
+	for i, zone := range zones {
+		limits[i] = ratelimit.CalendarWindow("calls", perDay, ratelimit.Day, ratelimit.In(zone)).Key(zone)
+	}
+	minute := ratelimit.TokenBucket("a minute", 1e6, time.Minute)
+	granted := make([]atomic.Int64, len(zones))
+	var enough atomic.Bool
+	var wg sync.WaitGroup
+	for i := range callers {
+		zone := i % len(zones)
+		wg.Go(func() {
+			for n := 0; !enough.Load(); n++ {
+				requests := []ratelimit.Request{limits[zone], minute.Key(zones[zone])}
+				_, err := limiter.Consume(t.Context(), coalescer, requests[:1+n%2]...)
+				switch {
+				case err == nil:
+					granted[zone].Add(1)
+				case !denied(err):
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	// Hour by hour; before each zone's midnight, its day has been used up.
+	for hour := range 24 * days {
+		at := time.UnixMicro(now.Load())
+		for zone := range zones {
+			cal := calendar.Calendar{Unit: "day", Zone: zones[zone], Anchor: "2001-01-01"}
+			want := int64(perDay * (cal.Number(algebra.At(at)) - cal.Number(algebra.At(start)) + 1))
+			eventually(t, fmt.Sprintf("%d are granted in %s, hour %d", want, zones[zone], hour), func() bool { return granted[zone].Load() >= want })
+			if got := granted[zone].Load(); got > want {
+				t.Errorf("%s, hour %d: %d granted, want %d", zones[zone], hour, got, want)
+			}
+		}
+		now.Add(time.Hour.Microseconds())
+	}
+	enough.Store(true)
+	wg.Wait()
+	if largest.Load() < 2 {
+		t.Error("no calls shared a statement")
+	}
+}
+
+// TestTwoListsOfACalendarShareAStatement: around midnight, some calls of a statement have a list of windows that was made before it, and
+// others one that was made after it. Both lists have the windows that count, so all calls are decided as by one list.
+func TestTwoListsOfACalendarShareAStatement(t *testing.T) {
+	t.Parallel()
+	const before = "2026-06-29,2026-06-30,2026-07-01,2026-07-02,2026-07-03"
+	const after = "2026-06-30,2026-07-01,2026-07-02,2026-07-03,2026-07-04"
+	for _, lists := range []struct{ windows, lasts string }{
+		{before + "," + before, "{5,10}"}, {before + "," + after, "{5,10}"}, {after + "," + before, "{5,10}"},
+	} {
+		pool := newPool(t, 1)
+		if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('d', 'a', 0, 1, 1, '2026-07-01 12:00 UTC'), ('d', 'b', 0, 1, 0, '2026-06-30 12:00 UTC')`); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct{ at, want string }{
+			{"2026-07-01 23:59:59.999999 UTC", "a 0, b 8"}, // a has one token for its three calls; b has got 10 since it was used, for two
+			{"2026-07-02 00:00:00 UTC", "a 7, b 16"},       // each gets 10
+		} {
+			var got string
+			err := pool.QueryRow(t.Context(), `
+				SELECT (SELECT string_agg(u.key || ' ' || u.after, ', ' ORDER BY u.key) FROM (
+					SELECT DISTINCT ON (o.ord) k.key, o.after
+					  FROM unnest(r.ord, r.after) WITH ORDINALITY AS o (ord, after, i) JOIN unnest('{a,b}'::text[]) WITH ORDINALITY AS k (key, ord) ON k.ord = o.ord
+					 ORDER BY o.ord, o.i DESC) AS u)
+				  FROM _ratelimit_coalesce('{d,d}', '{10,10}', '{48 hours,48 hours}', '{30,30}', '{a,b}', '{2,1}', $1::timestamptz[], '{3}', '{1}', '{0}',
+				         '{1,2}', '{2,2}', '{1,2}', $1::timestamptz[], '{1,1}', '{0,0}', $2, $3::timestamptz[], '{1,6}', $4) AS r`,
+				"{2026-06-29 UTC,2026-06-29 UTC}", c.at, "{"+utcDates(lists.windows)+"}", lists.lasts).Scan(&got)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != c.want {
+				t.Errorf("%v at %s: %s are left, want %s", lists, c.at, got, c.want)
+			}
+		}
+	}
+}
+
+func utcDates(dates string) string { return strings.ReplaceAll(dates, ",", " UTC,") + " UTC" }
+
+// TestCallsThatShareNoStatementGoToThePool, although both places of the Coalescer are taken. Close waits for them.
+func TestCallsThatShareNoStatementGoToThePool(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	limiter, clock := newLimiter()
+	sharded := slow("sharded", 10, ratelimit.Shards(3))
+	window := ratelimit.FixedWindow("window", 10, time.Hour)
+	bucket := slow("bucket", 10)
+	release := holdFlights(t, coalescer, pool)
+	for name, do := range map[string]func() error{
+		"shards": func() error {
+			_, err := limiter.Consume(t.Context(), coalescer, sharded.Key("a"), bucket.Key("a"))
+			return err
+		},
+		"charge":  func() error { _, err := limiter.Charge(t.Context(), coalescer, sharded.Key("a")); return err },
+		"take":    func() error { _, _, err := limiter.Take(t.Context(), coalescer, 3, bucket.Key("b")); return err },
+		"reserve": func() error { _, err := limiter.Reserve(t.Context(), coalescer, window.Key("a")); return err },
+		"several": func() error {
+			_, err := limiter.Reserve(t.Context(), coalescer, bucket.Key("c"), bucket.Key("d"))
+			return err
+		},
+		"wait": func() error { _, err := limiter.Wait(t.Context(), coalescer, window.Key("b")); return err },
+	} {
+		if err := do(); err != nil { // it would wait for the held places
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	release()
+
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), tx, sharded.Key("a").Count(5)); err != nil {
+		t.Fatal(err)
+	}
+	clock.Advance(time.Microsecond)
+	var wg sync.WaitGroup
+	var closed, decided atomic.Bool
+	wg.Go(func() {
+		if _, err := limiter.Consume(t.Context(), coalescer, sharded.Key("a").Count(2)); err != nil {
+			t.Error(err)
+		}
+		decided.Store(true)
+	})
+	waiting(t, pool, 1)
+	wg.Go(func() {
+		coalescer.Close()
+		closed.Store(true)
+	})
+	eventually(t, "the Coalescer takes no more calls", func() bool {
+		_, err := limiter.Consume(t.Context(), coalescer, sharded.Key("b"))
+		return errors.Is(err, ratelimit.ErrClosed)
+	})
+	time.Sleep(20 * time.Millisecond)
+	if closed.Load() {
+		t.Error("Close did not wait for a call that has its own statement")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if !decided.Load() {
+		t.Error("the call was not decided")
+	}
+}

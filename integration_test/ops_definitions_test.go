@@ -1,0 +1,337 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestOneDefinitionPerName: a name has one definition, in a list, a Limiter and a call. Where programs or versions of one
+// differ, the newest counts for SQL, and a sweep minds all of them.
+func TestOneDefinitionPerName(t *testing.T) {
+	t.Parallel()
+	hourly, other := ratelimit.TokenBucket("api", 1000, time.Hour), ratelimit.TokenBucket("api", 2000, time.Hour)
+	varying := ratelimit.TokenBucket("api", 1000, time.Hour, ratelimit.Varies(24*time.Hour))
+	own := varying.With(ratelimit.Rate(5000))
+	publish := func(t *testing.T, pool *pgxpool.Pool, program string, limits ...ratelimit.Limit) {
+		t.Helper()
+		if err := ratelimit.Publish(t.Context(), pool, program, limits...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	numbers := func(t *testing.T, pool *pgxpool.Pool) string { // that SQL without numbers goes by
+		t.Helper()
+		return lines(t, pool, "SELECT effect, kind, rate, capacity FROM _ratelimit_numbers('api', 'ann', now(), varying => true)")
+	}
+	// left writes a row that is empty for so long, and says whether a sweep by the limit, and one by hand, leave it.
+	left := func(t *testing.T, pool *pgxpool.Pool, idle string, limit ratelimit.Limit) bool {
+		t.Helper()
+		row := "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '" + idle + "') ON CONFLICT (name, key, shard) DO UPDATE SET ts = excluded.ts"
+		mustExec(t, pool, row)
+		bySweep, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, pool, row)
+		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
+		if byHand != bySweep {
+			t.Fatalf("idle for %s: Sweep deleted %d rows, and ratelimit_sweep %d", idle, bySweep, byHand)
+		}
+		return bySweep == 0
+	}
+
+	t.Run("a list", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		for name, limits := range map[string][]ratelimit.Limit{
+			"other numbers": {hourly, other}, "twice": {hourly, hourly}, "unlimited": {hourly, ratelimit.Unlimited("api")},
+			"a rate of 0": {ratelimit.TokenBucket("api", 0, time.Hour), hourly}, "With": {own}, "a definition and With": {varying, own},
+		} {
+			if err := ratelimit.Publish(t.Context(), pool, "web", limits...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `"api"`) {
+				t.Errorf("%s: Publish: %v", name, err)
+			}
+			if _, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limits...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `"api"`) {
+				t.Errorf("%s: Sweep: %v", name, err)
+			}
+		}
+		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 0 {
+			t.Errorf("%d definitions are published", n)
+		}
+	})
+
+	t.Run("a Limiter", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		var limiter ratelimit.Limiter
+		consume := func(requests ...ratelimit.Request) error {
+			_, err := limiter.Consume(t.Context(), pool, requests...)
+			return err
+		}
+		if err := consume(varying.Key("ann"), own.Key("bob"), varying.With(ratelimit.Capacity(10)).Key("cid")); err != nil {
+			t.Error(err)
+		}
+		for _, second := range []ratelimit.Limit{hourly, other, ratelimit.Unlimited("api"), ratelimit.TokenBucket("api", 0, time.Hour)} {
+			err := consume(second.Key("ann"))
+			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), varying.String()) || !strings.Contains(err.Error(), second.String()) {
+				t.Errorf("%v: %v, want an error that names both", second, err)
+			}
+			if err := new(ratelimit.Limiter).Reset(t.Context(), pool, second.Key("ann"), hourly.Key("bob")); second != hourly && !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%v in one call with another: %v", second, err)
+			}
+		}
+		if err := consume(own.Key("ann")); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("two programs", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		publish(t, pool, "web", hourly)
+		publish(t, pool, "worker", other)
+		if got := numbers(t, pool); got != `(numbers,"token bucket",2000,2000)` {
+			t.Errorf("the newest: %s", got)
+		}
+		publish(t, pool, "web", varying)
+		if got := numbers(t, pool); got != `(varies,"token bucket",,)` {
+			t.Errorf("the newest varies: %s", got)
+		}
+		publish(t, pool, "worker", other)
+		if got := numbers(t, pool); got != `(varies,"token bucket",,)` {
+			t.Errorf("one varies: %s", got)
+		}
+		err := ratelimit.Publish(t.Context(), pool, "worker", ratelimit.FixedWindow("api", 1000, time.Hour))
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
+			t.Errorf("another kind: %v", err)
+		}
+		if !left(t, pool, "24 hours", varying) || left(t, pool, "26 hours", varying) {
+			t.Error("a sweep does not mind that keys have numbers of their own")
+		}
+	})
+
+	t.Run("a rolling deploy", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		before, after := ratelimit.TokenBucket("api", 100, time.Hour, ratelimit.Capacity(1000)), hourly
+		for range 3 { // old and new processes start in any order
+			publish(t, pool, "web", before)
+			publish(t, pool, "web", after)
+		}
+		if got := lines(t, pool, "SELECT definition, current FROM rate_limit_definitions ORDER BY rate"); got != "(\"token bucket, 100 per 01:00:00, capacity 1000\",f)\n(\"token bucket, 1000 per 01:00:00, capacity 1000\",t)" {
+			t.Errorf("published:\n%s", got)
+		}
+		if got := numbers(t, pool); got != `(numbers,"token bucket",1000,1000)` {
+			t.Errorf("the newest: %s", got)
+		}
+		if !left(t, pool, "10 hours", after) || left(t, pool, "12 hours", after) {
+			t.Error("a sweep does not mind the old version")
+		}
+		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '6 days 23 hours' WHERE NOT current")
+		if !left(t, pool, "10 hours", after) {
+			t.Error("a sweep does not mind what was current within 7 days")
+		}
+		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '7 days 1 hour'")
+		if left(t, pool, "10 hours", after) {
+			t.Error("a sweep minds what was replaced long ago")
+		}
+		publish(t, pool, "web", after)
+		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 1 {
+			t.Errorf("%d definitions are kept", n)
+		}
+	})
+
+	t.Run("a rollback", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		for _, month := range []ratelimit.Limit{ratelimit.TokenBucket("api", 1000, 30*24*time.Hour), ratelimit.CalendarWindow("api", 1000, ratelimit.Month)} {
+			mustExec(t, pool, "DELETE FROM rate_limit_definitions")
+			publish(t, pool, "web", month)
+			publish(t, pool, "web", hourly) // by mistake
+			for _, idle := range []string{"3 hours", "90 days"} {
+				if !left(t, pool, idle, hourly) {
+					t.Errorf("%v: a mistaken version refills a key that was idle for %s", month, idle)
+				}
+			}
+			publish(t, pool, "web", month)
+			if !left(t, pool, "3 hours", month) || !left(t, pool, "90 days", month) {
+				t.Errorf("%v: rolled back, a key is refilled", month)
+			}
+			mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '7 days 1 hour' WHERE NOT current")
+			if !left(t, pool, "3 hours", month) || left(t, pool, "90 days", month) {
+				t.Errorf("%v: later, its rows are not swept as usual", month)
+			}
+		}
+		// The version that does not know the mistake sweeps its own numbers and those that are published.
+		publish(t, pool, "other", ratelimit.Unlimited("elsewhere"))
+		mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE name = 'api'")
+		publish(t, pool, "web", hourly)
+		if n, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, ratelimit.TokenBucket("api", 1000, 30*24*time.Hour)); n != 0 || err != nil {
+			t.Errorf("not published, and another period: %d rows deleted, %v", n, err)
+		}
+	})
+
+	t.Run("windows", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		from := func(start time.Time) ratelimit.Limit {
+			return ratelimit.FixedWindow("api", 10, time.Hour, ratelimit.Start(start))
+		}
+		publish(t, pool, "web", from(noon))
+		publish(t, pool, "web", from(noon.Add(-7*time.Hour))) // the same grid
+		if left(t, pool, "4 hours", from(noon)) {
+			t.Error("two starts of one grid")
+		}
+		for _, differs := range []ratelimit.Limit{from(noon.Add(time.Minute)), ratelimit.FixedWindow("api", 10, time.Hour)} {
+			publish(t, pool, "web", differs)
+			if !left(t, pool, "400 hours", differs) {
+				t.Errorf("%v: two grids", differs)
+			}
+			mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE current")
+		}
+	})
+
+	t.Run("without the right to see them", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		role := createRole(t, pool)
+		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON rate_limits TO "+role)
+		sweeper := asRole(t, pool, role, 1)
+		for _, table := range []string{"rate_limit_definitions", "rate_limit_overrides", ""} {
+			_, err := new(ratelimit.Limiter).Sweep(t.Context(), sweeper, hourly)
+			if table == "" && err != nil || table != "" && (sqlState(err) != "42501" || !strings.Contains(err.Error(), table)) {
+				t.Errorf("%v, want a missing right on %q", err, table)
+			}
+			if table != "" {
+				mustExec(t, pool, "GRANT SELECT ON "+table+" TO "+role)
+			}
+		}
+	})
+}
+
+// TestASweepOfALimitThatVaries deletes what no key's own numbers can need.
+func TestASweepOfALimitThatVaries(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	row := func(key string, value float64, idle string, shards int) {
+		t.Helper()
+		for shard := range shards {
+			mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', '%s', %d, %d, %g, now() - interval '%s')", key, shard, shards, value, idle))
+		}
+	}
+	day := 24 * time.Hour
+	for name, limit := range map[string]ratelimit.Limit{
+		"bucket":  ratelimit.TokenBucket("api", 10, time.Hour, ratelimit.Varies(3*day)),
+		"rate 0":  ratelimit.TokenBucket("api", 0, time.Hour, ratelimit.Varies(3*day)),
+		"window":  ratelimit.FixedWindow("api", 10, time.Hour, ratelimit.Varies(3*day)),
+		"day":     ratelimit.CalendarWindow("api", 10, ratelimit.Day, ratelimit.Varies(3*day)),
+		"sharded": ratelimit.TokenBucket("api", 10, time.Hour, ratelimit.Shards(3), ratelimit.Varies(3*day)),
+	} {
+		mustExec(t, pool, "TRUNCATE rate_limits, rate_limit_overrides, rate_limit_definitions")
+		shards := limit.Config().Shards
+		row("idle", 0, "73 hours 1 minute", shards)
+		row("full", 1000, "73 hours 1 minute", shards)
+		row("used", 0, "72 hours 59 minutes", shards)
+		row("full, and used", 10, "72 hours 59 minutes", shards)
+		row("in debt", -1e-9, "700 days", shards)
+		for _, key := range []string{"overridden", "blocked", "unlimited", "was blocked", "was blocked long ago"} {
+			row(key, 5, "700 days", shards)
+		}
+		mustExec(t, pool, `SELECT ratelimit_override('api', 'overridden', rate => 5), ratelimit_block('api', 'blocked'), ratelimit_unlimited('api', 'unlimited'),
+			ratelimit_block('api', 'was blocked'), ratelimit_block('api', 'was blocked long ago'), ratelimit_block('other', NULL);
+			UPDATE rate_limit_overrides SET removed_at = now() - CASE key WHEN 'was blocked' THEN interval '23 hours' ELSE interval '25 hours' END WHERE key LIKE 'was%'`)
+		sweep := func() string {
+			if _, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			return scan[string](t, pool, "SELECT coalesce(string_agg(DISTINCT key, '; '), '') FROM rate_limits")
+		}
+		mustExec(t, pool, "SELECT ratelimit_block('api', NULL)")
+		if got := sweep(); strings.Count(got, ";") != 9 {
+			t.Errorf("%s: an override of all keys; left are %s", name, got)
+		}
+		mustExec(t, pool, "UPDATE rate_limit_overrides SET until = now() - interval '23 hours' WHERE key IS NULL")
+		if got := sweep(); strings.Count(got, ";") != 9 {
+			t.Errorf("%s: an override of all keys that ended less than a day ago; left are %s", name, got)
+		}
+		mustExec(t, pool, "UPDATE rate_limit_overrides SET until = now() - interval '25 hours' WHERE key IS NULL")
+		// A version before has a longer time.
+		longer := limit.Config()
+		longer.Varies = "4d"
+		if err := ratelimit.Publish(t.Context(), pool, "web", must(ratelimit.New(longer))); err != nil {
+			t.Fatal(err)
+		}
+		if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {
+			t.Fatal(err)
+		}
+		if got := sweep(); got != "blocked; full; full, and used; idle; in debt; overridden; unlimited; used; was blocked" {
+			t.Errorf("%s: a version before varies within 4 days; left are %s", name, got)
+		}
+		mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE NOT current")
+		if got := sweep(); got != "blocked; full, and used; in debt; overridden; unlimited; used; was blocked" {
+			t.Errorf("%s: left are %s", name, got)
+		}
+	}
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// TestASweepMindsAllDefinitionsAndOverrides: what is full by the largest capacity and the slowest rate is full by each.
+func TestASweepMindsAllDefinitionsAndOverrides(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	const free, pro = `{"name": "api", "kind": "token bucket", "rate": 10, "period": "1 hour"}`, `{"name": "api", "kind": "token bucket", "rate": 100, "period": "1 hour"}`
+	const none, varying = `{"name": "api", "kind": "token bucket", "rate": 0, "period": "1 day"}`, `{"name": "api", "kind": "token bucket", "rate": 0, "period": "1 hour", "varies": "3 days"}`
+	const unlimited, longer = `{"name": "api", "kind": "unlimited"}`, `{"name": "api", "kind": "token bucket", "rate": 7, "period": "1 hour", "varies": "4 days"}`
+	for name, tt := range map[string]struct {
+		published []string // each by a program of its own
+		given     string
+		overrides string
+		want      string
+	}{
+		"two programs":               {[]string{free, pro}, "", "", "rate 10, capacity 100"},
+		"a given one":                {[]string{pro}, "10, '1 hour', 'token bucket', NULL, NULL, NULL", "", "rate 10, capacity 100"},
+		"a given one alone":          {nil, "10, '1 hour', 'token bucket', 5, NULL, NULL", "", "rate 10, capacity 5"},
+		"a given one of more":        {[]string{free}, "10, '1 hour', 'token bucket', 500, NULL, NULL", "", "rate 10, capacity 500"},
+		"another period":             {[]string{free}, "10, '2 hours', 'token bucket', NULL, NULL, NULL", "", "nothing"},
+		"another kind":               {[]string{free}, "10, '1 hour', 'fixed window', NULL, NULL, NULL", "", "nothing"},
+		"a capacity that is a rate":  {[]string{free, pro}, "", "('numbers', 'api', 'ann', 500, NULL, NULL)", "rate 10, capacity 500"},
+		"an override that had none":  {[]string{none}, "", "('numbers', 'api', 'ann', 500, NULL, NULL)", "rate 500, capacity 500"},
+		"nothing, and unlimited":     {[]string{none, unlimited}, "", "", "nothing"},
+		"unlimited, and a given one": {[]string{unlimited}, "10, '1 hour', 'token bucket', NULL, NULL, NULL", "", "rate 10, capacity 10"},
+		"what ended an hour ago":     {[]string{free}, "", "('numbers', 'api', 'ann', 1, 500, now() - interval '1 hour')", "rate 1, capacity 500"},
+		"what ended two days ago":    {[]string{free}, "", "('numbers', 'api', 'ann', 1, 500, now() - interval '2 days')", "rate 10, capacity 10"},
+		"another limit's":            {[]string{free}, "", "('numbers', 'other', 'ann', 1, 500, NULL)", "rate 10, capacity 10"},
+		"all vary":                   {[]string{varying, longer}, "", "('numbers', 'api', 'ann', 1, 500, NULL)", "varies 4 days"},
+		"some vary":                  {[]string{varying, pro}, "", "('numbers', 'api', 'ann', 1, 500, NULL)", "rate 1, capacity 500, varies 3 days"},
+		"a given one varies":         {nil, "10, '1 hour', 'token bucket', 20, NULL, '5 hours'", "", "varies 05:00:00"},
+		"all keys have an override":  {[]string{varying}, "", "('numbers', 'api', NULL, 1, 500, NULL)", "nothing"},
+	} {
+		mustExec(t, pool, "TRUNCATE rate_limit_overrides, rate_limit_definitions")
+		for _, definition := range tt.published {
+			mustExec(t, pool, "SELECT ratelimit_publish(gen_random_uuid()::text, '["+definition+"]')")
+		}
+		if tt.overrides != "" {
+			mustExec(t, pool, "INSERT INTO rate_limit_overrides (effect, name, key, rate, capacity, until) VALUES "+tt.overrides)
+		}
+		given := tt.given
+		if given == "" {
+			given = "NULL, NULL, 'token bucket', NULL, NULL, NULL"
+		}
+		got := scan[string](t, pool, `SELECT CASE WHEN nothing THEN 'nothing' ELSE concat_ws(', ', 'rate ' || rate, 'capacity ' || capacity, 'varies ' || varies) END
+			FROM _ratelimit_sweep_numbers('api', `+given+`)`)
+		if got != tt.want {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,408 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// reserveByHand calls ratelimit_reserve and wants a reservation whose work may run after a delay.
+func (w world) reserveByHand(arguments string, delay time.Duration, remaining float64) {
+	w.Helper()
+	var retryAt, at time.Time
+	var wait, left float64
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT retry_at, extract(epoch FROM delay), remaining, at FROM ratelimit_reserve(%s, now => '%s')",
+		arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&retryAt, &wait, &left, &at)
+	if err != nil || !at.Equal(w.clock.now) || !retryAt.Equal(at.Add(delay)) || wait != delay.Seconds() || left != remaining && !near(left, remaining) {
+		w.Fatalf("ratelimit_reserve(%s): run at %v, after %v s, %v left, at %v, %v, want %v and %v", arguments, retryAt, wait, left, at, err, delay, remaining)
+	}
+}
+
+// takeByHand calls ratelimit_take and wants it to take n.
+func (w world) takeByHand(arguments string, n int, remaining float64) {
+	w.Helper()
+	var taken int
+	var left float64
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM ratelimit_take(%s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
+	if err != nil || taken != n || left != remaining && !near(left, remaining) {
+		w.Fatalf("ratelimit_take(%s): took %d, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
+	}
+}
+
+// denyByHand wants a call to raise PT429 with a time to retry, or none if it is "".
+func (w world) denyByHand(call, retryAt string) {
+	w.Helper()
+	savepoint := w.begin()
+	_, err := savepoint.Exec(w.Context(), fmt.Sprintf("SELECT FROM %s, now => '%s')", strings.TrimSuffix(call, ")"), w.clock.now.Format(time.RFC3339Nano)))
+	w.do(savepoint.Rollback(w.Context()))
+	if err == nil || sqlState(err) != "PT429" {
+		w.Fatalf("%s: %v, want PT429", call, err)
+	}
+	var at string
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(to_char(($1::json->>'retry_at')::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), '')`, pgError(w.T, err).Detail).Scan(&at))
+	if at != retryAt {
+		w.Fatalf("%s: retry at %s, want %s", call, at, retryAt)
+	}
+}
+
+func TestByHandReserve(t *testing.T) {
+	behaviour(t, func(w world) {
+		const bucket = "'l', 'ann', 10, '1 minute'"
+		// Without max_reserved there is no bound. With 0, only what is there can be taken. A positive number is the bound.
+		w.reserveByHand(bucket+", 1000", 99*time.Minute, -990)
+		limit := ratelimit.TokenBucket("l", 10, time.Minute)
+		w.do(w.limiter.Reset(w.Context(), w.db, limit.Key("ann")))
+		w.reserveByHand(bucket+", 10, max_reserved => 0", 0, 0)
+		w.denyByHand("ratelimit_reserve("+bucket+", max_reserved => 0)", "2026-07-01 12:00:06")
+		w.reserveByHand(bucket+", 5, max_reserved => 5", 30*time.Second, -5)
+		w.denyByHand("ratelimit_reserve("+bucket+", 2, max_reserved => 5)", "2026-07-01 12:00:12")
+		w.denyByHand("ratelimit_or_raise("+bucket+")", "2026-07-01 12:00:36")
+		w.denyByHand("ratelimit_take('l', 'ann', 3, 10, '1 minute')", "2026-07-01 12:00:36")
+		w.holds(limit.Key("ann"), -5)
+		w.clock.Advance(30 * time.Second)
+		w.reserveByHand(bucket+", 0", 0, 0)
+
+		// 3 - 3.7 is below -0.7, although 3.7 - 0.7 is 3: enough except for rounding, as in Go.
+		w.must("SELECT FROM ratelimit_reserve('rounded', 'ann', 3, '1 minute', 3.7, max_reserved => 0.7)")
+		w.reserveByHand("'nothing', 'ann', 10, '1 minute', 20, capacity => 0", 2*time.Minute, -20)
+		w.reserveByHand("'site', global => true, rate => 10, period => '1 minute', count => 11", 6*time.Second, -1)
+		w.holds(ratelimit.TokenBucket("site", 10, time.Minute).Global(), -1)
+	})
+}
+
+// A reservation of a window runs when the window of its last token begins, and forfeits what earlier windows have left.
+func TestByHandReserveOfWindows(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			window := fmt.Sprintf("'window %d', 'ann', 6, '1 hour', kind => 'fixed window', start => '2026-07-01 12:00Z', shards => %[1]d, max_reserved => 6", shards)
+			w.reserveByHand(window+", count => 2", 0, 4)
+			w.reserveByHand(window+", count => 5", time.Hour, -5)
+			w.denyByHand("ratelimit_reserve("+window+", count => 6)", "2026-07-01 13:00:00")
+			month := fmt.Sprintf("'month %d', 'ann', 6, '1 month', kind => 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d, max_reserved => 6", shards)
+			next := utc("2026-07-30 22:00:00").Sub(noon) // midnight of the 31st in Berlin
+			w.reserveByHand(month+", count => 4", 0, 2)
+			w.reserveByHand(month+", count => 3", next, -3)
+			w.denyByHand("ratelimit_reserve("+month+", count => 6)", "2026-07-30 22:00:00")
+			w.denyByHand(fmt.Sprintf("ratelimit_take('month %d', 'ann', 100, 6, '1 month', 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d)", shards),
+				"2026-07-30 22:00:00")
+			if got := w.balance(ratelimit.FixedWindow(fmt.Sprint("window ", shards), 6, time.Hour, ratelimit.Start(noon), ratelimit.Shards(shards)).Key("ann")); !near(got, -5) {
+				w.Fatalf("the library says that %v are left, want -5", got)
+			}
+		}
+	})
+}
+
+// A calendar window gets the refill of every window, although the row was not used for many, and although nobody says how much may be owed.
+func TestByHandADebtOfManyCalendarWindowsIsRefilled(t *testing.T) {
+	behaviour(t, func(w world) {
+		const daily = "'daily', 'ann', 1, '1 day', kind => 'calendar window'"
+		w.reserveByHand(daily+", count => 50", 48*24*time.Hour+12*time.Hour, -49)
+		w.clock.Advance(40 * 24 * time.Hour)
+		w.denyByHand("ratelimit_or_raise("+daily+")", "2026-08-20 00:00:00")
+		w.reserveByHand(daily, 9*24*time.Hour+12*time.Hour, -10)
+		w.clock.Advance(12 * 24 * time.Hour)
+		w.takeByHand("'daily', 'ann', 5, 1, '1 day', kind => 'calendar window'", 1, 0)
+	})
+}
+
+func TestByHandTake(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, kind := range []string{"'token bucket'", "'fixed window', start => '2026-07-01 12:00Z'", "'calendar window'"} {
+			for _, shards := range []int{1, 3} {
+				period := "1 hour"
+				if kind == "'calendar window'" {
+					period = "1 day"
+				}
+				numbers := fmt.Sprintf("12, '%s', %s, shards => %d", period, kind, shards)
+				key := fmt.Sprintf("'%s%d', 'ann'", kind[1:6], shards)
+				w.takeByHand(key+", 5, "+numbers, 5, 7)
+				w.must(fmt.Sprintf("SELECT ratelimit_or_raise(%s, 12, '%s', 0.5, %s, shards => %d, now => '%s')", key, period, kind, shards, w.clock.now.Format(time.RFC3339)))
+				w.takeByHand(key+", 1000000000000000, "+numbers, 6, 0.5) // the whole ones
+				retry := map[string]string{"'token bucket'": "2026-07-01 12:02:30", "'calendar window'": "2026-07-02 00:00:00"}[kind]
+				if retry == "" {
+					retry = "2026-07-01 13:00:00"
+				}
+				w.denyByHand("ratelimit_take("+key+", 5, "+numbers+")", retry)
+			}
+		}
+		w.takeByHand("'site', global => true, most => 30, rate => 10, period => '1 minute', capacity => 20", 20, 0)
+		w.holds(ratelimit.TokenBucket("site", 10, time.Minute).Global(), 0)
+		w.takeByHand("'third', 'ann', 10, 10, '1 minute', shards => 3", 10, 0) // thirds of 10 are not exact
+	})
+}
+
+// The arguments that only these functions have. TestByHandRefusesWhatIsWrong has the others.
+func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
+	behaviour(t, func(w world) {
+		for call, text := range map[string]string{
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => -1)`:                               `max_reserved -1 is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 1e-16)`:                            `max_reserved 1e-16 is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'NaN')`:                            `max_reserved NaN is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'Infinity')`:                       `max_reserved Infinity is neither`,
+			`ratelimit_reserve('l', 'ann', 0, '1 minute', max_reserved => 1)`:                                 `capacity and max_reserved are NULL or 0 if the rate is 0`,
+			`ratelimit_reserve('l', 'ann', max_reserved => 1)`:                                                `rate NULL is not between`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', 12.1, max_reserved => 2)`:                          `12.1 tokens can never be granted, since at most 12 can be had`,
+			`ratelimit_reserve('l', 'ann', 10, '1 day', 1011, 'calendar window')`:                             `1011 tokens can never be granted, since at most 1010 can be had`,
+			`ratelimit_take('l', 'ann')`:                                                                      `no program has published it`,
+			`ratelimit_take('l', 'ann', NULL, 10, '1 minute')`:                                                `most NULL is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', rate => 10, period => '1 minute')`:                                    `most NULL is not between`,
+			`ratelimit_take('l', 'ann', 0, 10, '1 minute')`:                                                   `most 0 is not between`,
+			`ratelimit_take('l', 'ann', -1, 10, '1 minute')`:                                                  `most -1 is not between`,
+			`ratelimit_take('l', 'ann', 1000000000000001, 10, '1 minute')`:                                    `is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', -9223372036854775808, 10, '1 minute')`:                                `is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', 0, 0, '1 minute')`:                                                    `most 0 is not between`,
+			`ratelimit_take('l', 'ann', 1, 0.5, '1 minute')`:                                                  `1 tokens can never be granted, since at most 0.5`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 minute', capacity => 0)`:                                    `1 tokens can never be granted, since at most 0`,
+			`ratelimit_take('l', '', 1, 10, '1 minute')`:                                                      `the key is NULL or empty; global => true`,
+			`ratelimit_take('l', NULL, 1, 10, '1 minute')`:                                                    `the key is NULL or empty; global => true`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 minute', global => true)`:                                   `a global limit has no key`,
+			`ratelimit_take('', 'ann', 1, 10, '1 minute')`:                                                    `the name is empty`,
+			`ratelimit_take('l', 'ann', 1, 'NaN', '1 minute')`:                                                `rate NaN is not between`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 month')`:                                                    `without months and years`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 minute', 'leaky bucket')`:                                   `kind 'leaky bucket' is not`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 minute', shards => 101)`:                                    `101 shards are not between`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 minute', now => 'infinity')`:                                `now, infinity, is not between`,
+			`ratelimit_take('l', 'ann', 1, 10, '1 day', 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `time zone`,
+		} {
+			tx := w.begin()
+			_, err := tx.Exec(w.Context(), "SELECT FROM "+call)
+			if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+				w.Errorf("%s: %v, want %q", call, err, text)
+			}
+			w.do(tx.Rollback(w.Context()))
+		}
+		if rows := w.rows(); rows != "" {
+			w.Errorf("something was written:\n%s", rows)
+		}
+		for _, call := range []string{
+			`ratelimit_reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit_take('o''limit', 'b''; DROP TABLE rate_limits; --', 5, 10, '1 minute')`,
+			`ratelimit_reserve('l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`ratelimit_reserve('l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`ratelimit_reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit_take('l', 'gus', 1000000000000000, 1e15, '1 microsecond')`,
+		} {
+			w.must("SELECT FROM " + call)
+		}
+	})
+}
+
+// A rollback gives back what was reserved or taken.
+func TestByHandARollbackGivesBack(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			limit := ratelimit.TokenBucket(fmt.Sprint("l", shards), 9, time.Hour, ratelimit.Shards(shards))
+			for _, before := range []bool{false, true} { // without rows, and with
+				if before {
+					w.grant(limit.Key("ann").Count(3))
+				}
+				tx := w.begin()
+				inside := world{w.T, tx, w.limiter, w.clock}
+				for _, call := range []string{"ratelimit_reserve('l%[1]d', 'ann', count => 2", "ratelimit_take('l%[1]d', 'ann', 3", "ratelimit_reserve('l%[1]d', 'ann', count => 12"} {
+					inside.must(fmt.Sprintf("SELECT FROM "+call+", rate => 9, period => '1 hour', shards => %[1]d, now => '%[2]s')", shards, w.clock.now.Format(time.RFC3339)))
+				}
+				inside.holds(limit.Key("ann"), map[bool]float64{false: -8, true: -11}[before])
+				w.do(tx.Rollback(w.Context()))
+				w.holds(limit.Key("ann"), map[bool]float64{false: 9, true: 6}[before])
+			}
+		}
+	})
+}
+
+// Without numbers, the two functions use those that are published, under the override in force.
+func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	mustExec(t, pool, `
+		SELECT ratelimit_override('bucket', 'raised', rate => 100, capacity => 100), ratelimit_override('bucket', 'deeper', max_reserved => 50),
+		       ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free')`)
+	limiter, clock := newLimiter()
+	w := world{t, pool, limiter, clock}
+	w.reserveByHand("'bucket', 'ann', count => 25", 30*time.Second, -5) // the limit's own max_reserved
+	w.denyByHand("ratelimit_reserve('bucket', 'ann')", "2026-07-01 12:00:06")
+	w.reserveByHand("'bucket', 'deeper', count => 70", 5*time.Minute, -50)
+	w.reserveByHand("'bucket', 'raised', count => 105", 3*time.Second, -5)
+	w.denyByHand("ratelimit_reserve('bucket', 'raised')", "2026-07-01 12:00:00")
+	w.denyByHand("ratelimit_reserve('bucket', 'blocked')", "9000-01-01 00:00:00")
+	w.denyByHand("ratelimit_reserve('bucket', 'for good')", "")
+	w.denyByHand("ratelimit_reserve('none', 'ann')", "")
+	w.reserveByHand("'bucket', 'for good', count => 0", 0, 0)
+	w.takeByHand("'bucket', 'bob', 30", 20, 0)
+	w.takeByHand("'sharded', 'bob', 30", 12, 0)
+	w.takeByHand("'bucket', 'free', 1000000000000000", 1e15, math.Inf(1))
+	w.takeByHand("'open', 'ann', 7", 7, math.Inf(1))
+	w.reserveByHand("'open', 'ann', count => 1e15", 0, math.Inf(1))
+	w.denyByHand("ratelimit_take('bucket', 'blocked', 5)", "9000-01-01 00:00:00")
+	w.denyByHand("ratelimit_take('bucket', 'for good', 5)", "")
+	w.denyByHand("ratelimit_take('none', 'ann', 5)", "")
+	w.takeByHand("'bucket', 'blocked', 30, 10, '1 minute'", 10, 0) // with numbers, nobody looks for a block
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_take('bucket', 'blocked', 0)"); sqlState(err) != "22023" {
+		t.Errorf("a most of 0 of a blocked key: %v", err)
+	}
+}
+
+// TestAReservationInSQLIsNoPermission: no call that could be taken for a grant owes tokens, and no denial can be overlooked.
+func TestAReservationInSQLIsNoPermission(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, function := range []string{"ratelimit", "ratelimit_or_raise"} {
+			for _, argument := range []string{"reserve => true", "max_reserved => 5", "up_to => true"} {
+				tx := w.begin()
+				_, err := tx.Exec(w.Context(), "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
+				if sqlState(err) != "42883" {
+					w.Errorf("%s with %s: %v, want 42883", function, argument, err)
+				}
+				w.do(tx.Rollback(w.Context()))
+			}
+		}
+		// No grant owes tokens, whatever the numbers, and none has a time to retry.
+		granted := 0
+		for _, kind := range []string{"token bucket", "fixed window", "calendar window"} {
+			for _, shards := range []int{1, 3} {
+				for range 5 {
+					var ok bool
+					var left float64
+					var retryAt *time.Time
+					w.do(w.db.QueryRow(w.Context(), "SELECT ok, remaining, retry_at FROM ratelimit($1, 'ann', 4, $2::interval, count => 1.5, kind => $1, shards => $3)",
+						kind, map[bool]string{true: "1 day", false: "1000 hours"}[kind == "calendar window"], shards).Scan(&ok, &left, &retryAt))
+					if ok != (retryAt == nil) || left < 0 {
+						w.Fatalf("%s: ok %v, %v left, retry at %v", kind, ok, left, retryAt)
+					}
+					if ok {
+						granted++
+					}
+				}
+			}
+		}
+		if granted != 3*2 { // the rows of another number of shards are the same rows
+			w.Errorf("%d grants of 1.5 of 4, want 2 for each kind", granted)
+		}
+		// A denied reservation or take raises, also where nobody looks at the result.
+		w.must(`CREATE TABLE messages (sender text)`)
+		for function, perform := range map[string]string{
+			"reserves": "PERFORM ratelimit_reserve('sends', NEW.sender, rate => 2, period => '1000 hours', max_reserved => 1)",
+			"takes":    "PERFORM ratelimit_take('takes', NEW.sender, 1, rate => 3, period => '1000 hours')",
+		} {
+			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %[2]s; RETURN NEW; END $$`, function, perform))
+			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s()`, function))
+			w.must(`INSERT INTO messages SELECT 'ann' FROM generate_series(1, 3)`)
+			tx := w.begin()
+			_, err := tx.Exec(w.Context(), `INSERT INTO messages VALUES ('ann')`)
+			if sqlState(err) != "PT429" {
+				w.Errorf("a trigger that %s lets a denied row pass: %v", function, err)
+			}
+			w.do(tx.Rollback(w.Context()))
+			w.must(fmt.Sprintf(`DROP FUNCTION %s CASCADE`, function))
+		}
+		w.must(`DROP TABLE messages`)
+	})
+}
+
+// Many connections reserve and take of the same keys, at every level. Together they get no more than there is, and no debt is exceeded.
+func TestByHandReserveAndTakeUnderContention(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 8)
+				var limiter ratelimit.Limiter
+				var taken, reserved [8]int
+				done := make(chan error, 8)
+				for g := range 8 {
+					go func() {
+						done <- func() error {
+							for {
+								var n int
+								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+									numbers := fmt.Sprintf("rate => 60, period => '1000 hours', shards => %d", shards)
+									if g%2 == 0 {
+										return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take('take', 'ann', 2, "+numbers+")").Scan(&n)
+									}
+									_, err := tx.Exec(ctx, "SELECT ratelimit_reserve('reserve', 'ann', max_reserved => 20, "+numbers+")")
+									return err
+								}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+								switch {
+								case sqlState(err) == "PT429":
+									return nil
+								case err != nil:
+									return err
+								case g%2 == 0:
+									taken[g] += n
+								default:
+									reserved[g]++
+								}
+							}
+						}()
+					}()
+				}
+				for range 8 {
+					if err := <-done; err != nil {
+						t.Fatal(err)
+					}
+				}
+				sum := func(of [8]int) (n int) {
+					for _, one := range of {
+						n += one
+					}
+					return n
+				}
+				if n := sum(reserved); n != 80 {
+					t.Errorf("%d reserved, want 60 and 20 that are owed", n)
+				}
+				if n := sum(taken); n != 60 {
+					t.Errorf("%d taken, want 60", n)
+				}
+			})
+		}
+	}
+}
+
+// The statements of docs/sql.md that schedule and fetch work.
+func TestTheDocumentedJobsInSQL(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	mustExec(t, pool, `
+		CREATE TABLE emails (address text, run_at timestamptz);
+		CREATE TABLE outbox (id int GENERATED ALWAYS AS IDENTITY, address text);
+		INSERT INTO outbox (address) SELECT 'user-' || n FROM generate_series(1, 12) AS n`)
+	reserve := docSQL(t, "docs/sql.md", "ratelimit_reserve('emails'")
+	for n := range 111 {
+		_, err := pool.Exec(t.Context(), reserve)
+		if n < 110 && err != nil || n == 110 && sqlState(err) != "PT429" {
+			t.Fatalf("email %d: %v", n+1, err)
+		}
+	}
+	if got := scan[string](t, pool, "SELECT concat(count(*) FILTER (WHERE run_at <= now()), ' ', count(*) FILTER (WHERE run_at > now() + interval '9 minutes')) FROM emails"); got != "10 10" {
+		t.Errorf("emails that run now, and in the last minute: %s", got)
+	}
+	mustExec(t, pool, "DELETE FROM rate_limits; SELECT ratelimit('emails', 'team-a', 10, '1 minute', 3)")
+	fetch := docSQL(t, "docs/sql.md", "ratelimit_take('emails'")
+	fetched := func() (addresses []string, err error) {
+		rows, err := pool.Query(t.Context(), fetch)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if addresses, err := fetched(); err != nil || len(addresses) != 7 || scan[string](t, pool, "SELECT string_agg(address, ' ' ORDER BY id) FROM outbox") != "user-8 user-9 user-10 user-11 user-12" {
+		t.Fatalf("with 7 tokens: %q, %v", addresses, err)
+	}
+	if addresses, err := fetched(); sqlState(err) != "PT429" {
+		t.Fatalf("without tokens: %q, %v", addresses, err)
+	}
+	mustExec(t, pool, "DELETE FROM rate_limits")
+	if addresses, err := fetched(); err != nil || len(addresses) != 5 {
+		t.Fatalf("more tokens than jobs: %q, %v", addresses, err)
+	}
+	if addresses, err := fetched(); err != nil || len(addresses) != 0 {
+		t.Fatalf("without jobs: %q, %v", addresses, err)
+	}
+	if left := scan[float64](t, pool, "SELECT value FROM rate_limits"); left < 5 || left > 6 {
+		t.Errorf("%v tokens left of 10 after 5 jobs", left)
+	}
+}

@@ -1,0 +1,667 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+)
+
+// move moves, and wants the limit and key that it moves from as they were.
+func (w world) move(from, to ratelimit.Request) {
+	w.Helper()
+	before := w.balance(from)
+	w.do(w.limiter.Move(w.Context(), w.db, from, to))
+	w.holds(from, before)
+}
+
+const month = 720 * time.Hour
+
+// plans are two plans of one kind, each with a name of its own: 100 and 1,000 tokens.
+func plans(kind string, small, large int) (a, b ratelimit.Limit) {
+	one, two := []ratelimit.Option{ratelimit.Shards(small)}, []ratelimit.Option{ratelimit.Shards(large)}
+	as, bs := fmt.Sprintf("%s.small %d to %d", kind, small, large), fmt.Sprintf("%s.large %d to %d", kind, small, large)
+	switch kind {
+	case "bucket":
+		return ratelimit.TokenBucket(as, 100, month, one...), ratelimit.TokenBucket(bs, 1000, 2*month, two...)
+	case "calendar":
+		zone := []ratelimit.Option{ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31")}
+		return ratelimit.CalendarWindow(as, 100, ratelimit.Month, append(zone, one...)...), ratelimit.CalendarWindow(bs, 1000, ratelimit.Month, append(zone, two...)...)
+	case "started":
+		one, two = append(one, ratelimit.Start(noon.Add(time.Hour))), append(two, ratelimit.Start(noon.Add(time.Hour-month)))
+	}
+	return ratelimit.FixedWindow(as, 100, month, one...), ratelimit.FixedWindow(bs, 1000, month, two...)
+}
+
+func TestMove(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, kind := range []string{"bucket", "hashed", "started", "calendar"} {
+			for n := range 4 {
+				if kind == "started" && n != 0 || kind == "calendar" && n != 3 {
+					continue // the shards have been tested
+				}
+				small, large := plans(kind, 1+2*(n&1), 1+n&2)
+				for n := range 4 { // with and without rows
+					key := fmt.Sprint("key ", n)
+					a, b := small.Key(key), large.Key(key)
+					usedA, usedB := 20*float64(n&1), 15*float64(n&2)
+					if usedA > 0 {
+						w.grant(a.Count(usedA))
+					}
+					if usedB > 0 {
+						w.grant(b.Count(usedB))
+					}
+					w.move(a, b)
+					w.holds(b, 1000-max(usedA, usedB))
+					w.move(a, b) // again
+					w.holds(b, 1000-max(usedA, usedB))
+					w.grant(b.Count(40))
+					w.move(b, a)
+					w.holds(a, 100-max(usedA, usedB)-40)
+					w.grant(b.Count(500))
+					w.move(b, a)
+					w.holds(a, 0)
+					w.deny(a)
+				}
+			}
+		}
+
+		// The next windows are full.
+		w.clock.Advance(32 * 24 * time.Hour)
+		for _, kind := range []string{"hashed", "started", "calendar"} {
+			small, large := plans(kind, 3, 3)
+			if kind == "started" {
+				small, large = plans(kind, 1, 1)
+			}
+			w.holds(small.Key("key 3"), 100)
+			w.holds(large.Key("key 3"), 1000)
+			w.move(large.Key("key 3"), small.Key("key 3"))
+			w.holds(small.Key("key 3"), 100)
+		}
+
+		// Buckets refill by their own rates, before and after.
+		a, b := ratelimit.TokenBucket("slow", 10, time.Hour).Key("ann"), ratelimit.TokenBucket("fast", 100, time.Minute, ratelimit.Capacity(200)).Key("ann")
+		w.grant(a.Count(10))
+		w.grant(b.Count(200))
+		w.clock.Advance(time.Minute + 30*time.Second)
+		w.move(a, b)
+		w.holds(b, 150)
+		w.clock.Advance(4*time.Minute + 30*time.Second) // from has one token again
+		w.holds(b, 200)
+		w.move(a, b)
+		w.holds(b, 191)
+	})
+}
+
+func TestMoveOfDebts(t *testing.T) {
+	behaviour(t, func(w world) {
+		small, large := plans("hashed", 1, 3)
+		owing := ratelimit.FixedWindow("owing", 50, month, ratelimit.MaxReserved(30), ratelimit.Shards(2))
+		strict := ratelimit.FixedWindow("strict", 50, month, ratelimit.MaxReserved(0))
+		w.charge(small.Key("ann").Count(130))
+		w.holds(small.Key("ann"), -30)
+		w.move(small.Key("ann"), large.Key("ann"))
+		w.holds(large.Key("ann"), 870)
+		for _, row := range []struct {
+			used, owing, others float64
+		}{{40, 10, 10}, {60, -10, 0}, {80, -30, 0}, {81, -30, 0}, {2000, -30, 0}} {
+			key := fmt.Sprint(row)
+			w.charge(large.Key(key).Count(row.used))
+			w.move(large.Key(key), owing.Key(key))
+			w.holds(owing.Key(key), row.owing)
+			w.move(large.Key(key), strict.Key(key))
+			w.holds(strict.Key(key), row.others)
+			w.move(large.Key(key), small.Key(key))
+			w.holds(small.Key(key), max(100-row.used, 0))
+		}
+		tiny := ratelimit.FixedWindow("tiny", 0.5, month) // less than one token
+		w.grant(tiny.Key("ann").Count(0.25))
+		w.move(tiny.Key("ann"), large.Key("ann"))
+		w.holds(large.Key("ann"), 870)
+		w.move(large.Key("ann"), tiny.Key("ann"))
+		w.holds(tiny.Key("ann"), 0)
+		// A debt of the limit to move to stays, also one that is above its bound.
+		w.charge(owing.Key("bob").Count(100))
+		w.move(small.Key("bob"), owing.Key("bob"))
+		w.holds(owing.Key("bob"), -50)
+		w.charge(small.Key("bob").Count(300))
+		w.move(small.Key("bob"), owing.Key("bob"))
+		w.holds(owing.Key("bob"), -50)
+
+		// Tokens of waiting work are used, and so are those that it forfeits: the work of the second window is on the old plan.
+		w.reserve(small.Key("cid").Count(80))
+		w.reserve(small.Key("cid").Count(50))
+		w.holds(small.Key("cid"), -50)
+		w.move(small.Key("cid"), large.Key("cid"))
+		w.holds(large.Key("cid"), 850)
+		// A receipt stays with its limit.
+		granted := w.grant(small.Key("dan").Count(60))
+		w.move(small.Key("dan"), large.Key("dan"))
+		_, err := w.limiter.Refund(w.Context(), w.db, granted.Receipt(), small.Key("dan").Count(60))
+		w.do(err)
+		w.holds(small.Key("dan"), 100)
+		w.holds(large.Key("dan"), 940)
+		if _, err := w.limiter.Refund(w.Context(), w.db, granted.Receipt(), large.Key("dan").Count(60)); !errors.Is(err, ratelimit.ErrInvalid) {
+			w.Fatalf("a refund to the new plan: %v", err)
+		}
+	})
+}
+
+// TestMoveThereAndBackMintsNothing: a hundred moves, with consumption in between, grant what the larger plan has.
+func TestMoveThereAndBackMintsNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, kind := range []string{"bucket", "calendar"} {
+			small, large := plans(kind, 2, 1)
+			a, b := small.Key("ann"), large.Key("ann")
+			granted := 0.0
+			for range 100 {
+				for _, r := range []ratelimit.Request{a, b} {
+					if _, err := w.limiter.Consume(w.Context(), w.db, r.Count(11)); err == nil {
+						granted += 11
+					} else if !denied(err) {
+						w.Fatal(err)
+					}
+					other := a
+					if r == a {
+						other = b
+					}
+					w.do(w.limiter.Move(w.Context(), w.db, r, other))
+				}
+			}
+			if granted > 1000 || granted < 980 {
+				w.Fatalf("%s: %v granted in 100 moves there and back, want 1,000 at most, and all that fit", kind, granted)
+			}
+		}
+	})
+}
+
+// TestMoveOfPlansWithoutRows: unlimited limits and those with a rate of 0 use nothing and hold nothing.
+func TestMoveOfPlansWithoutRows(t *testing.T) {
+	behaviour(t, func(w world) {
+		none, all := ratelimit.FixedWindow("api.none", 0, month), ratelimit.Unlimited("api.all")
+		small, _ := plans("hashed", 2, 1)
+		bucket := ratelimit.TokenBucket("api.bucket", 10, time.Hour)
+		w.grant(small.Key("ann").Count(30))
+		w.grant(bucket.Key("ann").Count(3))
+		before := w.rows()
+		for _, pair := range [][2]ratelimit.Limit{{none, small}, {small, none}, {all, small}, {small, all}, {all, none}, {none, all}, {all, bucket}, {bucket, all}} {
+			w.do(w.limiter.Move(w.Context(), w.db, pair[0].Key("ann"), pair[1].Key("ann")))
+			w.do(w.limiter.Move(w.Context(), w.db, pair[0].Key("bob"), pair[1].Key("bob")))
+		}
+		if after := w.rows(); after != before {
+			w.Fatalf("the table was\n%s\nand is\n%s", before, after)
+		}
+	})
+}
+
+func TestMoveRefusesWhatDoesNotRefillTogether(t *testing.T) {
+	behaviour(t, func(w world) {
+		hour := ratelimit.FixedWindow("hour", 10, time.Hour)
+		started := ratelimit.FixedWindow("started", 10, time.Hour, ratelimit.Start(noon))
+		day := ratelimit.CalendarWindow("day", 10, ratelimit.Day)
+		bucket := ratelimit.TokenBucket("bucket", 10, time.Hour)
+		ann := hour.Key("ann")
+		w.grant(ann, started.Key("ann"), day.Key("ann"), bucket.Key("ann"))
+		before := w.rows()
+		for name, pair := range map[string][2]ratelimit.Request{
+			"itself":                        {ann, ann},
+			"itself without a key":          {bucket.Global(), bucket.Global()},
+			"a bucket itself":               {bucket.Key("ann"), bucket.Key("ann")},
+			"a window and a bucket":         {ann, bucket.Key("ann")},
+			"a bucket and a window":         {bucket.Key("ann"), ann},
+			"a bucket and a calendar":       {bucket.Key("ann"), day.Key("ann")},
+			"a window and a calendar":       {ann, day.Key("ann")},
+			"another period":                {ann, ratelimit.FixedWindow("two hours", 10, 2*time.Hour).Key("ann")},
+			"another period, on one grid":   {started.Key("ann"), ratelimit.FixedWindow("two started", 10, 2*time.Hour, ratelimit.Start(noon)).Key("ann")},
+			"another start":                 {started.Key("ann"), ratelimit.FixedWindow("later", 10, time.Hour, ratelimit.Start(noon.Add(time.Minute))).Key("ann")},
+			"a start and none":              {started.Key("ann"), ann},
+			"another key's windows":         {ann, hour.Key("bob")},
+			"no key's windows":              {hour.Global(), ratelimit.FixedWindow("other", 10, time.Hour).Global()},
+			"another unit":                  {day.Key("ann"), ratelimit.CalendarWindow("week", 10, ratelimit.Week).Key("ann")},
+			"another zone":                  {day.Key("ann"), ratelimit.CalendarWindow("berlin", 10, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")},
+			"another anchor":                {day.Key("ann"), ratelimit.CalendarWindow("anchored", 10, ratelimit.Day, ratelimit.Anchor("2026-01-02")).Key("ann")},
+			"a rate of 0 of another kind":   {ratelimit.TokenBucket("none", 0, time.Hour).Key("ann"), ann},
+			"a count":                       {ann.Count(2), ratelimit.FixedWindow("other", 10, time.Hour).Key("ann")},
+			"a count of 0":                  {ann, ratelimit.FixedWindow("other", 10, time.Hour).Key("ann").Count(0)},
+			"a count of an unlimited limit": {ratelimit.Unlimited("all").Key("ann"), ann.Count(3)},
+			"a mistake":                     {ann, ratelimit.TokenBucket("wrong", -1, time.Hour).Key("ann")},
+			"an empty key":                  {ann, ratelimit.FixedWindow("other", 10, time.Hour).Key("")},
+			"nothing":                       {ann, ratelimit.Request{}},
+			"from nothing":                  {ratelimit.Request{}, ann},
+		} {
+			if err := w.limiter.Move(w.Context(), w.db, pair[0], pair[1]); !errors.Is(err, ratelimit.ErrInvalid) {
+				w.Errorf("%s: %v, want ErrInvalid", name, err)
+			}
+		}
+		if after := w.rows(); after != before {
+			w.Fatalf("the table was\n%s\nand is\n%s", before, after)
+		}
+		w.move(ann, ratelimit.FixedWindow("other", 100, time.Hour).Key("ann")) // the transaction is usable
+		w.move(bucket.Key("ann"), bucket.Key("bob"))                           // another key of one bucket
+		w.holds(bucket.Key("bob"), 9)
+		w.move(started.Key("ann"), started.Global()) // one grid for all keys
+		w.holds(started.Global(), 9)
+		w.move(day.Key("ann"), day.Key("bob"))
+		w.holds(day.Key("bob"), 9)
+	})
+}
+
+// TestMoveUnderOverrides: numbers count, and blocks and lifted limits do not.
+func TestMoveUnderOverrides(t *testing.T) {
+	behaviour(t, func(w world) {
+		pool := newPool(w, 2)
+		small, large := plans("hashed", 1, 1)
+		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		override := func(sql string) {
+			w.Helper()
+			scan[int64](w, pool, "SELECT "+sql)
+			w.do(w.limiter.Overrides.Load(w.Context()))
+		}
+		moved := func(key string, want float64) {
+			w.Helper()
+			w.do(w.limiter.Move(w.Context(), w.db, small.Key(key), large.Key(key)))
+			bare := ratelimit.Limiter{Clock: w.clock.Now}
+			result, err := bare.Check(w.Context(), w.db, large.Key(key).Count(0))
+			w.do(err)
+			if result.Remaining != want {
+				w.Fatalf("%s: %v left after a move, want %v", key, result.Remaining, want)
+			}
+		}
+		override("ratelimit_override('hashed.small 1 to 1', 'raised', rate => 300)")
+		w.grant(small.Key("raised").Count(250))
+		moved("raised", 750)
+
+		override("ratelimit_override('hashed.small 1 to 1', 'lowered', rate => 40)")
+		w.grant(small.Key("lowered").Count(40))
+		moved("lowered", 960)
+
+		override("ratelimit_override('hashed.large 1 to 1', 'lowered to', rate => 200)")
+		w.grant(small.Key("lowered to").Count(90))
+		moved("lowered to", 110)
+
+		w.grant(small.Key("blocked").Count(90))
+		override("ratelimit_block('hashed.small 1 to 1', 'blocked')")
+		moved("blocked", 910)
+
+		override("ratelimit_block('hashed.large 1 to 1', 'blocked to')")
+		w.grant(small.Key("blocked to").Count(90))
+		moved("blocked to", 910)
+
+		w.grant(small.Key("lifted").Count(90))
+		override("ratelimit_unlimited('hashed.small 1 to 1', 'lifted')")
+		moved("lifted", 910)
+
+		override("ratelimit_unlimited('hashed.large 1 to 1', 'lifted to')")
+		w.grant(small.Key("lifted to").Count(90))
+		moved("lifted to", 910)
+	})
+}
+
+// TestMoveOnOtherHandles: a Coalescer, the database in memory, the Observer, and a pool inside its transaction.
+func TestMoveOnOtherHandles(t *testing.T) {
+	t.Parallel()
+	small, large := plans("calendar", 1, 2)
+	a, b := small.Key("ann"), large.Key("ann")
+	pool := newPool(t, 4)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	memory := ratelimittest.New(t)
+	var seen []ratelimit.Decision
+	limiter := ratelimit.Limiter{Clock: memory.Now, Observer: func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }}
+	for name, db := range map[string]ratelimit.DB{"coalescer": coalescer, "in memory": memory} {
+		seen = nil
+		w := world{t, nil, &limiter, nil}
+		if _, err := w.limiter.Consume(t.Context(), db, a.Count(80)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		w.do(w.limiter.Move(t.Context(), db, a, b))
+		if result, err := w.limiter.Check(t.Context(), db, b.Count(0)); err != nil || result.Remaining != 920 {
+			t.Fatalf("%s: %+v, %v", name, result, err)
+		}
+		if err := w.limiter.Move(t.Context(), db, a, a); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(seen) != 4 || seen[1].Verb != ratelimit.VerbMove || seen[1].Err != nil || !seen[1].Result.OK || len(seen[1].Result.Requests) != 2 ||
+			seen[1].Result.Requests[1].Limit.Name() != large.Name() || seen[3].Verb != ratelimit.VerbMove || !errors.Is(seen[3].Err, ratelimit.ErrInvalid) {
+			t.Fatalf("%s: observed %+v", name, seen)
+		}
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := limiter.Move(canceled, pool, a, b); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Fatalf("canceled: %v", err)
+	}
+	if err := limiter.Move(t.Context(), nil, a, b); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Fatalf("no database: %v", err)
+	}
+}
+
+// TestAMoveMissesNoUse: what another transaction has used before the move, and the move's snapshot lacks, is a conflict above READ
+// COMMITTED, also the first use. In READ COMMITTED, it counts.
+func TestAMoveMissesNoUse(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		for _, kind := range []string{"a row", "a first use"} {
+			for _, when := range []string{"before", "during"} {
+				for _, side := range []string{"from", "to"} {
+					for _, shards := range []int{1, 3} {
+						t.Run(fmt.Sprintf("%s, %s of %s %s the move, %d shards", level, kind, side, when, shards), func(t *testing.T) {
+							t.Parallel()
+							small, large := plans("hashed", shards, shards)
+							from, to := small.Key("ann"), large.Key("ann")
+							used := from
+							if side == "to" {
+								used = to
+							}
+							var limiter ratelimit.Limiter
+							pool := newPool(t, 3)
+							attempts := 0
+							// move moves. Nobody else can lock a row afterwards, also one that another transaction has inserted.
+							move := func(ctx context.Context, tx pgx.Tx) error {
+								if err := limiter.Move(ctx, tx, from, to); err != nil {
+									return err
+								}
+								if n := scan[int](t, pool, "SELECT count(*) FROM (SELECT FROM rate_limits FOR UPDATE SKIP LOCKED) AS free"); n != 0 {
+									t.Errorf("%d rows are not locked after the move", n)
+								}
+								return nil
+							}
+							err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+								if attempts++; attempts > 1 {
+									return move(ctx, tx)
+								}
+								if kind == "a row" {
+									if _, err := limiter.Consume(t.Context(), pool, from.Count(5), to.Count(5)); err != nil {
+										return err
+									}
+								}
+								if _, err := tx.Exec(ctx, "SELECT FROM rate_limits"); err != nil { // the snapshot
+									return err
+								}
+								other, err := pool.Begin(t.Context())
+								if err != nil {
+									return err
+								}
+								defer func() { _ = other.Rollback(context.WithoutCancel(ctx)) }()
+								if _, err := limiter.Consume(t.Context(), other, used.Count(60)); err != nil {
+									return err
+								}
+								committed := make(chan error, 1)
+								if when == "before" {
+									committed <- other.Commit(t.Context())
+								} else {
+									go func() {
+										defer func() { committed <- other.Commit(t.Context()) }() // also if nobody waits, which fails
+										waitingFor(t, pool, other)
+									}()
+								}
+								err = move(ctx, tx)
+								if level != pgx.ReadCommitted && sqlState(err) != "40001" {
+									t.Errorf("the move: %v, want a conflict", err)
+								}
+								return errors.Join(err, <-committed)
+							}, ratelimit.Isolation(level))
+							if err != nil {
+								t.Fatal(err)
+							}
+							if want := map[bool]int{true: 1, false: 2}[level == pgx.ReadCommitted]; attempts != want {
+								t.Errorf("%d attempts, want %d", attempts, want)
+							}
+							want := 940.0
+							if kind == "a row" {
+								want -= 5
+							}
+							if result, err := limiter.Check(t.Context(), pool, to.Count(0)); err != nil || !near(result.Remaining, want) {
+								t.Errorf("%v left, want %v (%v)", result.Remaining, want, err)
+							}
+						})
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestAMoveReadsTheClockAfterWaiting: the balance is that of an instant after the wait. Otherwise the time of the wait would refill
+// it again.
+func TestAMoveReadsTheClockAfterWaiting(t *testing.T) {
+	t.Parallel()
+	small, large := ratelimit.TokenBucket("a", 10, time.Hour).Key("ann"), ratelimit.TokenBucket("b", 100, time.Hour).Key("ann")
+	var limiter ratelimit.Limiter
+	pool := newPool(t, 3)
+	if _, err := limiter.Consume(t.Context(), pool, large); err != nil { // so that the move need not begin again
+		t.Fatal(err)
+	}
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Consume(t.Context(), other, large); err != nil {
+		t.Fatal(err)
+	}
+	moved := make(chan error, 1)
+	go func() { moved <- limiter.Move(t.Context(), pool, small, large) }() // inserts the row of a, and waits for that of b
+	waitingFor(t, pool, other)
+	waited := scan[time.Time](t, other, "SELECT clock_timestamp()")
+	if err := errors.Join(other.Commit(t.Context()), <-moved); err != nil {
+		t.Fatal(err)
+	}
+	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits WHERE name = 'b'"); ts.Before(waited) {
+		t.Errorf("moved as of %v, but at %v the move still waited", ts, waited)
+	}
+}
+
+// TestAMoveWaitsForAFirstUseThatRollsBack: then nothing is used.
+func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			small, large := plans("bucket", 2, 3)
+			limiter, _ := newLimiter()
+			pool := newPool(t, 3)
+			other, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Consume(t.Context(), other, small.Key("ann").Count(60)); err != nil {
+				t.Fatal(err)
+			}
+			rolledBack := make(chan error, 1)
+			go func() {
+				defer func() { rolledBack <- other.Rollback(t.Context()) }()
+				waitingFor(t, pool, other)
+			}()
+			err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				return limiter.Move(ctx, tx, small.Key("ann"), large.Key("ann"))
+			}, ratelimit.Isolation(level))
+			if err := errors.Join(err, <-rolledBack); err != nil {
+				t.Fatal(err)
+			}
+			if result, err := limiter.Check(t.Context(), pool, large.Key("ann").Count(0)); err != nil || result.Remaining != 1000 {
+				t.Errorf("%+v, %v", result, err)
+			}
+		})
+	}
+}
+
+// TestMovesDoNotDeadlock: moves in both directions among calls for both keys, some with rows and some without, with and without
+// shards.
+func TestMovesDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 16)
+	var limits [3]ratelimit.Limit
+	for i, shards := range []int{1, 4, 1} {
+		limits[i] = ratelimit.TokenBucket(fmt.Sprint("plan ", i), 1e6, time.Hour, ratelimit.Shards(shards))
+	}
+	var limiter ratelimit.Limiter
+	seed := newRand(t).Uint64()
+	until := time.Now().Add(sized(4*time.Second, time.Second))
+	var moves atomic.Int64
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(seed, uint64(g)))
+			for time.Now().Before(until) {
+				i := r.IntN(3)
+				a, b := limits[i].Key("ann"), limits[(i+1+r.IntN(2))%3].Key("ann")
+				var err error
+				switch r.IntN(8) {
+				case 0, 1, 2:
+					err = limiter.Move(t.Context(), pool, a, b)
+					moves.Add(1)
+				case 3:
+					err = limiter.Reset(t.Context(), pool, b, a)
+				case 4:
+					_, err = limiter.Charge(t.Context(), pool, a.Count(2e5), b.Count(2e5)) // of all shards
+				default:
+					_, err = limiter.Consume(t.Context(), pool, a, b)
+				}
+				if err != nil && !denied(err) {
+					t.Errorf("%v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if moves.Load() < 50 {
+		t.Errorf("%d moves: this tested too little", moves.Load())
+	}
+}
+
+// TestMoveUnderTraffic upgrades and downgrades a customer again and again, while requests read the plan, and consume by what they have
+// read. Each grant is noted, in its transaction, and so is whether it came from a plan that was not the customer's any more. All others
+// together fit the larger plan, and each plan has, when it becomes the customer's, all that others have left of it.
+func TestMoveUnderTraffic(t *testing.T) {
+	for _, level := range levels {
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+				t.Parallel()
+				moveUnderTraffic(t, level, shards)
+			})
+		}
+	}
+}
+
+func moveUnderTraffic(t *testing.T, level pgx.TxIsoLevel, shards int) {
+	pool := newPool(t, 17)
+	mustExec(t, pool, `CREATE TABLE plans (name text); INSERT INTO plans VALUES ('small');
+		CREATE TABLE grants (plan text, late boolean)`)
+	start := ratelimit.Start(noon) // a period far longer than the test
+	limits := map[string]ratelimit.Request{
+		"small": ratelimit.FixedWindow("api.small", 150, 10_000*time.Hour, start, ratelimit.Shards(shards)).Key("ann"),
+		"large": ratelimit.FixedWindow("api.large", 600, 10_000*time.Hour, start, ratelimit.Shards(4-shards)).Key("ann"),
+	}
+	var limiter ratelimit.Limiter
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				var read string // at any time before the call
+				if err := pool.QueryRow(ctx, "SELECT name FROM plans").Scan(&read); err != nil {
+					break
+				}
+				if (g+n)%3 == 0 {
+					time.Sleep(time.Duration((g+n)%17) * time.Millisecond)
+				}
+				err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := limiter.Consume(ctx, tx, limits[read]); err != nil {
+						return err
+					}
+					// The grant's row is locked, so a move from this plan either has committed, and is seen, or comes later.
+					_, err := tx.Exec(ctx, "INSERT INTO grants SELECT $1, name <> $1 FROM plans", read)
+					return err
+				}, ratelimit.Isolation(pgx.ReadCommitted))
+				if err != nil && !denied(err) && ctx.Err() == nil {
+					t.Errorf("consume: %v", err)
+				}
+				if denied(err) {
+					time.Sleep(time.Millisecond)
+				}
+			}
+		})
+	}
+	from, to := "small", "large"
+	for range 20 {
+		time.Sleep(15 * time.Millisecond)
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "UPDATE plans SET name = $1", to); err != nil {
+				return err
+			}
+			if err := limiter.Move(ctx, tx, limits[from], limits[to]); err != nil {
+				return err
+			}
+			// Both keys are locked, so nobody consumes now. Above READ COMMITTED, nobody has since the snapshot.
+			var all, late int
+			if err := tx.QueryRow(ctx, "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late); err != nil {
+				return err
+			}
+			result, err := limiter.Check(ctx, tx, limits[to].Count(0))
+			if err != nil {
+				return err
+			}
+			capacity := int(result.Requests[0].Limit.Capacity())
+			if left, least, most := result.Remaining, max(capacity-all, 0), max(capacity-(all-late), 0); left < float64(least)-1e-6 || left > float64(most)+1e-6 {
+				t.Errorf("%v of %d left after a move to %s, want %d to %d: %d were granted, %d of them late", left, capacity, to, least, most, all, late)
+			}
+			return nil
+		}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+		if err != nil {
+			t.Fatalf("move: %v", err)
+		}
+		from, to = to, from
+	}
+	time.Sleep(15 * time.Millisecond)
+	stop()
+	wg.Wait()
+	var all, late int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late); err != nil {
+		t.Fatal(err)
+	}
+	if all-late > 600 || all < 150 {
+		t.Errorf("%d granted, %d of them late, want at most 600 that are not", all, late)
+	}
+	t.Logf("%d granted, %d of them late", all, late)
+}
+
+// The engine refuses what it cannot decide.
+func TestMoveRefusesHostileArguments(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	good := []string{"'{a,b}'", "'{k,k}'", "'{1,1}'", "'{1 h,1 h}'", "'{1,1}'", "'{NULL,NULL}'", "'{1,1}'", "0", "NULL"}
+	for name, change := range map[string]struct {
+		at   int
+		text string
+	}{
+		"no names": {0, "'{}'"}, "NULL names": {0, "NULL"}, "one name": {0, "'{a}'"}, "three names": {0, "'{a,b,c}'"}, "the same": {0, "'{a,a}'"},
+		"NaN rate": {2, "'{1,NaN}'"}, "NULL rate": {2, "'{NULL,1}'"}, "negative rate": {2, "'{1,-1}'"},
+		"NaN capacity": {4, "'{NaN,1}'"}, "infinite start": {5, "'{NULL,infinity}'"}, "no shards": {6, "'{0,1}'"}, "NULL shards": {6, "NULL"},
+		"101 shards": {6, "'{1,101}'"}, "a floor above 0": {7, "1"}, "NaN floor": {7, "'NaN'"}, "NULL floor": {7, "NULL"}, "infinite now": {8, "'infinity'"},
+	} {
+		args := append([]string{}, good...)
+		args[change.at] = change.text
+		_, err := pool.Exec(t.Context(), "SELECT _ratelimit_move("+strings.Join(args, ", ")+")")
+		if sqlState(err) != "22023" {
+			t.Errorf("%s: %v, want 22023", name, err)
+		}
+	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("the table has\n%s", rows)
+	}
+	if balance := scan[float64](t, pool, "SELECT _ratelimit_move("+strings.Join(good, ", ")+")"); balance != 1 {
+		t.Errorf("%v", balance)
+	}
+}

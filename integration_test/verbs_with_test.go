@@ -1,0 +1,195 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestKeysWithNumbersOfTheirOwn: each key has its own rate and capacity, and the others have the definition's.
+func TestKeysWithNumbersOfTheirOwn(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Varies(time.Hour)),
+			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(3), ratelimit.Varies(time.Hour)),
+			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon), ratelimit.Varies(time.Hour)),
+			ratelimit.CalendarWindow("day", 10, ratelimit.Day, ratelimit.Varies(10*24*time.Hour)),
+		} {
+			large, small := limit.With(ratelimit.Rate(50)), limit.With(ratelimit.Capacity(40))
+			none := limit.With(ratelimit.Rate(0))
+			w.grant(large.Key("ann").Count(50), small.Key("bob").Count(40), limit.Key("cid").Count(10), none.Key("dan").Count(0))
+			for _, request := range []ratelimit.Request{large.Key("ann"), small.Key("bob"), limit.Key("cid"), none.Key("dan")} {
+				w.deny(request)
+			}
+			w.clock.Advance(24 * time.Hour)
+			w.holds(large.Key("ann"), 50)
+			w.holds(limit.Key("cid"), 10)
+			w.refuse(ratelimit.ErrInvalid, large.Key("ann"), small.Key("ann"))
+			w.refuse(ratelimit.ErrExceedsCapacity, limit.Key("ann").Count(11))
+			w.grant(large.Key("ann").Count(45))
+			w.holds(large.Key("ann"), 5)
+			w.clock.now = noon
+		}
+	})
+}
+
+func TestKeysWithNumbersOfTheirOwnInACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter, _ := newLimiter()
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := ratelimit.TokenBucket("calls", 5, time.Minute, ratelimit.Varies(time.Hour))
+	customers := []struct {
+		ratelimit.Request
+		want    int32
+		granted atomic.Int32
+	}{
+		{Request: limit.Key("ann"), want: 5}, {Request: limit.With(ratelimit.Rate(10)).Key("bob"), want: 10},
+		{Request: limit.With(ratelimit.Rate(20)).Key("cid"), want: 20}, {Request: limit.With(ratelimit.Rate(0)).Key("dan"), want: 0},
+	}
+	var wg sync.WaitGroup
+	for range 30 {
+		for i := range customers {
+			wg.Go(func() {
+				if _, err := limiter.Consume(t.Context(), coalescer, customers[i].Request); err == nil {
+					customers[i].granted.Add(1)
+				} else if !denied(err) {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for i := range customers {
+		if got := customers[i].granted.Load(); got != customers[i].want {
+			t.Errorf("customer %d: %d granted, want %d", i, got, customers[i].want)
+		}
+	}
+}
+
+// customers makes a table with one customer, and returns what consumes by the quota in its row.
+func customers(t *testing.T, pool *pgxpool.Pool, limiter *ratelimit.Limiter, limit ratelimit.Limit) (quotaOf func(ctx context.Context, tx pgx.Tx, lock string) ratelimit.Limit, raise func(quota float64)) {
+	t.Helper()
+	mustExec(t, pool, "DROP TABLE IF EXISTS customers; CREATE TABLE customers (id text PRIMARY KEY, quota float8); INSERT INTO customers VALUES ('ann', 1000)")
+	t.Cleanup(func() { _, _ = pool.Exec(context.WithoutCancel(t.Context()), "DROP TABLE IF EXISTS customers") })
+	quotaOf = func(ctx context.Context, tx pgx.Tx, lock string) ratelimit.Limit {
+		var quota float64
+		if err := tx.QueryRow(ctx, "SELECT quota FROM customers WHERE id = 'ann' "+lock).Scan(&quota); err != nil {
+			t.Error(err)
+		}
+		return limit.With(ratelimit.Rate(quota))
+	}
+	raise = func(quota float64) {
+		t.Helper()
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "UPDATE customers SET quota = $1 WHERE id = 'ann'", quota); err != nil {
+				return err
+			}
+			return limiter.Reset(ctx, tx, limit.Key("ann"))
+		}, ratelimit.Isolation(pgx.ReadCommitted))
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	return quotaOf, raise
+}
+
+// TestAnUpgradedCustomerIsNotCut: 16 goroutines lock the customer's row in the transaction that consumes, while the quota is
+// raised. No call cuts the balance to the old capacity: what is left is the new quota less what was granted of it.
+func TestAnUpgradedCustomerIsNotCut(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 18)
+	limiter, clock := newLimiter()
+	limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon), ratelimit.Varies(time.Hour))
+	quotaOf, raise := customers(t, pool, limiter, limit)
+	var mu sync.Mutex
+	granted := map[float64]int{}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				var quota float64
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					own := quotaOf(ctx, tx, "FOR NO KEY UPDATE")
+					quota = own.Capacity()
+					_, err := limiter.Consume(ctx, tx, own.Key("ann"))
+					return err
+				}, ratelimit.Isolation(pgx.ReadCommitted))
+				if err != nil && !denied(err) {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if err == nil {
+					granted[quota]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	upgrades := 10
+	for i := range upgrades {
+		quota := float64(50_000 + i)
+		raise(quota)
+		eventually(t, "calls by the new quota", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return granted[quota] > 20
+		})
+	}
+	close(done)
+	wg.Wait()
+	last := float64(50_000 + upgrades - 1)
+	w := world{t, pool, limiter, clock}
+	w.holds(limit.With(ratelimit.Rate(last)).Key("ann"), last-float64(granted[last]))
+}
+
+// TestAStragglerCutsAnUpgradedCustomer: a call that read the old quota without a lock consumes after the upgrade, and cuts the
+// balance to the old capacity. With a lock, the upgrade waits for the call.
+func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
+	t.Parallel()
+	for lock, want := range map[string]float64{"": 999, "FOR SHARE": 50_000, "FOR NO KEY UPDATE": 50_000} {
+		t.Run(fmt.Sprintf("%q", lock), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			limiter, clock := newLimiter()
+			w := world{t, pool, limiter, clock}
+			limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon), ratelimit.Varies(time.Hour))
+			quotaOf, raise := customers(t, pool, limiter, limit)
+			tx, err := pool.Begin(t.Context())
+			w.do(err)
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			old := quotaOf(t.Context(), tx, lock)
+			raised := make(chan struct{})
+			go func() {
+				defer close(raised)
+				raise(50_000)
+			}()
+			if lock == "" {
+				<-raised
+			} else {
+				waitingFor(t, pool, tx)
+			}
+			_, err = limiter.Consume(t.Context(), tx, old.Key("ann"))
+			w.do(err)
+			w.do(tx.Commit(t.Context()))
+			<-raised
+			w.holds(limit.With(ratelimit.Rate(50_000)).Key("ann"), want)
+		})
+	}
+}

@@ -1,0 +1,90 @@
+package ratelimit
+
+import (
+	"fmt"
+	"time"
+	"unique"
+
+	"github.com/txlimit/txlimit/internal/calendar"
+)
+
+// Varies says that some keys of the limit have numbers of their own: see [Limit.With]. Within idle, any of these numbers fills a
+// row from 0: a token bucket of capacity 100 and rate 10 per minute needs ten minutes. A window needs as many windows as the
+// capacity is rates, rounded up, each counted as the longest: 48 hours for a day of the calendar, 8 days for a week, 32 days for a
+// month, 93 days for a quarter, 367 days for a year.
+//
+// Without Varies, [Limiter.Sweep] deletes a row once the limit's numbers have filled it. With Varies, it deletes a row that was
+// not used within idle. Until the row is used, it also stays if it is in debt, or while its key has an override. The tool, the page
+// and SQL do not know the numbers of the keys.
+func Varies(idle time.Duration) Option {
+	return func(c *Config) { c.Varies = calendar.PeriodText(idle) }
+}
+
+// With is the same limit with other numbers for one key, such as a customer's own quota, time zone or billing day:
+//
+//	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
+//	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
+//
+// The options are [Rate], [Capacity], [In] and [Anchor]. What they do not name stays as in the limit that With is called on. A
+// capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, by policy.
+//
+// The definition must say [Varies], and the numbers must fill a row within that time. Otherwise, and with another option, the limit
+// is [ErrInvalid]: [Limit.Validate] and every call that uses it say so.
+//
+// The limit remembers its definition. [Publish] and [Limiter.Sweep] take the definition, which stands for all keys.
+//
+// If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the transaction that consumes. After a plain read,
+// a call may use old numbers, and cut the key's balance to an old capacity. FOR SHARE prevents that, too, but while calls come one
+// after another, a change of the row may wait without end.
+func (l Limit) With(options ...Option) Limit {
+	if l.Validate() != nil {
+		return l
+	}
+	defined := l.definition()
+	c, named := l.Config(), Config{}
+	if c.Capacity != nil && *c.Capacity == *c.Rate {
+		c.Capacity = nil // it follows the rate
+	}
+	c.MaxReserved = defined.Config().MaxReserved
+	for _, option := range options {
+		option(&c)
+		option(&named)
+	}
+	if named.Rate != nil && *named.Rate == 0 {
+		c.Capacity, c.MaxReserved = named.Capacity, nil
+	}
+	named.Rate, named.Capacity, named.Zone, named.Anchor = nil, nil, "", ""
+	switch {
+	case defined.varies == 0:
+		l.err = fmt.Errorf("%w: limit %q: its definition does not say that it varies: With needs Varies there", ErrInvalid, l.name)
+		return l
+	case named != Config{}:
+		l.err = fmt.Errorf("%w: limit %q: With changes only Rate, Capacity, In and Anchor", ErrInvalid, l.name)
+		return l
+	}
+	own, err := New(c)
+	if err == nil && own != defined {
+		own.defined = handle(unique.Make(defined))
+	}
+	return own
+}
+
+// handle stands for the definition of a limit that differs from it: by With, or by an override. So limits stay small, and equal
+// limits have equal handles.
+type handle unique.Handle[Limit]
+
+// definition is the limit as it was defined, without what With or an override changed.
+func (l Limit) definition() Limit {
+	if l.defined == (handle{}) {
+		return l
+	}
+	return unique.Handle[Limit](l.defined).Value()
+}
+
+// changed is the limit with its definition, before something of it is changed.
+func (l Limit) changed() Limit {
+	if l.defined == (handle{}) {
+		l.defined = handle(unique.Make(l))
+	}
+	return l
+}

@@ -1,0 +1,106 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// Move counts what is used of one limit against another. Call it when a customer gets another plan, whose limit has a name of
+// its own, in the transaction that books the plan:
+//
+//	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+//		if _, err := tx.Exec(ctx, "UPDATE customers SET plan = 'pro' WHERE id = $1", id); err != nil {
+//			return err
+//		}
+//		return limits.Move(ctx, tx, free.Key(id), pro.Key(id))
+//	})
+//
+// A customer who has used 80 of 100 has 920 of 1,000 left after the upgrade, and 0 of 50 after a downgrade. In full: the balance of
+// to becomes capacity of to - used of from, at least 0, but never more than it is. Used of from is its capacity - its balance, and so
+// includes debts of charges and reservations. What is more than to can hold is forgotten, unless to has [MaxReserved]: then its
+// balance may become as low as -maxReserved.
+//
+// From stays as it is, and to never gets a token. So moves there and back grant nothing extra, and a move may be repeated. A request
+// that has read the old plan before the move, and consumes after it, takes what the old limit has left. These are at most the
+// tokens that the old limit refills; the new limit does not count them. Receipts stay with from: a later [Limiter.Refund] gives
+// tokens back to it, and none to to.
+//
+// Both limits are buckets, of any rate and period, or they refill at the same instants for these keys: fixed windows of one
+// period that begin together, or calendar windows of one unit, zone and anchor. (Without [Start], the windows of one key begin
+// together under all names.) Anything else is [ErrInvalid], and so are the same name and key twice and a [Request.Count]. An
+// [Unlimited] limit goes with all others. If one of the two is unlimited or has a rate of 0, nothing is used or nothing counts:
+// nothing is sent.
+//
+// Numbers that [Overrides] set count as the limits' own. Blocks and overrides that lift a limit are ignored: the limits are moved
+// as if there were none, so that they are right when these end.
+//
+// In a transaction, both keys are locked until it ends. Above READ COMMITTED, a use of either that the transaction's snapshot lacks
+// is 40001, also the first one: [Limiter.InTx] and [Retry] run the transaction again. Outside a transaction, after an error, the move
+// may have been made all the same: call it again.
+func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
+	_, err := l.do(ctx, db, VerbMove, "", []Request{from, to})
+	return err
+}
+
+// moved validates a move. If one of the limits has no rows, nothing is left to ask.
+func (c *call) moved() error {
+	from, to := &c.requests[0], &c.requests[1]
+	switch {
+	case from.tokens != 1 || to.tokens != 1:
+		return programError{fmt.Errorf("%w: limits %q and %q: a move has no Count: all that is used is moved", ErrInvalid, from.limit.name, to.limit.name)}
+	case len(c.demands)+len(c.rowless) < 2:
+		return programError{fmt.Errorf("%w: limit %q: a move from a key to itself", ErrInvalid, from.limit.name)}
+	case !from.refillsWith(to):
+		return programError{fmt.Errorf("%w: no move from %q to %q: they are not both token buckets, and refill at other instants", ErrInvalid, from.limit, to.limit)}
+	case c.rowless != nil:
+		c.rowless, c.demands = append(c.rowless, c.demands...), nil
+	}
+	return nil
+}
+
+// refillsWith reports whether a move between two limits and keys can count at all: used tokens come back at the same instants, or
+// continuously.
+func (r *Request) refillsWith(other *Request) bool {
+	a, b := r.limit.forKey(r.key), other.limit.forKey(other.key)
+	switch {
+	case r.limit.unlimited() || other.limit.unlimited():
+		return true
+	case !a.Window && !b.Window:
+		return true
+	}
+	return a.Window == b.Window && r.limit.calendar == other.limit.calendar && a.Period == b.Period && a.Start == b.Start
+}
+
+// move is the statement of a move. The arrays have from first.
+func (c *call) move(now *time.Time) statement {
+	ds := c.demands
+	if ds[0].requests[0] != 0 { // in the order of locks, to is first
+		ds = []demand{ds[1], ds[0]}
+	}
+	floor := 0.0
+	if to := &ds[1].limit; !math.IsInf(to.maxReserved, 1) {
+		floor = -to.maxOwed()
+	}
+	m := columnsOf(ds)
+	return statement{sql: dbsqlc.Move, demands: 2, read: readMove, args: arguments(
+		m.names, m.keys,
+		m.rates, m.periods, m.capacities, m.starts, []int32{int32(ds[0].limit.shards), int32(ds[1].limit.shards)},
+		floor, now,
+		m.windows, m.firsts, m.lasts,
+	)}
+}
+
+// readMove reads the balance of to. It is not used: the caller has not asked for it.
+func readMove(reply pgx.Row, _ int) (*answer, error) {
+	var balance float64
+	if err := reply.Scan(&balance); err != nil {
+		return nil, err
+	}
+	return &answer{granted: true}, nil
+}
