@@ -76,6 +76,8 @@ func TestADenialTellsWhy(t *testing.T) {
 		w.grant(blocked.Count(0), banned.Count(0), free.Key("ann").Count(0))
 		_, err := w.limiter.Consume(w.Context(), w.db, free.Key("ann").Count(0), used, banned.Count(0))
 		w.denies("beside counts of 0", err, ratelimit.ReasonQuota, w.clock.now.Add(6*time.Second))
+		_, err = w.limiter.Consume(w.Context(), w.db, free.Key("ann").Count(0), blocked, banned.Count(0))
+		w.denies("a block beside counts of 0", err, ratelimit.ReasonBlock, end)
 	})
 }
 

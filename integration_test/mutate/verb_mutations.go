@@ -1,0 +1,142 @@
+package main
+
+// verbMutations are edits of what the verbs do, of balances, and of the reasons of a denial.
+var verbMutations = []mutation{
+	{
+		name: "verb-consume-owes", file: "ratelimit/verbs.go", what: "a Consume takes tokens that are not there",
+		old: "VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
+		tests: "TestAReservationIsNoPermission|TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
+	}, {
+		name: "verb-reserve-owes", file: "ratelimit/verbs.go", what: "a Reserve is denied if the tokens are not there yet",
+		old: "op: \"consume\", owes: upToMaxReserved},\n	VerbTake", new: "op: \"consume\"},\n	VerbTake",
+		tests: "TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
+	}, {
+		name: "verb-take-all", file: "ratelimit/verbs.go", what: "a Take takes its most or nothing",
+		old: "op: \"take\", upTo: true}", new: "op: \"consume\"}",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "verb-balance-denied", file: "ratelimit/verbs.go", what: "a Balance of a plan that grants nothing is denied",
+		old: "VerbBalance: {op: \"check\",", new: "VerbBalance: {deniable: true, op: \"check\",",
+		tests: "TestBalanceOfPlansWithoutRows|TestBalanceUnderOverrides",
+	}, {
+		name: "verb-balance-debt", file: "ratelimit/verbs.go", what: "an observer sees a Balance in debt as one that was denied",
+		old: "owes: anything, ignoresCount: true, answers: balances}", new: "ignoresCount: true, answers: balances}",
+		tests: "TestAnObserverSeesBalances",
+	}, {
+		name: "verb-refund-outside", file: "ratelimit/verbs.go", what: "a refund on the pool inside its transaction is not refused",
+		old: "VerbRefund:  {refunds: true, writes: onceOnly}", new: "VerbRefund:  {refunds: true}",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "reserve-at-once", file: "ratelimit/verbs.go", what: "the work of a reservation may run at once",
+		old: "RetryAt: result.runAt.Time()", new: "RetryAt: result.At",
+		tests: "TestAReservationsRetryAtIsWhenTheWorkMayRun",
+	}, {
+		name: "reserve-no-delay", file: "ratelimit/verbs.go", what: "a reservation has no delay",
+		old: "Delay: result.delay(),", new: "Delay: 0 * result.delay(),",
+		tests: "TestAReservationsRetryAtIsWhenTheWorkMayRun",
+	}, {
+		name: "take-says-the-most", file: "ratelimit/verbs.go", what: "a Take returns its most, not what it took",
+		old: "n = int(result.Requests[0].Taken)", new: "n = most",
+		tests: "TestTakeTakesTheWholeTokensThatAreThere",
+	}, {
+		name: "take-count", file: "ratelimit/verbs.go", what: "a Take ignores a Count",
+		old: "		case r.tokens != 1:", new: "		case false:",
+		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "take-callers-own", file: "ratelimit/verbs.go", what: "a Take changes the caller's requests",
+		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
+		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
+	}, {
+		name: "balance-blocked-unread", file: "ratelimit/verbs.go", what: "a Balance does not say what of a blocked key is used",
+		old: "if r.answers == balances && d.limit.blocked {", new: "if false {",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-order", file: "ratelimit/balance.go", what: "balances are in the order of the locks",
+		old: "all[request] = c.balance(&c.demands[i], a.rows[i], a.at)", new: "all[i+0*request] = c.balance(&c.demands[i], a.rows[i], a.at)",
+		tests: "TestBalanceAnswersInTheOrderOfItsRequests",
+	}, {
+		name: "balance-decides", file: "ratelimit/balance.go", what: "a Balance does not tell an override from the definition",
+		old: "			b.Decides = c.inForce[i].by\n", new: "",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-until", file: "ratelimit/balance.go", what: "a Balance does not say when an override ends",
+		old: "				b.Until = until.Time()\n", new: "",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-used", file: "ratelimit/balance.go", what: "what is used is counted from 0, not from the capacity",
+		old: "left, d.numbers.Capacity-left\n", new: "left, -left\n",
+		tests: "TestBalanceSaysWhatIsThere",
+	}, {
+		name: "balance-unlimited-used", file: "ratelimit/balance.go", what: "nothing of an unlimited limit is used, although nobody knows",
+		old: "b.Remaining, b.Used = math.Inf(1), math.NaN()", new: "b.Remaining, b.Used = math.Inf(1), 0",
+		tests: "TestBalanceOfPlansWithoutRows",
+	}, {
+		name: "balance-next-fraction", file: "ratelimit/balance.go", what: "one more whole token is announced that the capacity has no room for",
+		old: "if more.count <= d.numbers.Capacity {", new: "if more.count > left {",
+		tests: "TestBalanceOfALimitThatNeverHasAWholeToken|TestBalanceSaysWhatIsThere",
+	}, {
+		name: "balance-next-blocked", file: "ratelimit/balance.go", what: "the next token of a blocked key is one more than those that a block withholds",
+		old: "if !d.limit.blocked {", new: "if true {",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-window-reset", file: "ratelimit/balance.go", what: "a window resets now",
+		old: "b.ResetAt = numbers.NextWindow(at).Time()", new: "b.ResetAt = at.Time()",
+		tests: "TestBalanceSaysWhatIsThere",
+	}, {
+		name: "balance-calendar-ahead", file: "ratelimit/balance.go", what: "the next token of a calendar in debt is looked for in the windows around now",
+		old: "numbers, shards := more.reaching(rows, at), d.limit.shards", new: "numbers, shards := d.numbers, d.limit.shards",
+		tests: "TestBalanceOfACustomersMonth",
+	}, {
+		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",
+		old: "	b.Remaining = min(b.Remaining, 0)\n", new: "",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-blocked-next", file: "ratelimit/balance.go", what: "a blocked key has its next token before the block ends",
+		old: "	case b.NextAt.Before(end):", new: "	case false:",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-blocked-debt", file: "ratelimit/balance.go", what: "at the end of its block, a key in debt has a token",
+		old: "	case b.NextAt.Before(end):", new: "	default:",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-blocked-for-good", file: "ratelimit/balance.go", what: "a block without an end has one",
+		old: "case until == algebra.Forever || b.Capacity < 1:", new: "case b.Capacity < 1:",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "balance-blocked-plan", file: "ratelimit/balance.go", what: "a plan that grants nothing has a token after a block",
+		old: "case until == algebra.Forever || b.Capacity < 1:", new: "case until == algebra.Forever:",
+		tests: "TestBalanceUnderOverrides",
+	}, {
+		name: "reason-quota", file: "ratelimit/call_policy.go", what: "a denial for want of tokens looks like a block",
+		old: "		return ReasonQuota\n", new: "		return ReasonBlock\n",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing looks like a block",
+		old: "		return ReasonPlan\n", new: "		return ReasonBlock\n",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-block", file: "ratelimit/call_policy.go", what: "a block looks like a plan that grants nothing",
+		old: "	return ReasonBlock\n", new: "	return ReasonPlan\n",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a plan that grants nothing are the reason of a denial by a block",
+		old: "d.limit.numbers.Rate == 0 && d.count > 0 })", new: "d.limit.numbers.Rate == 0 })",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing says to retry when its key's block ends",
+		old: "		case d.limit.numbers.Rate == 0: // whatever ends", new: "		case false: // whatever ends",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-permanent", file: "ratelimit/errors.go", what: "waiting never helps against a block",
+		old: "return e.RetryAt.IsZero()", new: "return e.Reason != ReasonQuota",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-text", file: "ratelimit/errors.go", what: "the text of a denial by a plan tells of the block that will end",
+		old: "			if s.Limit.numbers.Rate == 0 {", new: "			if s.Limit.numbers.Rate == 0 && !s.Limit.blocked {",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
+		old: "&DeniedError{Result: result, Reason: c.reason()}", new: "&DeniedError{Result: result}",
+		tests: "TestADenialTellsWhyOnEveryWayIn",
+	},
+}
