@@ -295,7 +295,7 @@ func (w world) extremes(db ratelimit.DB, limit ratelimit.Limit) error {
 	for _, advance := range []time.Duration{0, 400 * time.Millisecond, 200 * 365 * 24 * time.Hour} {
 		w.clock.Advance(advance)
 		for _, count := range []float64{smallest, limit.Capacity(), algebra.MaxTokens} {
-			balances, err := w.limiter.Balance(ctx, db, key.Count(count))
+			balances, err := w.limiter.Balance(ctx, db, key)
 			if err != nil {
 				return fmt.Errorf("balance, %v after noon: %w", w.clock.now.Sub(noon), err)
 			}
