@@ -74,7 +74,7 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 				t.Fatal(err)
 			}
 			balance := balances[0]
-			owing, _ := limiter.Check(t.Context(), w.conn, request.Count(0)) // denied while tokens are owed
+			owing, _ := limiter.Check(t.Context(), w.conn, request.Count(0))               // denied while tokens are owed
 			if math.Abs(*k.Remaining-balance.Remaining) > 1e-3+time.Since(begin).Hours() { // at most a token an hour is refilled meanwhile
 				t.Errorf("%v charged %v: show has %v remaining, and Balance has %v", limit, charge, *k.Remaining, balance.Remaining)
 			}
