@@ -79,6 +79,9 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		tokens := r.tokens
+		if does.ignoresCount {
+			tokens = 0
+		}
 		if does.upTo {
 			if found {
 				return nil, fmt.Errorf("%w: limit %q: a Take has two requests for one key", ErrInvalid, r.limit.name)

@@ -16,8 +16,8 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// ErrClosed is returned by [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing
-// was sent.
+// ErrClosed is returned by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Charge] on a
+// [Coalescer] that was closed. Nothing was sent.
 var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
@@ -25,14 +25,15 @@ var ErrClosed = errors.New("coalescer closed")
 // Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe for concurrent use, also
 // by different limiters. A struct that embeds a *Coalescer coalesces too.
 //
-// Nothing is approximate. [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] are decided in order of arrival, with the
-// result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
+// Nothing is approximate. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] are decided in order of
+// arrival, with the result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
 // second statement, can be overtaken.) They use at most two connections. A lone call goes straight to the pool. Limiters with a
 // [Limiter.Clock] gain less.
 //
 // These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it
-// has: calls for a limit with [Shards], with [Request.UpTo], with [Request.Reserve] for a window or for several limits, and
-// [Limiter.Wait] for a window; [Limiter.Check], [Limiter.Refund] and [Limiter.Reset].
+// has: calls for a limit with [Shards]; [Limiter.Reserve] and [Limiter.Wait] for a window, and Reserve for several limits;
+// [Limiter.Take], [Limiter.Check], [Limiter.Balance], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Many of them that wait
+// for a locked row can take all connections of the pool.
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
 // lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,
@@ -91,7 +92,7 @@ type Coalescer struct {
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes, but not for a Wait that
-// sleeps. Later calls of Consume, Wait and Charge return [ErrClosed]. So close it after the last caller has returned, for
+// sleeps. Later calls of Consume, Wait, Reserve, Take and Charge return [ErrClosed]. So close it after the last caller has returned, for
 // example after http.Server.Shutdown, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()

@@ -14,7 +14,7 @@ import (
 
 // ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. [New],
 // [Limit.Validate], every verb, [Limiter.QueueConsume], [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx],
-// [Limiter.Sweep] and [Retry] return it. Nothing was sent to the server.
+// [Limiter.Sweep], [Publish] and [Retry] return it. Nothing was sent to the server.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 // programError is an [ErrInvalid] caused by the program, not by a key or a count that a client may have chosen.
@@ -26,8 +26,8 @@ func (e programError) Unwrap() error { return e.error }
 func (programError) ProgramError() {}
 
 // ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
-// reserving, above capacity + maxReserved. [Limiter.Consume], [Limiter.Wait], [Limiter.Check] and [Limiter.QueueConsume]
-// return it. Waiting does not help. Nothing was sent to the server.
+// reserving, above capacity + maxReserved. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Check] and
+// [Limiter.QueueConsume] return it, and [Limiter.Take] for a capacity below one token. Waiting does not help. Nothing was sent to the server.
 var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
 // ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
@@ -38,7 +38,7 @@ var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 // caller. Any other error of this package's functions means that nothing was consumed or committed: a retry is safe.
 //
 // [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it. [Limiter.Consume], [Limiter.Wait],
-// [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
+// [Limiter.Reserve], [Limiter.Take], [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
 // caller's they do not, since the caller's COMMIT decides.
 //
 // Four functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same, and after an error of
@@ -52,7 +52,7 @@ var ErrUnknownOutcome = errors.New("outcome unknown")
 
 // ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
 // before its context ended. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it. So do
-// [Limiter.Consume], [Limiter.Wait] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the
+// [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the
 // number of attempts, and wraps the errors of the last attempt and of the context.
 var ErrAttemptsExhausted = errors.New("attempts ran out")
 

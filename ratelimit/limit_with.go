@@ -26,7 +26,8 @@ func Varies(idle time.Duration) Option {
 //	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
 //
 // The options are [Rate], [Capacity], [In] and [Anchor]. What they do not name stays as in the limit that With is called on. A
-// capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, by policy.
+// capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and until it has a rate again, nothing is
+// charged, refunded, reset or moved for it.
 //
 // The definition must say [Varies], and the numbers must fill a row within that time. Otherwise, and with another option, the limit
 // is [ErrInvalid]: [Limit.Validate] and every call that uses it say so.

@@ -34,8 +34,8 @@ import (
 //	limits := ratelimit.Limiter{Overrides: overrides}
 //
 // The newest override in force wins, and one for the key goes before one for all keys. A block denies [Limiter.Consume],
-// [Limiter.Wait] and [Limiter.Check] without asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is
-// its end, or zero if it has none. Charges are still recorded. An unlimited key is granted everything, and nothing is taken. Kind,
+// [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without asking the database, whatever is refunded, reset or
+// reserved meanwhile. RetryAt is its end, or zero if it has none. Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing is taken. Kind,
 // period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
 //
 // It fails closed. Until the first load has succeeded, every call returns an error. If the table cannot be read later, blocks
@@ -498,6 +498,9 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 	}
 	defined := l
 	l = l.changed()
+	if defined.numbers.Rate == 0 { // of one key, by With, which has no bound then
+		l.maxReserved = l.definition().maxReserved
+	}
 	n := &l.numbers
 	if !math.IsNaN(in.capacity) {
 		n.Capacity = in.capacity

@@ -61,11 +61,15 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbReset},
 		"a plan without a bound stays so":     {limit: Unlimited("api"), own: []override{row(1, newNumbers, rate(3))}},
 		"a plan that has nothing gets some":   {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, rate(3))}, want: "api: token bucket, 3 per 1m, capacity 3"},
-		"but no capacity without a rate":      {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, func(o *override) { o.capacity = 3 })}},
-		"lapsed: a block stays":               {limit: burst, own: []override{row(1, block, nil)}, lapsed: true, want: "api: blocked"},
-		"lapsed: lower numbers stay":          {limit: burst, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.capacity = 5, 60 })}, lapsed: true, want: "api: token bucket, 5 per 1m, capacity 30"},
-		"lapsed: raised ones do not":          {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.maxReserved = 50, 50 })}, lapsed: true},
-		"lapsed: unlimited is not":            {limit: burst, own: []override{row(1, noLimit, nil)}, lapsed: true},
+		"a key that has nothing gets the definition's bound": {
+			limit: TokenBucket("api", 10, time.Minute, MaxReserved(5), Varies(time.Hour)).With(Rate(0)), own: []override{row(1, newNumbers, rate(3))},
+			want: "api: token bucket, 3 per 1m, capacity 3, at most 5 reserved, varies within 1h",
+		},
+		"but no capacity without a rate": {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, func(o *override) { o.capacity = 3 })}},
+		"lapsed: a block stays":          {limit: burst, own: []override{row(1, block, nil)}, lapsed: true, want: "api: blocked"},
+		"lapsed: lower numbers stay":     {limit: burst, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.capacity = 5, 60 })}, lapsed: true, want: "api: token bucket, 5 per 1m, capacity 30"},
+		"lapsed: raised ones do not":     {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.rate, o.maxReserved = 50, 50 })}, lapsed: true},
+		"lapsed: unlimited is not":       {limit: burst, own: []override{row(1, noLimit, nil)}, lapsed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := new(Overrides)

@@ -16,15 +16,15 @@ import (
 //	ratelimit.call.duration         histogram  seconds that a call took, by verb, outcome and, if there is only one, limit.
 //	                                           It includes the wait for transactions that hold the row. For the first call
 //	                                           in InTx with Hot, it includes the wait for the turn in the database
-//	ratelimit.reservation.wait      histogram  seconds until the tokens of a Reserve or Wait are there, by limit that owes
-//	                                           them. One without a wait is not in it
+//	ratelimit.reservation.wait      histogram  seconds that the work of a Reserve or Wait has to wait, for each limit of the
+//	                                           call that owes tokens. One without a wait is not in it
 //	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx and SendTx ran again, by SQLSTATE
 //	ratelimit.coalesced.batch.size  histogram  calls decided by one statement of a Coalescer; 1 is included
 //
 // The attributes:
 //
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
-//	ratelimit.verb     consume, wait, reserve, take, check, balance, charge, refund or reset
+//	ratelimit.verb     consume, wait, reserve, take, check, balance, charge, refund, reset or move
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another request
 //	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
 //	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
