@@ -700,6 +700,13 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	if g.IntN(10) > 0 { // otherwise the calls may deadlock
 		slices.SortFunc(calls, func(a, b call) int { return a.Asks[0].Subject - b.Asks[0].Subject })
 	}
+	if g.IntN(3) == 0 { // it reads what the last call has left, which the check can compare
+		read := call{Verb: ratelimit.VerbBalance}
+		for _, a := range calls[len(calls)-1].Asks {
+			read.Asks = append(read.Asks, ask{Subject: a.Subject, Key: a.Key, Count: 1})
+		}
+		calls = append(calls, read)
+	}
 	for i := range calls {
 		calls[i].N = i
 	}
