@@ -166,7 +166,7 @@ func TestMetricsOfWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(ctx context.Context, d ratelimit.Decision) {
 		m.Decision(ctx, d)
-		if d.Delay > 0 {
+		if d.Result.Requests[0].Delay > 0 {
 			cancel()
 		}
 	}}

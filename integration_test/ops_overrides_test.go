@@ -154,6 +154,38 @@ func TestABlockHolds(t *testing.T) {
 	})
 }
 
+// TestALimitOfAResultIsTheProgramsOwn: its requests do not keep the numbers of an override that has ended.
+func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
+	behaviour(t, func(w world) {
+		pool := newPool(w, 2)
+		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		w.clock.now = scan[time.Time](w, pool, "SELECT now() + interval '1 hour'").UTC() // so that an override has ended once it is removed
+		api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Varies(time.Hour))
+		for key, own := range map[string]ratelimit.Limit{"ann": api, "bob": api.With(ratelimit.Rate(20))} {
+			for _, override := range []string{
+				"ratelimit_block('api', $1)", "ratelimit_unlimited('api', $1)", "ratelimit_override('api', $1, rate => 1, capacity => 1)",
+			} {
+				scan[int64](w, pool, "SELECT "+override, key)
+				w.do(w.limiter.Overrides.Load(w.Context()))
+				checked, _ := w.limiter.Check(w.Context(), w.db, own.Key(key))
+				of := []ratelimit.Limit{checked.Requests[0].Limit, w.balances(own.Key(key))[0].Limit}
+				if override != "ratelimit_block('api', $1)" && (of[0] == own || of[1] == own) {
+					w.Errorf("%s, %s: %v, want the numbers in force", key, override, of)
+				}
+				scan[int](w, pool, "SELECT ratelimit_restore('api', $1)", key)
+				w.do(w.limiter.Overrides.Load(w.Context()))
+				for _, limit := range of {
+					for _, request := range []ratelimit.Request{limit.Key(key), limit.With().Key(key)} {
+						if b := w.balances(request)[0]; b.Limit != own || b.Decides != ratelimit.ByDefinition {
+							w.Errorf("%s, %s: %+v after its end, want %v", key, override, b, own)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
 // TestABlockHoldsForEveryWayIn covers the ways that do not use Consume on a handle.
 func TestABlockHoldsForEveryWayIn(t *testing.T) {
 	t.Parallel()

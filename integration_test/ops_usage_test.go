@@ -144,7 +144,8 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 					if _, err = limiter.Charge(t.Context(), pool, perSite.Key("fees").Count(0.5)); err != nil {
 						t.Error(err)
 					}
-					reserved, err := limiter.Reserve(t.Context(), pool, queue.Key(fmt.Sprint(g)))
+					both := []ratelimit.Request{queue.Key(fmt.Sprint(g)), perSite.Key("queues")} // the second has its tokens at once
+					reserved, err := limiter.Reserve(t.Context(), pool, both...)
 					if err != nil {
 						t.Error(err)
 					}
@@ -157,7 +158,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 						t.Error(err)
 					}
 					mu.Lock()
-					count("perSite", used{Tokens: 0.5})
+					count("perSite", used{Granted: 1, Tokens: 1.5})
 					count("queue", used{Granted: 1, Tokens: 1, Waited: reserved.Delay.Seconds(), Refunded: refunded.Requests[0].Refunded})
 					count("perUser", used{Failed: 1})
 					mu.Unlock()

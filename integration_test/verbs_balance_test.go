@@ -476,7 +476,7 @@ func TestAnObserverSeesBalances(t *testing.T) {
 	if verbs := []ratelimit.Verb{seen[0].Verb, seen[1].Verb, seen[2].Verb}; !slices.Equal(verbs, []ratelimit.Verb{ratelimit.VerbCharge, ratelimit.VerbBalance, ratelimit.VerbBalance}) {
 		t.Errorf("saw %v", verbs)
 	}
-	if d := seen[1]; d.Err != nil || !d.Result.OK || d.Result.Requests[0].Taken != 0 || d.Delay != 0 || d.Result.Remaining > -4.9 {
+	if d := seen[1]; d.Err != nil || !d.Result.OK || d.Result.Requests[0].Taken != 0 || d.Result.Requests[0].Delay != 0 || d.Result.Remaining > -4.9 {
 		t.Errorf("%+v", d)
 	}
 	if d := seen[2]; !errors.Is(d.Err, ratelimit.ErrInvalid) || !errors.Is(err, ratelimit.ErrInvalid) {

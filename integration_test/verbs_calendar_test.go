@@ -241,6 +241,33 @@ func TestReservationsOfACalendarReachAHundredWindows(t *testing.T) {
 	})
 }
 
+// TestADebtOfACalendarIsRefilledByEachWindow: whatever its bound on debts, as long as it is not above 100 windows.
+func TestADebtOfACalendarIsRefilledByEachWindow(t *testing.T) {
+	behaviour(t, func(w world) {
+		began := w.clock.now
+		for name, options := range map[string][]ratelimit.Option{
+			"unbounded": nil, "bounded": {ratelimit.MaxReserved(60)}, "Berlin": {ratelimit.In("Europe/Berlin")},
+		} {
+			w.clock.now = began
+			ann := ratelimit.CalendarWindow(name, 1, ratelimit.Day, options...).Key("ann")
+			w.reserve(ann.Count(50))
+			w.clock.now = began.AddDate(0, 0, 40)
+			if b := w.balances(ann)[0]; b.Remaining != -9 {
+				w.Errorf("%s: %v after 40 days, want -9", name, b.Remaining)
+			}
+			w.charge(ann)
+			if b := w.balances(ann)[0]; b.Remaining != -10 {
+				w.Errorf("%s: %v after a charge, want -10", name, b.Remaining)
+			}
+			// Consume counts the days before those that it lists as if all were as long as the longest. In Berlin, one has 25 hours.
+			if w.clock.now = began.AddDate(0, 0, 51); name == "Berlin" {
+				w.clock.now = w.clock.now.AddDate(0, 0, 1)
+			}
+			w.grant(ann)
+		}
+	})
+}
+
 func mustLoad(zone string) *time.Location {
 	loc, err := time.LoadLocation(zone)
 	if err != nil {

@@ -85,14 +85,16 @@ func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ra
 // waits wants a grant for d from now on.
 func (g *guest) waits(d time.Duration) *guest {
 	g.Helper()
-	if g.decision.Err != nil || !g.decision.Result.OK || !g.decision.Result.RetryAt.IsZero() || (g.decision.Delay-d).Abs() > time.Microsecond { // rounding
+	if g.decision.Err != nil || !g.decision.Result.OK || !g.decision.Result.RetryAt.IsZero() || (g.decision.Result.Requests[0].Delay-d).Abs() > time.Microsecond { // rounding
 		g.Fatalf("%+v, want a wait of %v", g.decision, d)
 	}
 	return g
 }
 
 // runAt is when a granted call has its tokens.
-func (g *guest) runAt() time.Time { return g.decision.Result.At.Add(g.decision.Delay) }
+func (g *guest) runAt() time.Time {
+	return g.decision.Result.At.Add(g.decision.Result.Requests[0].Delay)
+}
 
 // sleeps wants Wait to look at the clock, as it is now, and to sleep on.
 func (g *guest) sleeps() {
@@ -214,7 +216,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 			for i := range runAt {
 				wg.Go(func() {
 					var delay time.Duration
-					limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Delay }}
+					limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Result.Requests[0].Delay }}
 					began := time.Now()
 					result, err := limiter.Wait(t.Context(), db, limit.Global())
 					if slept := time.Since(began); err != nil || slept < delay {
@@ -460,7 +462,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 		}
 		return noon
 	}, Observer: func(_ context.Context, d ratelimit.Decision) {
-		if verbs = append(verbs, d.Verb); d.Delay > 0 {
+		if verbs = append(verbs, d.Verb); d.Result.Requests[0].Delay > 0 {
 			ctx.left = time.Hour / 2
 		}
 	}}
@@ -510,7 +512,7 @@ func TestWaitTellsWhyItWasCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
 	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
-		if d.Delay > 0 {
+		if d.Result.Requests[0].Delay > 0 {
 			cancel(cause)
 		}
 	}}

@@ -127,9 +127,9 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 // unblocked is the limit without a block.
 func (l Limit) unblocked() Limit {
 	l.blocked, l.until = false, 0
-	plain := l
-	if plain.defined = (handle{}); plain == l.definition() {
-		return plain
+	before, same := l.program(), l
+	if same.defined, same.overridden = before.defined, before.overridden; same == before {
+		return before
 	}
 	return l
 }

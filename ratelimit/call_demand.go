@@ -96,7 +96,6 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 
 // setNumbers sets the demands' numbers. A calendar's windows are listed around now.
 func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz) {
-	waits := does.refunds || does.owes == upToMaxReserved
 	for i := range ds {
 		d := &ds[i]
 		d.numbers = d.limit.forKey(d.key)
@@ -105,8 +104,8 @@ func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz) {
 			if now.Valid {
 				at = now.Time
 			}
-			d.numbers.Windows = d.limit.windows(algebra.At(at), waits)
-			d.numbers.Start = (*d.numbers.Windows)[0]
+			list := d.limit.windows(does, algebra.At(at))
+			d.numbers.Windows, d.numbers.Start, d.numbers.Period = list.windows, (*list.windows)[0], list.longest
 		}
 	}
 }

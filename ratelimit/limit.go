@@ -52,7 +52,8 @@ type Limit struct {
 	start       time.Time
 	calendar    calendar.Calendar // of a calendar window
 	varies      time.Duration     // 0: no key has numbers of its own
-	defined     handle            // the definition of a limit that differs from it; zero: it is the definition
+	defined     handle            // what With or an override made the limit from; zero: it is the definition
+	overridden  bool              // an override did
 	blocked     bool              // by an override
 	until       algebra.Micros    // the end of the block
 	err         error             // the mistakes in the definition

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
@@ -89,6 +90,7 @@ func zoneMistakes(c calendar.Calendar) (mistakes []string) {
 // list is the windows around a time of the process's clock. It is kept for as long as that time is in the same window.
 type list struct {
 	windows     *[]algebra.Micros
+	longest     time.Duration // of the windows before these
 	from, until algebra.Micros
 }
 
@@ -107,24 +109,24 @@ var lists struct {
 }
 
 // listAround is the begins of the windows around now: at least `back` before the one of now, and `ahead` after it.
-func listAround(c calendar.Calendar, now algebra.Micros, back, ahead int) *[]algebra.Micros {
+func listAround(c calendar.Calendar, now algebra.Micros, back, ahead int) list {
 	key := listKey{c, back, ahead}
 	lists.RLock()
 	l, found := lists.byKey[key]
 	lists.RUnlock()
 	if found && l.from <= now && now < l.until {
-		return l.windows
+		return l
 	}
 	n := c.Number(now)
 	windows := c.Between(n-back-1, n+ahead+1)
-	l = list{windows: &windows, from: c.Start(n), until: c.Start(n + 1)}
+	l = list{windows: &windows, longest: c.LongestBefore(n - back - 1), from: c.Start(n), until: c.Start(n + 1)}
 	lists.Lock()
 	defer lists.Unlock()
 	if lists.byKey == nil || len(lists.byKey) >= maxLists {
 		lists.byKey = map[listKey]list{}
 	}
 	lists.byKey[key] = l
-	return l.windows
+	return l
 }
 
 // onCalendar reports whether the limit is a calendar window.
@@ -138,17 +140,18 @@ func (l Limit) maxOwed() float64 {
 	return l.maxReserved
 }
 
-// windows is the list of a calendar's windows for a call. If the work of the call may wait, the list reaches ahead so far that a
-// job after its end would forfeit more than may be owed.
-func (l Limit) windows(now algebra.Micros, waits bool) *[]algebra.Micros {
-	saved, ahead := l.numbers.Capacity, 2
-	if !math.IsInf(l.maxReserved, 1) {
-		saved += l.maxReserved
+// windows is the list of a calendar's windows for a call. It reaches back so far that a row without debt is full. For a verb that
+// reads or makes debts, it reaches back further. If the work of the call may wait, it reaches ahead so far that a job after its end
+// would forfeit more than may be owed.
+func (l Limit) windows(does *rules, now algebra.Micros) list {
+	back, ahead := int(min(math.Ceil(l.numbers.Capacity/l.numbers.Rate)+1, maxAhead)), 2
+	if does.owes != noTokens || does.refunds || does.moves {
+		back = maxAhead
 	}
-	if waits {
+	if does.refunds || does.owes == upToMaxReserved {
 		ahead += int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
 	}
-	return listAround(l.calendar, now, int(min(math.Ceil(saved/l.numbers.Rate)+1, maxAhead)), ahead)
+	return listAround(l.calendar, now, back, ahead)
 }
 
 // reaching is the demand's numbers, with a list of windows that reaches to where its tokens will be there.

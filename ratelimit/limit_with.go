@@ -41,6 +41,7 @@ func (l Limit) With(options ...Option) Limit {
 	if l.Validate() != nil {
 		return l
 	}
+	l = l.program()
 	defined := l.definition()
 	c, named := l.Config(), Config{}
 	if c.Capacity != nil && *c.Capacity == *c.Rate {
@@ -70,22 +71,30 @@ func (l Limit) With(options ...Option) Limit {
 	return own
 }
 
-// handle stands for the definition of a limit that differs from it: by With, or by an override. So limits stay small, and equal
-// limits have equal handles.
+// handle stands for the limit that With or an override made another one from. So limits stay small, and equal limits have equal
+// handles.
 type handle unique.Handle[Limit]
 
 // definition is the limit as it was defined, without what With or an override changed.
 func (l Limit) definition() Limit {
-	if l.defined == (handle{}) {
-		return l
+	for l.defined != (handle{}) {
+		l = unique.Handle[Limit](l.defined).Value()
 	}
-	return unique.Handle[Limit](l.defined).Value()
+	return l
 }
 
-// changed is the limit with its definition, before something of it is changed.
-func (l Limit) changed() Limit {
-	if l.defined == (handle{}) {
-		l.defined = handle(unique.Make(l))
+// program is the limit as the program has it, without what an override changed: that has an end.
+func (l Limit) program() Limit {
+	if l.overridden {
+		return unique.Handle[Limit](l.defined).Value()
+	}
+	return l
+}
+
+// override is the limit before an override changes something of it.
+func (l Limit) override() Limit {
+	if !l.overridden {
+		l.defined, l.overridden = handle(unique.Make(l)), true
 	}
 	return l
 }

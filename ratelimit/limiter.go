@@ -62,14 +62,11 @@ type Decision struct {
 	// Took is the time of the call, including the wait for transactions that hold the row. For the first statement in InTx,
 	// it also includes BEGIN and, with Hot, the wait for the turn in the database.
 	Took time.Duration
-
-	// Delay is how long the work of a granted Reserve or Wait has to wait for its tokens. Otherwise it is 0.
-	Delay time.Duration
 }
 
 // observe reports a call to the observer.
 func (l *Limiter) observe(ctx context.Context, v Verb, began time.Time, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began), Delay: result.delay()})
+		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began)})
 	}
 }

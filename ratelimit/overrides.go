@@ -497,7 +497,7 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 		return l
 	}
 	defined := l
-	l = l.changed()
+	l = l.override()
 	if defined.numbers.Rate == 0 { // of one key, by With, which has no bound then
 		l.maxReserved = l.definition().maxReserved
 	}
@@ -526,13 +526,13 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 // without is an unlimited limit in place of this one.
 func (l Limit) without() Limit {
 	u := Unlimited(l.name)
-	u.defined = l.changed().defined
+	u.defined, u.overridden = l.override().defined, true
 	return u
 }
 
 // blockedUntil is the limit without any tokens to have before an instant.
 func (l Limit) blockedUntil(until algebra.Micros) Limit {
-	l = l.changed()
+	l = l.override()
 	l.blocked, l.until = true, until
 	return l
 }

@@ -25,7 +25,7 @@ type Request struct {
 // user has several keys: Key(strings.ToLower(norm.NFC.String(strings.TrimSpace(email)))), with norm from
 // golang.org/x/text/unicode/norm. The id of the user that was found is a better key.
 func (l Limit) Key(parts ...string) Request {
-	r := Request{limit: l, tokens: 1, err: l.Validate()}
+	r := l.Global()
 	if len(parts) == 0 {
 		parts = []string{""}
 	}
@@ -45,7 +45,7 @@ func (l Limit) Key(parts ...string) Request {
 
 // Global makes a request for one token of a limit that has no keys. It is stored with an empty key.
 func (l Limit) Global() Request {
-	return Request{limit: l, tokens: 1, err: l.Validate()}
+	return Request{limit: l.program(), tokens: 1, err: l.Validate()}
 }
 
 // Count sets how many tokens are asked for: 0, or 1e-15 to 1e15, fractions included. The default is 1. A [Limiter.Consume] of

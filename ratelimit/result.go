@@ -79,6 +79,10 @@ type Status struct {
 	// RetryAt is [Result.RetryAt] for this request alone.
 	RetryAt time.Time
 
+	// Delay is how long the work of a granted [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this request. With
+	// several requests, it waits for the longest. After any other verb it is 0.
+	Delay time.Duration
+
 	took took
 	upTo bool // of a Take: Count is the most
 }
@@ -107,6 +111,7 @@ func (r *Result) fill(c *call, a *answer) {
 		s := &r.Requests[requests[0]]
 		at, reset := c.status(s, i, a, w)
 		if remaining, resetAt = min(remaining, s.Remaining), max(resetAt, reset); a.granted {
+			s.Delay = at.Time().Sub(a.at.Time())
 			runAt = max(runAt, at)
 		} else if retryAt = max(retryAt, at); !s.OK {
 			s.RetryAt = at.Time()
@@ -116,7 +121,7 @@ func (r *Result) fill(c *call, a *answer) {
 		}
 		for _, request := range requests {
 			of := &r.Requests[request]
-			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.took
+			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.Delay, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.Delay, s.took
 			of.Taken = 0
 			switch {
 			case !a.granted || !c.does.takes && c.verb != VerbCheck:

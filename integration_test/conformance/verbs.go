@@ -243,7 +243,7 @@ func moveCalendar(t *trial) {
 func wait(t *trial) {
 	t.unmodelled = true
 	var delay time.Duration
-	l := &ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Delay }}
+	l := &ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { delay = d.Result.Requests[0].Delay }}
 	ann := t.of(ratelimit.TokenBucket(t.name("wait"), 20, time.Second, ratelimit.Capacity(1)), t.key(0))
 	_, err := l.Wait(t.ctx, t.db, ann)
 	t.must("the first use", err)

@@ -47,9 +47,21 @@ var callMutations = []mutation{
 		old: "		a.Windows = b.windows // otherwise NULL, which is faster\n", new: "",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
-		name: "calendar-waits", file: "ratelimit/call_demand.go", what: "a calendar window beside a reservation is sent with the windows of a call that does not wait",
-		old: "d.limit.windows(algebra.At(at), waits)", new: "d.limit.windows(algebra.At(at), waits && d.reserve)",
+		name: "calendar-waits", file: "ratelimit/limit_calendar.go", what: "a reservation's list of windows does not reach ahead",
+		old: "if does.refunds || does.owes == upToMaxReserved {", new: "if does.refunds {",
 		tests: "TestTwoLimitsWaitForACalendar",
+	}, {
+		name: "calendar-debts", file: "ratelimit/limit_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
+		old: "if does.owes != noTokens || does.refunds || does.moves {", new: "if does.refunds || does.moves {",
+		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
+	}, {
+		name: "calendar-longest", file: "ratelimit/limit_calendar.go", what: "windows before the list are counted as the longest that any zone has had",
+		old: "longest: c.LongestBefore(n - back - 1)", new: "longest: c.Longest()",
+		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
+	}, {
+		name: "limit-of-a-result", file: "ratelimit/request.go", what: "a request of a result's limit keeps the numbers of an override",
+		old: "limit: l.program()", new: "limit: l",
+		tests: "TestALimitOfAResultIsTheProgramsOwn",
 	}, {
 		name: "demands-order", file: "ratelimit/call_demand.go", what: "several limits are sent in another order than the lock order",
 		old: "strings.Compare(a.limit.name, b.limit.name)", new: "strings.Compare(b.limit.name, a.limit.name)",

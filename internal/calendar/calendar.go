@@ -76,7 +76,10 @@ func AnchorText(anchor time.Time) string {
 
 // Start is the start of a window: the anchor's time of day in the zone, on a date that is whole units from the anchor. In a
 // month with fewer days, it is the month's last day. The window that begins at the anchor has number 0.
-func (c Calendar) Start(number int) algebra.Micros {
+func (c Calendar) Start(number int) algebra.Micros { return c.starts()(number) }
+
+// starts is Start, with the texts read only once.
+func (c Calendar) starts() func(number int) algebra.Micros {
 	anchor, _ := ParseAnchor(c.Anchor)
 	loc, err := Location(c.Zone)
 	if err != nil {
@@ -84,13 +87,15 @@ func (c Calendar) Start(number int) algebra.Micros {
 	}
 	months, days := c.step()
 	if months == 0 {
-		return instant(anchor.AddDate(0, 0, number*days), loc)
+		return func(number int) algebra.Micros { return instant(anchor.AddDate(0, 0, number*days), loc) }
 	}
-	year, month, day := anchor.Date()
-	month += time.Month(number * months)
-	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
-	hour, minute, second := anchor.Clock()
-	return instant(time.Date(year, month, min(day, last), hour, minute, second, 0, time.UTC), loc)
+	return func(number int) algebra.Micros {
+		year, month, day := anchor.Date()
+		month += time.Month(number * months)
+		last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
+		hour, minute, second := anchor.Clock()
+		return instant(time.Date(year, month, min(day, last), hour, minute, second, 0, time.UTC), loc)
+	}
 }
 
 // Number is the number of the window that contains an instant. If several windows begin together, it is the last of them.
@@ -103,10 +108,11 @@ func (c Calendar) Number(at algebra.Micros) (n int) {
 	} else {
 		n = int((at - algebra.At(anchor)) / algebra.Micros((24*time.Hour).Microseconds()*int64(days)))
 	}
-	for c.Start(n) > at {
+	start := c.starts()
+	for start(n) > at {
 		n--
 	}
-	for c.Start(n+1) <= at {
+	for start(n+1) <= at {
 		n++
 	}
 	return n
@@ -115,8 +121,9 @@ func (c Calendar) Number(at algebra.Micros) (n int) {
 // Between is the starts of the windows with these numbers, in order. A day that its zone skipped has no window.
 func (c Calendar) Between(first, last int) []algebra.Micros {
 	windows := make([]algebra.Micros, 0, max(last-first+1, 0))
+	start := c.starts()
 	for n := first; n <= last; n++ {
-		at := c.Start(n)
+		at := start(n)
 		if at > algebra.Max {
 			break
 		}
@@ -125,6 +132,16 @@ func (c Calendar) Between(first, last int) []algebra.Micros {
 		}
 	}
 	return windows
+}
+
+// LongestBefore is the length of the longest of the 400 windows before a window begins. Longer ones came before only where a zone had
+// one day twice, last in 1969.
+func (c Calendar) LongestBefore(number int) (longest time.Duration) {
+	starts := c.Between(number-400, number)
+	for i := range starts[1:] {
+		longest = max(longest, starts[i+1].Time().Sub(starts[i].Time()))
+	}
+	return longest
 }
 
 // instant is when it is a local time in a zone. The local time is as if in UTC. If a change of the zone's offset makes it occur

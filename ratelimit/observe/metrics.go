@@ -76,8 +76,8 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if d.Delay > 0 && s.Remaining < 0 { // else its tokens are there
-			m.wait.Record(ctx, d.Delay.Seconds(), metric.WithAttributes(name))
+		if s.Delay > 0 {
+			m.wait.Record(ctx, s.Delay.Seconds(), metric.WithAttributes(name))
 		}
 	}
 	call = append(call, attribute.String("ratelimit.outcome", result))

@@ -59,11 +59,7 @@ func (r *Recorder) Decision(ctx context.Context, d ratelimit.Decision) {
 		case d.Err == nil:
 			for i := range d.Result.Requests {
 				s := &d.Result.Requests[i]
-				c := counts{granted: 1, tokens: s.Taken}
-				if s.Remaining < 0 { // else its tokens are there
-					c.waited = d.Delay.Seconds()
-				}
-				r.count(s, d.Result.At, c)
+				r.count(s, d.Result.At, counts{granted: 1, tokens: s.Taken, waited: s.Delay.Seconds()})
 			}
 		case errors.Is(d.Err, ratelimit.ErrDenied):
 			for i := range d.Result.Requests {
