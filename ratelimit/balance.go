@@ -127,10 +127,6 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 // unblocked is the limit without a block.
 func (l Limit) unblocked() Limit {
 	l.blocked, l.until = false, 0
-	before, same := l.program(), l
-	if same.defined, same.overridden = before.defined, before.overridden; same == before {
-		return before
-	}
 	return l
 }
 

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -140,7 +141,8 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.verb, c.requests), explain(string(c.verb), err)
 	case c.does.deniable && !result.OK:
-		return result, &DeniedError{Result: result, Reason: c.reason()}
+		reason, _ := c.refusal()
+		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}
 	}
 	return result, nil
 }

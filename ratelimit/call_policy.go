@@ -8,7 +8,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// A limit without rows is decided by its definition: a rate of 0 grants nothing, and an unlimited limit grants everything.
+// A limit without rows needs no database: a rate of 0 or a block grants nothing, and an unlimited limit grants everything.
 // Nothing is sent for it.
 
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
@@ -17,7 +17,7 @@ func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algeb
 func (l *Limit) grantsNothing() bool { return l.numbers.Rate == 0 || l.blocked }
 
 // rowless reports whether the limit has no rows. It must be valid.
-func (l *Limit) rowless() bool { return l.grantsNothing() || l.unlimited() }
+func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
 
 // withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
 func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
@@ -32,35 +32,20 @@ func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []de
 	return slices.DeleteFunc(all, func(d demand) bool { return rowless(&d) }), taken
 }
 
-// deniedByPolicy reports whether the call wants a token of a limit with a rate of 0.
-func (c *call) deniedByPolicy() bool {
-	return c.does.deniable && anyOf(c.rowless, func(d *demand) bool { return d.limit.grantsNothing() && d.count > 0 })
-}
-
-// blockedUntil is when the last block ends of those that deny the call: algebra.Forever if one has no end, or a rate is 0.
-func (c *call) blockedUntil() algebra.Micros {
-	until := algebra.Min
-	for _, d := range c.rowless {
+// refusal is why the call is denied without asking, and until when. reason is empty if it is not.
+func (c *call) refusal() (reason Reason, until algebra.Micros) {
+	until = algebra.Min
+	for i := range c.rowless {
+		d := &c.rowless[i]
 		switch {
-		case !d.limit.grantsNothing() || d.count == 0:
-		case d.limit.numbers.Rate == 0: // whatever ends
-			return algebra.Forever
+		case !c.does.deniable || !d.limit.grantsNothing() || d.count == 0:
+		case d.limit.numbers.Rate == 0: // whatever block ends
+			return ReasonPlan, algebra.Forever
 		default:
-			until = max(until, d.limit.until)
+			reason, until = ReasonBlock, max(until, d.limit.until)
 		}
 	}
-	return until
-}
-
-// reason is why a call is denied.
-func (c *call) reason() Reason {
-	switch {
-	case !c.deniedByPolicy():
-		return ReasonQuota
-	case anyOf(c.rowless, func(d *demand) bool { return d.limit.numbers.Rate == 0 && d.count > 0 }):
-		return ReasonPlan
-	}
-	return ReasonBlock
+	return reason, until
 }
 
 // blockedText describes a block.
@@ -73,23 +58,28 @@ func (l Limit) blockedText() string {
 
 // byPolicy is the answer to a call that is decided without the database, or nil.
 func (c *call) byPolicy() *answer {
-	denied := c.deniedByPolicy()
-	if !denied && (len(c.demands) > 0 || c.rowless == nil) {
+	reason, _ := c.refusal()
+	if reason == "" && (len(c.demands) > 0 || c.rowless == nil) {
 		return nil
 	}
 	c.demands = nil // after a denial, they are not asked
-	return &answer{granted: !denied, at: c.overrides.now(c.local)}
+	a := &answer{granted: reason == "", at: c.overrides.now(c.local)}
+	if len(c.rowless) > 0 {
+		a.taken = c.rowless[0].most // nothing bounds it
+	}
+	return a
 }
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
 func (r *Result) fillRowless(c *call, a *answer) {
-	denied := c.deniedByPolicy()
+	reason, until := c.refusal()
+	denied := reason != ""
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
 		r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64
-		if until := c.blockedUntil(); until < algebra.Forever {
+		if until < algebra.Forever {
 			r.RetryAt = until.Time()
 			r.RetryAfter = r.RetryAt.Sub(r.At)
 		}
@@ -112,15 +102,7 @@ func (r *Result) fillRowless(c *call, a *answer) {
 					s.RetryAt = d.limit.until.Time()
 				}
 			}
-			switch {
-			case !r.OK || !c.does.takes && c.verb != VerbCheck:
-			case d.most > 0 && c.demands == nil: // nothing bounds it
-				s.Taken = d.most
-			case d.most > 0:
-				s.Taken = a.taken
-			default:
-				s.Taken = s.Count
-			}
+			s.Taken = c.taken(a, s)
 			s.took.rowless = c.does.receipt() && r.OK
 		}
 		if left > 0 && r.ResetAt.Before(r.At) {

@@ -71,13 +71,13 @@ type Coalescer struct {
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to _ratelimit_coalesce at once
 
-	mu      sync.Mutex
-	queue   []*waiter     // in order of arrival, calls to be decided again first; empty if flying is 0
-	flying  int           // places in use: calls or batches at the database, or about to be sent
-	alone   int           // calls that share no statement, which have no place
-	due     time.Time     // with a Pace: when the next one may begin
-	closed  bool          // no further calls are accepted
-	drained chan struct{} // made by Close, which waits for it; closed when flying and alone are 0
+	calls sync.WaitGroup // places in use, and calls that share no statement, which have no place
+
+	mu     sync.Mutex
+	queue  []*waiter // in order of arrival, calls to be decided again first; empty if flying is 0
+	flying int       // places in use: calls or batches at the database, or about to be sent
+	due    time.Time // with a Pace: when the next one may begin
+	closed bool      // no further calls are accepted
 
 	busy keySet // keys at the database. Each is in one statement there: a second one would only wait for the row
 	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
@@ -97,16 +97,8 @@ func (c *Coalescer) coalescer() *Coalescer { return c }
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	c.closed = true
-	if c.flying+c.alone == 0 {
-		c.mu.Unlock()
-		return
-	}
-	if c.drained == nil {
-		c.drained = make(chan struct{})
-	}
-	drained := c.drained
 	c.mu.Unlock()
-	<-drained
+	c.calls.Wait()
 }
 
 // QueryRow sends the query straight to the pool.
@@ -185,9 +177,9 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		return ErrClosed
 	}
 	if asked.goesAlone() {
-		c.alone++
+		c.calls.Add(1)
 		c.mu.Unlock()
-		defer c.leftAlone()
+		defer c.calls.Done()
 		return c.send(ctx, asked, result)
 	}
 	blamed := c.blamed.has(asked.demands)
@@ -195,7 +187,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		clear(c.held)
 	}
 	if c.flying < maxInFlight && !c.waits(asked.demands, blamed) && !c.held.has(asked.demands) {
-		c.flying++
+		c.takePlace()
 		if len(c.queue) == 0 && !blamed && c.takeTurn() == 0 {
 			c.busy.add(asked.demands)
 			c.mu.Unlock()
@@ -275,25 +267,16 @@ func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err err
 	c.release()
 }
 
+// takePlace takes a place. c.mu is held, and c is not closed or has calls.
+func (c *Coalescer) takePlace() {
+	c.flying++
+	c.calls.Add(1)
+}
+
 // release gives up a place. c.mu is held.
 func (c *Coalescer) release() {
 	c.flying--
-	c.drain()
-}
-
-// leftAlone notes that a call that shares no statement is decided.
-func (c *Coalescer) leftAlone() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alone--
-	c.drain()
-}
-
-// drain lets Close return if no call is left. c.mu is held.
-func (c *Coalescer) drain() {
-	if c.flying+c.alone == 0 && c.drained != nil {
-		close(c.drained)
-	}
+	c.calls.Done()
 }
 
 // flush decides queued calls until none is ready.

@@ -145,7 +145,7 @@ func (c *Coalescer) vacate(b *batch) {
 // fill uses the second place for queued calls. c.mu is held.
 func (c *Coalescer) fill() {
 	if len(c.queue) > 0 && c.flying < maxInFlight {
-		c.flying++
+		c.takePlace()
 		go c.flush()
 	}
 }

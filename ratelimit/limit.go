@@ -53,7 +53,7 @@ type Limit struct {
 	calendar    calendar.Calendar // of a calendar window
 	varies      time.Duration     // 0: no key has numbers of its own
 	defined     handle            // what With or an override made the limit from; zero: it is the definition
-	overridden  bool              // an override did
+	overridden  bool              // an override did, with other numbers
 	blocked     bool              // by an override
 	until       algebra.Micros    // the end of the block
 	err         error             // the mistakes in the definition

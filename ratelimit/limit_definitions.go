@@ -105,7 +105,7 @@ func definitionsOnly(limits []Limit) error {
 		if err := l.Validate(); err != nil {
 			return err
 		}
-		if l.defined != (handle{}) {
+		if *l != l.definition() {
 			return programError{fmt.Errorf("%w: limit %q is in the list with the numbers of one key, %q: list its definition", ErrInvalid, l.name, l)}
 		}
 		if first := byName[l.name]; first != nil {

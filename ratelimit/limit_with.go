@@ -80,7 +80,7 @@ func (l Limit) definition() Limit {
 	for l.defined != (handle{}) {
 		l = unique.Handle[Limit](l.defined).Value()
 	}
-	return l
+	return l.unblocked()
 }
 
 // program is the limit as the program has it, without what an override changed: that has an end.
@@ -88,10 +88,10 @@ func (l Limit) program() Limit {
 	if l.overridden {
 		return unique.Handle[Limit](l.defined).Value()
 	}
-	return l
+	return l.unblocked()
 }
 
-// override is the limit before an override changes something of it.
+// override is the limit before an override changes its numbers.
 func (l Limit) override() Limit {
 	if !l.overridden {
 		l.defined, l.overridden = handle(unique.Make(l)), true

@@ -105,7 +105,7 @@ const (
 
 var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimited": noLimit}
 
-// overrideTable holds the overrides of each limit and key, the newest first. The key ” is every key. A part of it is replaced as a
+// overrideTable holds the overrides of each limit and key, the newest first. The empty key is every key. A part of it is replaced as a
 // whole, so that readers need no lock.
 type overrideTable struct {
 	parts [256]atomic.Pointer[map[groupID][]override]
@@ -461,34 +461,30 @@ func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.see
 // decide returns a limit under the newest override in force for a verb, if there is any: the key's own before that of all keys. A
 // verb that a block does not deny gets the numbers that hold beside it.
 func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now algebra.Micros) (Limit, inForce) {
-	var blocked inForce
-	under := func(limit Limit, in override) (Limit, inForce) {
-		if blocked.by != "" {
-			return limit.blockedUntil(blocked.until), blocked
-		}
-		return limit, inForce{ByOverride, in.until}
-	}
+	var blocked, other inForce
+search:
 	for _, list := range lists {
 		for _, in := range list {
-			if in.until <= now {
-				continue
-			}
 			switch {
+			case in.until <= now:
 			case in.effect == newNumbers:
-				return under(limit.withNumbers(in, o.lapsed()), in)
-			case in.effect == block && does.deniable:
-				return limit.blockedUntil(in.until), inForce{ByBlock, in.until}
-			case in.effect == block && does.answers == balances && blocked.by == "":
-				blocked = inForce{ByBlock, in.until}
+				limit, other = limit.withNumbers(in, o.lapsed()), inForce{ByOverride, in.until}
+				break search
 			case in.effect == noLimit && does.liftable() && !o.lapsed():
-				return under(limit.without(), in)
+				limit, other = limit.without(), inForce{ByOverride, in.until}
+				break search
+			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
+				blocked = inForce{ByBlock, in.until}
+				if does.deniable {
+					break search
+				}
 			}
 		}
 	}
 	if blocked.by != "" {
 		return limit.blockedUntil(blocked.until), blocked
 	}
-	return limit, inForce{}
+	return limit, other
 }
 
 // withNumbers is the limit with the numbers of an override or, if that has lapsed, with those that are lower.
@@ -532,7 +528,6 @@ func (l Limit) without() Limit {
 
 // blockedUntil is the limit without any tokens to have before an instant.
 func (l Limit) blockedUntil(until algebra.Micros) Limit {
-	l = l.override()
 	l.blocked, l.until = true, until
 	return l
 }

@@ -122,14 +122,7 @@ func (r *Result) fill(c *call, a *answer) {
 		for _, request := range requests {
 			of := &r.Requests[request]
 			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.Delay, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.Delay, s.took
-			of.Taken = 0
-			switch {
-			case !a.granted || !c.does.takes && c.verb != VerbCheck:
-			case c.demands[i].most > 0:
-				of.Taken = a.taken
-			default:
-				of.Taken = of.Count
-			}
+			of.Taken = c.taken(a, of)
 		}
 	}
 	r.OK = a.granted
@@ -142,6 +135,17 @@ func (r *Result) fill(c *call, a *answer) {
 	if c.rowless != nil {
 		r.fillRowless(c, a)
 	}
+}
+
+// taken is how many tokens the call took for a request, or would have taken if it is a Check.
+func (c *call) taken(a *answer, s *Status) float64 {
+	switch {
+	case !a.granted || !c.does.takes && !c.does.deniable:
+		return 0
+	case c.does.upTo:
+		return a.taken
+	}
+	return s.Count
 }
 
 // waiting is about reservations of algebra.Reserve (see call.reserves) that were denied.

@@ -100,10 +100,7 @@ func (r *rules) floor(l *Limit) float64 {
 
 // rowless reports whether nothing is sent for a demand.
 func (r *rules) rowless(d *demand) bool {
-	if r.answers == balances && d.limit.blocked { // its rows say what is used
-		return d.limit.numbers.Rate == 0 || d.limit.unlimited()
-	}
-	return d.limit.rowless()
+	return d.limit.rowless() || r.deniable && d.limit.blocked
 }
 
 // Consume takes the tokens of all requests, or of none. A denial is a [*DeniedError], so that a caller that ignores the

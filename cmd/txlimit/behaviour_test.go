@@ -802,6 +802,16 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	}
 	w.run("override", "v", "d", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added 11 tokens")
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
+
+	// One program that says so is enough, if another one published later.
+	if err := ratelimit.Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Varies(24*time.Hour))); err != nil {
+		t.Fatal(err)
+	}
+	if err := ratelimit.Publish(t.Context(), w.conn, "api", ratelimit.TokenBucket("l", 2, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	w.run("override", "l", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
+	w.run("override", "l", "--rate", "20", "--yes").wants(t, exitOK, itsOwn)
 }
 
 func TestReplayWritesAPicture(t *testing.T) {

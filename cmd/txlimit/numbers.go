@@ -298,6 +298,16 @@ func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
 	return c, nil
 }
 
+// varies is the longest time in which a current program says that any key's numbers fill a row. It is "" if none says so.
+func varies(list []definition) (longest string) {
+	for _, d := range list {
+		if d.Current && intervalOf(d.Varies).Microseconds > intervalOf(longest).Microseconds {
+			longest = d.Varies
+		}
+	}
+	return longest
+}
+
 // resolve returns what is known of a limit's numbers: the published definition that counts, and what the flags give.
 func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defined, err error) {
 	all, err := definitions(ctx, db, &name)
@@ -313,10 +323,8 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defin
 			} else {
 				d.others = append(d.others, other)
 			}
-			if other.Current && d.Varies == "" { // one that says so is enough
-				d.Varies = other.Varies
-			}
 		}
+		d.Varies = varies(all)
 		switch {
 		case n.given(ofLimit...):
 			return d, usagef("the kind, the period and the start of %s are those that %s has published: leave out --kind, --period and --start",

@@ -160,7 +160,7 @@ func reachOf(ctx context.Context, db querier, name, effect string) (r reach, err
 		return r, err
 	}
 	list, err := definitions(ctx, db, &name)
-	r.varies = slices.ContainsFunc(list, func(d definition) bool { return d.Counts && d.Varies != "" })
+	r.varies = varies(list) != ""
 	return r, err
 }
 
@@ -308,7 +308,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		if add && (!f.Changed("capacity") || !f.Changed("capacity-now")) {
 			err := a.reading(ctx, func(tx pgx.Tx) error {
 				list, err := definitions(ctx, tx, &name)
-				if slices.ContainsFunc(list, func(d definition) bool { return d.Counts && d.Varies != "" }) {
+				if varies(list) != "" {
 					return usagef("%s: --add needs --capacity, and --capacity-now, the capacity that the key has had until now", programsNumbers)
 				}
 				return err

@@ -8,7 +8,7 @@ var algebraMutations = []mutation{
 		tests: "TestMove",
 	}, {
 		name: "algebra-move-ts", file: "internal/algebra/algebra.go", what: "in the library, a move forgets that what it counts was used later",
-		old: "TS: latest(used, latest(rows, now))", new: "TS: latest(rows, now)",
+		old: "left, latest(used, latest(rows, now)))", new: "left, latest(rows, now))",
 		tests: "TestMove",
 	}, {
 		name: "algebra-time-backwards", file: "internal/algebra/algebra.go", what: "time that runs backwards takes tokens from a bucket",

@@ -32,11 +32,11 @@ var coalescerMutations = []mutation{
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
 		name: "coalescer-close-at-once", file: "ratelimit/coalescer.go", what: "Close does not wait for the calls that have joined",
-		old: "	if c.flying+c.alone == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying >= 0 {\n		c.mu.Unlock()\n",
+		old: "	c.calls.Wait()\n", new: "",
 		tests: "TestCoalescerCloseDrains",
 	}, {
 		name: "coalescer-close-alone", file: "ratelimit/coalescer.go", what: "Close does not wait for calls that share no statement",
-		old: "	if c.flying+c.alone == 0 {\n		c.mu.Unlock()\n", new: "	if c.flying == 0 {\n		c.mu.Unlock()\n",
+		old: "		c.calls.Add(1)\n		c.mu.Unlock()\n		defer c.calls.Done()\n", new: "		c.mu.Unlock()\n",
 		tests: "TestCallsThatShareNoStatementGoToThePool",
 	}, {
 		name: "coalescer-calendar-lists", file: "ratelimit/coalescer_batch.go", what: "a call after midnight is decided by the windows of one before it, which differ for a deep debt",

@@ -16,15 +16,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-for-ever", file: "ratelimit/overrides.go", what: "an override does not end",
-		old: "			if in.until <= now {\n				continue\n			}\n			switch {", new: "			switch {",
+		old: "			case in.until <= now:\n", new: "			case false:\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-block-charge", file: "ratelimit/overrides.go", what: "a block keeps charges out",
-		old: "in.effect == block && does.deniable:", new: "in.effect == block:",
-		tests: "TestWhichOverrideIsInForce|TestABlockHolds",
-	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
-		old: "in.effect == block && does.deniable:", new: "in.effect == block && does.deniable && !does.atMostFull:",
+		old: "in.effect == block && (does.deniable ||", new: "in.effect == block && (does.deniable && !does.atMostFull ||",
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
@@ -76,7 +72,7 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
-		old: "if until := c.blockedUntil(); until < algebra.Forever {", new: "if until := c.blockedUntil(); false {\n			_ = until",
+		old: "		if until < algebra.Forever {", new: "		if until < algebra.Min {",
 		tests: "TestABlockHolds",
 	}, {
 		name: "override-database-clock", file: "ratelimit/overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",

@@ -204,11 +204,11 @@ var valueMutations = []mutation{
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial reports taken tokens",
-		old: "case !a.granted || !c.does.takes && c.verb != VerbCheck:", new: "case !c.does.takes && c.verb != VerbCheck:",
+		old: "case !a.granted || !c.does.takes && !c.does.deniable:", new: "case !c.does.takes && !c.does.deniable:",
 		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund reports taken tokens",
-		old: "case !a.granted || !c.does.takes && c.verb != VerbCheck:", new: "case !a.granted:",
+		old: "case !a.granted || !c.does.takes && !c.does.deniable:", new: "case !a.granted:",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-error", file: "ratelimit/call.go", what: "the error of a denial does not say that the count is a maximum",
@@ -220,7 +220,7 @@ var valueMutations = []mutation{
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "plans-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a limit with a rate of 0 are denied",
-		old: "d.limit.grantsNothing() && d.count > 0", new: "d.limit.grantsNothing()",
+		old: "!d.limit.grantsNothing() || d.count == 0:", new: "!d.limit.grantsNothing():",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-check", file: "ratelimit/verbs.go", what: "a check grants what a rate of 0 would deny",
@@ -228,11 +228,11 @@ var valueMutations = []mutation{
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-charge", file: "ratelimit/call_policy.go", what: "a rate of 0 denies a charge, which is always granted",
-		old: "	return c.does.deniable && anyOf(", new: "	return anyOf(",
+		old: "case !c.does.deniable || !d.limit", new: "case !d.limit",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-asks-others", file: "ratelimit/call_policy.go", what: "the other limits are asked although one denies by policy",
-		old: "if !denied && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
+		old: "if reason == \"\" && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-clock", file: "ratelimit/call_policy.go", what: "without a statement, the instant is not the Clock's",

@@ -48,7 +48,7 @@ var verbMutations = []mutation{
 		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "balance-blocked-unread", file: "ratelimit/verbs.go", what: "a Balance does not say what of a blocked key is used",
-		old: "if r.answers == balances && d.limit.blocked {", new: "if false {",
+		old: "r.deniable && d.limit.blocked", new: "d.limit.blocked",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-order", file: "ratelimit/balance.go", what: "balances are in the order of the locks",
@@ -107,24 +107,24 @@ var verbMutations = []mutation{
 		old: "case until == algebra.Forever || b.Capacity < 1:", new: "case until == algebra.Forever:",
 		tests: "TestBalanceUnderOverrides",
 	}, {
-		name: "reason-quota", file: "ratelimit/call_policy.go", what: "a denial for want of tokens looks like a block",
-		old: "		return ReasonQuota\n", new: "		return ReasonBlock\n",
+		name: "reason-quota", file: "ratelimit/call.go", what: "a denial for want of tokens looks like a block",
+		old: "cmp.Or(reason, ReasonQuota)", new: "cmp.Or(reason, ReasonBlock)",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing looks like a block",
-		old: "		return ReasonPlan\n", new: "		return ReasonBlock\n",
+		old: "			return ReasonPlan, algebra.Forever\n", new: "			return ReasonBlock, algebra.Forever\n",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-block", file: "ratelimit/call_policy.go", what: "a block looks like a plan that grants nothing",
-		old: "	return ReasonBlock\n", new: "	return ReasonPlan\n",
+		old: "reason, until = ReasonBlock, ", new: "reason, until = ReasonPlan, ",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a plan that grants nothing are the reason of a denial by a block",
-		old: "d.limit.numbers.Rate == 0 && d.count > 0 })", new: "d.limit.numbers.Rate == 0 })",
+		old: "!d.limit.grantsNothing() || d.count == 0:", new: "!d.limit.grantsNothing() || d.count == 0 && d.limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing says to retry when its key's block ends",
-		old: "		case d.limit.numbers.Rate == 0: // whatever ends", new: "		case false: // whatever ends",
+		old: "		case d.limit.numbers.Rate == 0: // whatever block ends", new: "		case d.limit.numbers.Rate == 0 && !d.limit.blocked: // whatever block ends",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-permanent", file: "ratelimit/errors.go", what: "waiting never helps against a block",
@@ -136,7 +136,7 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
-		old: "&DeniedError{Result: result, Reason: c.reason()}", new: "&DeniedError{Result: result}",
+		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: reason}",
 		tests: "TestADenialTellsWhyOnEveryWayIn",
 	},
 }

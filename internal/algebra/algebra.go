@@ -206,11 +206,7 @@ func (l Limit) Spread(rows []Row, shards int, left float64, now Micros) []Row {
 // The ts becomes the latest of all rows, also those of from, so that nothing is refilled for a time in which from was used already.
 func (l Limit) Move(rows []Row, shards int, from Limit, used []Row, floor float64, now Micros) []Row {
 	left := min(l.Total(rows, now), max(floor, l.Capacity-(from.Capacity-from.Total(used, now))))
-	after := make([]Row, shards)
-	for i := range after {
-		after[i] = Row{Value: left / float64(shards), TS: latest(used, latest(rows, now))}
-	}
-	return after
+	return l.Spread(nil, shards, left, latest(used, latest(rows, now)))
 }
 
 // latest is now, or the latest use of the rows if the clock has stepped back behind it.

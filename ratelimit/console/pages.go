@@ -135,15 +135,14 @@ type limitPage struct {
 	Key         string
 }
 
-// reach says whom an override of every key does not reach, and whom it does although the program knows better.
+// reach says whom an override of every key does not reach.
 type reach struct {
 	KeysWith int  // with an override of their own in force
 	More     bool // there are more than that
-	Varies   bool // the keys may have numbers of their own
 }
 
-func reachOf(inForce []overrideRow, definitions []definitionRow) reach {
-	r := reach{More: len(inForce) == maxOverrides, Varies: varies(definitions)}
+func reachOf(inForce []overrideRow) reach {
+	r := reach{More: len(inForce) == maxOverrides}
 	before := ""
 	for _, o := range inForce { // by key
 		if o.Key != nil && *o.Key != before {
@@ -201,7 +200,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 			return err
 		}
 		p.HistoryFull = len(p.History) == maxOverrides
-		p.Reach = reachOf(p.InForce, p.Definitions)
+		p.Reach = reachOf(p.InForce)
 		for i := range p.InForce {
 			p.InForce[i].Now = p.Now
 			if p.InForce[i].Key == nil && p.ForEvery == nil {
@@ -378,7 +377,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 			if err != nil {
 				return err
 			}
-			p.Reach = reachOf(inForce, p.Definitions)
+			p.Reach = reachOf(inForce)
 			keys, err := queryKeys(ctx, tx, a.name, "")
 			if err != nil {
 				return err
