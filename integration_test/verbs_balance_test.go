@@ -344,6 +344,11 @@ func TestBalanceUnderOverrides(t *testing.T) {
 		if b := decided(ratelimit.ByBlock, end, free.Key("ann")); b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() {
 			w.Fatalf("a blocked plan: %+v", b)
 		}
+		// An override that has no effect decides nothing.
+		scan[int64](w, pool, "SELECT ratelimit_override('exports.free', 'bob', capacity => 5, until => $1)", end)
+		if b := decided(ratelimit.ByDefinition, time.Time{}, free.Key("bob")); b.Capacity != 0 {
+			w.Fatalf("a plan with a capacity: %+v", b)
+		}
 		half := ratelimit.TokenBucket("half", 10, time.Minute, ratelimit.Capacity(0.5))
 		scan[int64](w, pool, "SELECT ratelimit_block('half', 'ann', until => $1)", end)
 		if b := decided(ratelimit.ByBlock, end, half.Key("ann")); !b.NextAt.IsZero() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/calendar"
@@ -259,11 +260,34 @@ func TestADebtOfACalendarIsRefilledByEachWindow(t *testing.T) {
 			if b := w.balances(ann)[0]; b.Remaining != -10 {
 				w.Errorf("%s: %v after a charge, want -10", name, b.Remaining)
 			}
-			// Consume counts the days before those that it lists as if all were as long as the longest. In Berlin, one has 25 hours.
-			if w.clock.now = began.AddDate(0, 0, 51); name == "Berlin" {
-				w.clock.now = w.clock.now.AddDate(0, 0, 1)
-			}
+			w.clock.now = began.AddDate(0, 0, 51)
 			w.grant(ann)
+		}
+	})
+}
+
+// TestAnOldDebtOfACalendarDeniesNobody: every way in counts the windows of a debt, also those that it does not list at first.
+func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
+	behaviour(t, func(w world) {
+		months := ratelimit.CalendarWindow("months", 100, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00"), ratelimit.MaxReserved(0))
+		pool := newPool(w, 1)
+		w.charge(months.Key("ann").Count(3000))
+		_, err := w.limiter.Charge(w.Context(), pool, months.Key("bob").Count(3000))
+		w.do(err)
+		w.clock.now = time.Date(2028, 12, 31, 14, 59, 59, 0, time.UTC)
+		if denied := w.deny(months.Key("ann")); denied.Remaining != 0 || !denied.RetryAt.Equal(w.clock.now.Add(time.Second)) {
+			w.Errorf("%+v, want 0 left until a second later", denied)
+		}
+		w.clock.now = w.clock.now.Add(time.Second)
+		if result := w.grant(months.Key("ann")); result.Remaining != 99 {
+			w.Errorf("%+v, want 99 left", result)
+		}
+		var batch pgx.Batch
+		result, err := w.limiter.QueueConsume(w.Context(), &batch, months.Key("bob"))
+		w.do(err)
+		w.do(pool.SendBatch(w.Context(), &batch).Close())
+		if !result.OK || result.Remaining != 99 {
+			w.Errorf("in a batch: %+v, want 99 left", result)
 		}
 	})
 }

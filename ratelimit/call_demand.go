@@ -37,7 +37,7 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 		}
 	}
 	ds, rowless = withoutRows(ds, does.rowless)
-	setNumbers(does, ds, now)
+	setNumbers(does, ds, now, false)
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
@@ -94,8 +94,8 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 	return ds, nil
 }
 
-// setNumbers sets the demands' numbers. A calendar's windows are listed around now.
-func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz) {
+// setNumbers sets the demands' numbers. A calendar's windows are listed around now; old: also those for an old debt.
+func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz, old bool) {
 	for i := range ds {
 		d := &ds[i]
 		d.numbers = d.limit.forKey(d.key)
@@ -104,8 +104,8 @@ func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz) {
 			if now.Valid {
 				at = now.Time
 			}
-			list := d.limit.windows(does, algebra.At(at))
-			d.numbers.Windows, d.numbers.Start, d.numbers.Period = list.windows, (*list.windows)[0], list.longest
+			d.numbers.Windows = d.limit.windows(does, algebra.At(at), old)
+			d.numbers.Start = (*d.numbers.Windows)[0]
 		}
 	}
 }

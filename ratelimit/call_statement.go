@@ -23,6 +23,9 @@ type statement struct {
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
+	if orRaise { // a statement in a batch cannot be asked again
+		c.lookBack()
+	}
 	plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)
 	switch {
 	case c.verb == VerbReset:

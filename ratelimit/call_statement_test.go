@@ -40,8 +40,8 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	window := FixedWindow("window", 3, time.Minute, Capacity(8), Start(morning.Add(time.Second)))
 	shards := FixedWindow("z shards", 4, time.Hour, Capacity(9), Shards(6), Start(morning))
 	day := CalendarWindow("day", 5, Day)
-	var days []pgtype.Timestamptz // two before the present one, one more for days that a zone skipped, two after it, and one more
-	for d := -3; d <= 3; d++ {
+	var days []pgtype.Timestamptz // 14 before the present one, one more for days that a zone skipped, two after it, and one more
+	for d := -15; d <= 3; d++ {
 		days = append(days, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
 	}
 	var longDays []pgtype.Timestamptz // also those in which a debt is refilled, 100 at most
@@ -76,25 +76,25 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 		"one of a calendar": {VerbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-				Name: "day", Key: "dan", Rate: 5, Period: 24 * time.Hour, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
+				Name: "day", Key: "dan", Rate: 5, Period: 48 * time.Hour, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
 			})
 			return err
 		}},
 		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
-				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 24 * time.Hour}, Capacities: []float64{7, 5},
+				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
 				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
-				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, 7},
+				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, int32(len(days))},
 			})
 			return err
 		}},
 		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
-				Rates: []float64{5, 4}, Periods: []time.Duration{24 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
+				Rates: []float64{5, 4}, Periods: []time.Duration{48 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
 				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
-				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{7, 0},
+				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{int32(len(days)), 0},
 			})
 			return err
 		}},
@@ -169,7 +169,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		"move of calendars": {VerbMove, []Request{day.Key("dan"), CalendarWindow("days", 500, Day, MaxReserved(50_001)).Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Move(ctx, dbsqlc.MoveParams{
 				Names: []string{"day", "days"}, Keys: []string{"dan", "dan"},
-				Rates: []float64{5, 500}, Periods: []time.Duration{24 * time.Hour, 24 * time.Hour}, Capacities: []float64{5, 500},
+				Rates: []float64{5, 500}, Periods: []time.Duration{48 * time.Hour, 48 * time.Hour}, Capacities: []float64{5, 500},
 				Starts: []pgtype.Timestamptz{longDays[0], longDays[0]}, Shards: []int32{1, 1}, Floor: -50_000, Now: &noon,
 				Windows: slices.Concat(longDays, longDays), Firsts: []int32{1, n + 1}, Lasts: []int32{n, 2 * n},
 			})

@@ -71,7 +71,7 @@ type Coalescer struct {
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to _ratelimit_coalesce at once
 
-	calls sync.WaitGroup // places in use, and calls that share no statement, which have no place
+	calls sync.WaitGroup // calls, and places in use
 
 	mu     sync.Mutex
 	queue  []*waiter // in order of arrival, calls to be decided again first; empty if flying is 0
@@ -176,10 +176,10 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		c.mu.Unlock()
 		return ErrClosed
 	}
+	c.calls.Add(1)
+	defer c.calls.Done()
 	if asked.goesAlone() {
-		c.calls.Add(1)
 		c.mu.Unlock()
-		defer c.calls.Done()
 		return c.send(ctx, asked, result)
 	}
 	blamed := c.blamed.has(asked.demands)
@@ -213,8 +213,11 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		<-w.done
 	}
 	err, direct, apart, flight := w.err, w.direct, w.apart, w.flight
+	unsure := false
 	if err == nil && !direct {
-		result.fill(asked, &w.answer)
+		if unsure = asked.unsure(&w.answer); !unsure {
+			result.fill(asked, &w.answer)
+		}
 	}
 	*w = waiter{done: w.done}
 	waiters.Put(w)
@@ -223,6 +226,10 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	}
 	if flight != nil {
 		flight.told.Done()
+	}
+	if unsure {
+		asked.lookBack()
+		return c.send(ctx, asked, result)
 	}
 	return err
 }

@@ -36,8 +36,7 @@ var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}
 
 type groupID struct{ name, key string }
 
-// batchLimit is a limit of a batch. Calls for one calendar may have several lists of its windows: by verb, and if a window
-// began between them.
+// batchLimit is a limit of a batch. Calls for one calendar have two lists of its windows if a window began between them.
 type batchLimit struct {
 	limit   Limit
 	windows *[]algebra.Micros
@@ -182,7 +181,7 @@ func (b *batch) def(d *demand) int32 {
 	a := &b.args
 	a.Names = append(a.Names, limit.name)
 	a.Rates = append(a.Rates, limit.numbers.Rate)
-	a.Periods = append(a.Periods, numbers.Period)
+	a.Periods = append(a.Periods, limit.numbers.Period)
 	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
 	if numbers.Windows != nil {
 		for len(a.Firsts) < len(b.defs) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
@@ -64,6 +63,8 @@ const (
 
 	// maxAhead bounds, in windows, how far reservations may reach ahead. It also bounds how far back the windows are listed.
 	maxAhead = 100
+	// maxDebt is how many windows of debt every call lists. A longer list costs time: 100 windows a fifth of a call.
+	maxDebt = 12
 	// maxWait bounds, in windows, how far ahead an instant is worked out.
 	maxWait = 40_000
 )
@@ -90,7 +91,6 @@ func zoneMistakes(c calendar.Calendar) (mistakes []string) {
 // list is the windows around a time of the process's clock. It is kept for as long as that time is in the same window.
 type list struct {
 	windows     *[]algebra.Micros
-	longest     time.Duration // of the windows before these
 	from, until algebra.Micros
 }
 
@@ -109,24 +109,24 @@ var lists struct {
 }
 
 // listAround is the begins of the windows around now: at least `back` before the one of now, and `ahead` after it.
-func listAround(c calendar.Calendar, now algebra.Micros, back, ahead int) list {
+func listAround(c calendar.Calendar, now algebra.Micros, back, ahead int) *[]algebra.Micros {
 	key := listKey{c, back, ahead}
 	lists.RLock()
 	l, found := lists.byKey[key]
 	lists.RUnlock()
 	if found && l.from <= now && now < l.until {
-		return l
+		return l.windows
 	}
 	n := c.Number(now)
 	windows := c.Between(n-back-1, n+ahead+1)
-	l = list{windows: &windows, longest: c.LongestBefore(n - back - 1), from: c.Start(n), until: c.Start(n + 1)}
+	l = list{windows: &windows, from: c.Start(n), until: c.Start(n + 1)}
 	lists.Lock()
 	defer lists.Unlock()
 	if lists.byKey == nil || len(lists.byKey) >= maxLists {
 		lists.byKey = map[listKey]list{}
 	}
 	lists.byKey[key] = l
-	return l
+	return l.windows
 }
 
 // onCalendar reports whether the limit is a calendar window.
@@ -140,12 +140,16 @@ func (l Limit) maxOwed() float64 {
 	return l.maxReserved
 }
 
-// windows is the list of a calendar's windows for a call. It reaches back so far that a row without debt is full. For a verb that
-// reads or makes debts, it reaches back further. If the work of the call may wait, it reaches ahead so far that a job after its end
+// windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
+// with old, as far as a list can: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
 // would forfeit more than may be owed.
-func (l Limit) windows(does *rules, now algebra.Micros) list {
-	back, ahead := int(min(math.Ceil(l.numbers.Capacity/l.numbers.Rate)+1, maxAhead)), 2
-	if does.owes != noTokens || does.refunds || does.moves {
+func (l Limit) windows(does *rules, now algebra.Micros, old bool) *[]algebra.Micros {
+	owed, ahead := maxDebt*l.numbers.Rate, 2
+	if !math.IsInf(l.maxReserved, 1) {
+		owed = max(owed, l.maxReserved)
+	}
+	back := int(min(math.Ceil((l.numbers.Capacity+owed)/l.numbers.Rate)+1, maxAhead))
+	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
 		back = maxAhead
 	}
 	if does.refunds || does.owes == upToMaxReserved {

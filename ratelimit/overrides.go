@@ -468,7 +468,9 @@ search:
 			switch {
 			case in.until <= now:
 			case in.effect == newNumbers:
-				limit, other = limit.withNumbers(in, o.lapsed()), inForce{ByOverride, in.until}
+				if under := limit.withNumbers(in, o.lapsed()); under != limit { // else the definition goes on to decide
+					limit, other = under, inForce{ByOverride, in.until}
+				}
 				break search
 			case in.effect == noLimit && does.liftable() && !o.lapsed():
 				limit, other = limit.without(), inForce{ByOverride, in.until}

@@ -80,7 +80,7 @@ type Status struct {
 	RetryAt time.Time
 
 	// Delay is how long the work of a granted [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this request. With
-	// several requests, it waits for the longest. After any other verb it is 0.
+	// several requests, the work waits for the longest, and tokens forfeited meanwhile count too. After any other verb it is 0.
 	Delay time.Duration
 
 	took took

@@ -52,12 +52,16 @@ var callMutations = []mutation{
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
 		name: "calendar-debts", file: "ratelimit/limit_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
-		old: "if does.owes != noTokens || does.refunds || does.moves {", new: "if does.refunds || does.moves {",
+		old: "if old || does.owes != noTokens || does.refunds || does.moves {", new: "if old {",
 		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
 	}, {
-		name: "calendar-longest", file: "ratelimit/limit_calendar.go", what: "windows before the list are counted as the longest that any zone has had",
-		old: "longest: c.LongestBefore(n - back - 1)", new: "longest: c.Longest()",
-		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
+		name: "calendar-old-debts", file: "ratelimit/call.go", what: "a denial for an old debt is not asked again with a longer list of windows",
+		old: "if a.granted || c.old || !c.does.deniable {", new: "if true {",
+		tests: "TestAnOldDebtOfACalendarDeniesNobody",
+	}, {
+		name: "calendar-old-debts-batch", file: "ratelimit/call_statement.go", what: "a call in a batch lists windows for no old debt",
+		old: "if orRaise { // a statement", new: "if false { // a statement",
+		tests: "TestAnOldDebtOfACalendarDeniesNobody",
 	}, {
 		name: "limit-of-a-result", file: "ratelimit/request.go", what: "a request of a result's limit keeps the numbers of an override",
 		old: "limit: l.program()", new: "limit: l",

@@ -45,7 +45,7 @@ type Limit struct {
 	Start    Micros // of a fixed window: an instant of its grid, before all other instants that occur
 
 	// Windows is set for a calendar window: the starts of its windows around the present, in order, at least one. Refills
-	// after the last one are not counted. Period is the longest of those before. (It is a pointer so that limits can be
+	// after the last one are not counted. Period is the longest that a window can be. (It is a pointer so that limits can be
 	// compared.)
 	Windows *[]Micros
 }

@@ -134,16 +134,6 @@ func (c Calendar) Between(first, last int) []algebra.Micros {
 	return windows
 }
 
-// LongestBefore is the length of the longest of the 400 windows before a window begins. Longer ones came before only where a zone had
-// one day twice, last in 1969.
-func (c Calendar) LongestBefore(number int) (longest time.Duration) {
-	starts := c.Between(number-400, number)
-	for i := range starts[1:] {
-		longest = max(longest, starts[i+1].Time().Sub(starts[i].Time()))
-	}
-	return longest
-}
-
 // instant is when it is a local time in a zone. The local time is as if in UTC. If a change of the zone's offset makes it occur
 // twice or not at all, it is the later of the two readings, as in Postgres.
 func instant(wall time.Time, loc *time.Location) algebra.Micros {

@@ -98,18 +98,3 @@ func TestNumber(t *testing.T) {
 		}
 	}
 }
-
-func TestLongestBefore(t *testing.T) {
-	for c, want := range map[Calendar]time.Duration{
-		{"day", "UTC", "2001-01-01"}:                 24 * time.Hour,
-		{"day", "Europe/Berlin", "2001-01-01 15:00"}: 25 * time.Hour,
-		{"week", "Europe/Berlin", "2001-01-01"}:      7*24*time.Hour + time.Hour,
-		{"month", "Asia/Tokyo", "2001-01-31"}:        31 * 24 * time.Hour,
-		{"quarter", "UTC", "2001-01-01"}:             92 * 24 * time.Hour,
-		{"year", "UTC", "2001-01-01"}:                366 * 24 * time.Hour,
-	} {
-		if got := c.LongestBefore(c.Number(algebra.At(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)))); got != want || got > c.Longest() {
-			t.Errorf("%+v: %v, want %v, and at most %v", c, got, want, c.Longest())
-		}
-	}
-}

@@ -234,6 +234,17 @@ func TestTheSuggestionCountsAllMonths(t *testing.T) {
 	if got, _ := report.Candidates[0].Suggest(0); got != 70-60+61 {
 		t.Error(got)
 	}
+	var single []replay.Event
+	for i := range 70 + 61 {
+		at := january
+		if i >= 70 {
+			at = january.AddDate(5, 0, 0)
+		}
+		single = append(single, replay.Event{Time: at, Key: "k", Count: 1})
+	}
+	if got, _ := run(t, single, ratelimit.CalendarWindow("a", 1, ratelimit.Month)).Candidates[0].Suggest(0); got != 70-60+61 {
+		t.Errorf("one by one: %v", got)
+	}
 }
 
 func TestNoCapacityIsSuggestedWhereNoneHelps(t *testing.T) {
