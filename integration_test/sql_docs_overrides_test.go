@@ -94,10 +94,15 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 100 per 1h, capacity 100")
 	is(nightMessages.Key("user-17"), "sendMessage: token bucket, 10 per 1m, capacity 20")
 
+	id = operator("SELECT ratelimit_override('signUps', 'acme', rate => 40, capacity => 40)")
+	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit_add(21, 20)"), "21,", id+",", 1)); added != "20" {
+		t.Errorf("added %s, want 20", added)
+	}
+
 	mustExec(t, pool, "UPDATE rate_limit_overrides SET removed_at = now() - interval '2 years' WHERE effect = 'block'")
 	mustExec(t, pool, docSQL(t, "docs/overrides.md", "DELETE FROM rate_limit_overrides"))
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 2 {
-		t.Errorf("%d overrides are left, want 2", n)
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 3 {
+		t.Errorf("%d overrides are left, want 3", n)
 	}
 
 	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/overrides.md", "GRANT SELECT ON app.rate_limit_overrides"), docSQL(t, "docs/overrides.md", "ON app.rate_limit_definitions TO app_user"))

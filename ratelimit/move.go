@@ -26,7 +26,8 @@ import (
 // includes debts of charges and reservations. What is more than to can hold is forgotten, unless to has [MaxReserved]: then its
 // balance may become as low as -maxReserved.
 //
-// From stays as it is, and to never gets a token. So moves there and back grant nothing extra, and a move may be repeated. A request
+// From stays as it is, and to never gets a token. So moves there and back grant nothing extra, and a move may be repeated. Moves over a
+// smaller limit to a third one do: what the smaller one cannot hold is forgotten. A request
 // that has read the old plan before the move, and consumes after it, takes what the old limit has left. These are at most the
 // tokens that the old limit refills; the new limit does not count them. Receipts stay with from: a later [Limiter.Refund] gives
 // tokens back to it, and none to to.
