@@ -292,6 +292,30 @@ func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
 	})
 }
 
+// TestACalendarGrantsAtItsRetryAt: also after more windows than a call lists at first, some of them longer than others.
+func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
+	behaviour(t, func(w world) {
+		reserved := ratelimit.CalendarWindow("reserved", 10, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
+		year := ratelimit.CalendarWindow("year", 1, ratelimit.Day, ratelimit.In("Europe/Berlin"), ratelimit.Capacity(365)).Key("ann")
+		w.reserve(reserved.Count(400))
+		w.grant(year.Count(365))
+		began := w.clock.now
+		for request, want := range map[ratelimit.Request]time.Time{
+			reserved:        time.Date(2026, 8, 9, 0, 0, 0, 0, mustLoad("Europe/Berlin")),
+			year.Count(300): time.Date(2027, 4, 27, 0, 0, 0, 0, mustLoad("Europe/Berlin")),
+		} {
+			w.clock.now = began
+			if denied := w.deny(request); !denied.RetryAt.Equal(want) {
+				w.Errorf("%v: RetryAt is %v, want %v", request, denied.RetryAt, want)
+			}
+			w.clock.now = want.Add(-time.Microsecond)
+			w.deny(request)
+			w.clock.now = want
+			w.grant(request)
+		}
+	})
+}
+
 func mustLoad(zone string) *time.Location {
 	loc, err := time.LoadLocation(zone)
 	if err != nil {

@@ -1574,7 +1574,7 @@ DECLARE
         WHEN kind = 'calendar window' AND /* TEMPLATE: schema */_ratelimit_longest(period) IS NULL THEN
             pg_catalog.format('period %s is not 1 day, 7 days, 1 month, 3 months or 1 year, as for a calendar window', coalesce(period::text, 'NULL'))
         WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
-        WHEN zone <> 'UTC' AND zone NOT LIKE '%/%' THEN
+        WHEN zone <> 'UTC' AND zone !~ '^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)+$' THEN -- no rule, such as 'CET-1CEST,M3.5.0/2,M10.5.0/3'
             pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
         WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
         WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
@@ -1839,7 +1839,7 @@ BEGIN
     END IF;
     -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
-     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);

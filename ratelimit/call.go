@@ -24,7 +24,7 @@ type call struct {
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
 	overrides *Overrides
 	inForce   []inForce      // by request; nil: no overrides
-	old       bool           // the lists of windows reach back as far as they can
+	old       bool           // the lists of windows reach back far
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 }
 
@@ -129,22 +129,22 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 	return err
 }
 
-// unsure reports whether the call was denied although a calendar may have refilled enough: a row owes tokens, and is older than the
-// list of windows. Windows before the list are counted as if all were as long as the longest.
+// unsure reports whether the call was denied although a calendar may have refilled enough: a row is older than the list of windows.
+// Windows before the list are counted as if all were as long as the longest.
 func (c *call) unsure(a *answer) bool {
 	if a.granted || c.old || !c.does.deniable {
 		return false
 	}
 	for i := range a.rows {
 		windows := c.demands[i].numbers.Windows
-		if windows != nil && slices.ContainsFunc(a.rows[i], func(row algebra.Row) bool { return row.Value < 0 && row.TS < (*windows)[0] }) {
+		if windows != nil && slices.ContainsFunc(a.rows[i], func(row algebra.Row) bool { return row.TS < (*windows)[0] }) {
 			return true
 		}
 	}
 	return false
 }
 
-// lookBack makes the lists of windows reach back as far as they can.
+// lookBack makes the lists of windows reach back far.
 func (c *call) lookBack() {
 	c.old = true
 	setNumbers(c.does, c.demands, c.local, true)

@@ -45,7 +45,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		days = append(days, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
 	}
 	var longDays []pgtype.Timestamptz // also those in which a debt is refilled, 100 at most
-	for d := -101; d <= 3; d++ {
+	for d := -103; d <= 3; d++ {
 		longDays = append(longDays, pgtype.Timestamptz{Time: time.Date(2026, 1, 2+d, 0, 0, 0, 0, time.UTC), Valid: true})
 	}
 	n := int32(len(longDays))

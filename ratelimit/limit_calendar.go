@@ -61,8 +61,10 @@ const (
 	defaultZone   = "UTC"
 	defaultAnchor = "2001-01-01" // a Monday
 
-	// maxAhead bounds, in windows, how far reservations may reach ahead. It also bounds how far back the windows are listed.
+	// maxAhead bounds, in windows, how far reservations may reach ahead.
 	maxAhead = 100
+	// maxBack bounds, in windows, how far back the windows are listed.
+	maxBack = 1000
 	// maxDebt is how many windows of debt every call lists. A longer list costs time: 100 windows a fifth of a call.
 	maxDebt = 12
 	// maxWait bounds, in windows, how far ahead an instant is worked out.
@@ -141,17 +143,16 @@ func (l Limit) maxOwed() float64 {
 }
 
 // windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
-// with old, as far as a list can: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
+// with old, a hundred windows: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
 // would forfeit more than may be owed.
 func (l Limit) windows(does *rules, now algebra.Micros, old bool) *[]algebra.Micros {
-	owed, ahead := maxDebt*l.numbers.Rate, 2
-	if !math.IsInf(l.maxReserved, 1) {
-		owed = max(owed, l.maxReserved)
-	}
-	back := int(min(math.Ceil((l.numbers.Capacity+owed)/l.numbers.Rate)+1, maxAhead))
+	owed, ahead := float64(maxDebt), 2 // windows
 	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
-		back = maxAhead
+		owed = maxAhead
+	} else if !math.IsInf(l.maxReserved, 1) {
+		owed = max(owed, l.maxOwed()/l.numbers.Rate)
 	}
+	back := int(min(math.Ceil(l.numbers.Capacity/l.numbers.Rate+owed)+1, maxBack))
 	if does.refunds || does.owes == upToMaxReserved {
 		ahead += int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
 	}

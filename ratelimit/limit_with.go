@@ -43,11 +43,18 @@ func (l Limit) With(options ...Option) Limit {
 	}
 	l = l.program()
 	defined := l.definition()
-	c, named := l.Config(), Config{}
-	if c.Capacity != nil && *c.Capacity == *c.Rate {
+	c, asDefined := l.Config(), defined.Config()
+	switch {
+	case c.Capacity == nil:
+	case *asDefined.Capacity == *asDefined.Rate && *c.Capacity == *c.Rate:
 		c.Capacity = nil // it follows the rate
+	case *c.Rate == 0:
+		c.Capacity = asDefined.Capacity
 	}
-	c.MaxReserved = defined.Config().MaxReserved
+	c.MaxReserved = asDefined.MaxReserved
+	// unnamed is a Config in which no option sets what it already is.
+	unnamed := Config{Kind: "?", Name: "?", Period: "?", MaxReserved: new(float64), Start: new(time.Time), Shards: -1, Varies: "?"}
+	named := unnamed
 	for _, option := range options {
 		option(&c)
 		option(&named)
@@ -60,7 +67,7 @@ func (l Limit) With(options ...Option) Limit {
 	case defined.varies == 0:
 		l.err = fmt.Errorf("%w: limit %q: its definition does not say that it varies: With needs Varies there", ErrInvalid, l.name)
 		return l
-	case named != Config{}:
+	case named != unnamed:
 		l.err = fmt.Errorf("%w: limit %q: With changes only Rate, Capacity, In and Anchor", ErrInvalid, l.name)
 		return l
 	}

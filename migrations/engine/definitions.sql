@@ -76,7 +76,7 @@ BEGIN
     END IF;
     -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
-     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$';
+     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
