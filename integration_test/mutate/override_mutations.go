@@ -121,11 +121,11 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestOneDefinitionPerName",
 	}, {
 		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
-		old: "(rate = '0' OR effect = 'block')", new: "rate = '0'",
+		old: "    IF wrong IS NULL AND effect <> 'numbers' THEN\n", new: "    IF wrong IS NULL AND (effect = 'unlimited' OR rate = '0') THEN\n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-byhand-unlimited", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers counts what is unlimited",
-		old: "wrong IS NULL AND effect = 'unlimited'", new: "false",
+		old: "    IF wrong IS NULL AND effect <> 'numbers' THEN\n", new: "    IF wrong IS NULL AND effect = 'block' THEN\n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-keys-own", file: "migrations/engine/keys.sql", what: "the list of keys has those with an override of their own twice",

@@ -508,12 +508,12 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 		t.Errorf("%v, want 22023", err)
 	}
 	for range 2 {
-		_ = ask("SELECT * FROM ratelimit('raised', 'k', rate => 1, period => '1 hour')")
+		_ = ask("SELECT * FROM ratelimit_try('raised', 'k', rate => 1, period => '1 hour')")
 	}
-	if err := ask("SELECT * FROM ratelimit_or_raise('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
+	if err := ask("SELECT * FROM ratelimit('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
-	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', 3"} {
+	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', most => 3"} {
 		call += ", rate => 2, period => '1000 hours', kind => 'fixed window')"
 		if err := ask("SELECT * FROM " + call); err != nil {
 			t.Errorf("%s: %v", call, err)
@@ -585,7 +585,7 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 		t.Fatal(err)
 	}
 	var used, mine int
-	if err := db.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE remaining = 9) FROM ratelimit_keys('swept', 10, '1 minute', now => $1)`, now).Scan(&used, &mine); err != nil {
+	if err := db.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE remaining = 9) FROM _ratelimit_keys('swept', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)`, now).Scan(&used, &mine); err != nil {
 		t.Fatal(err)
 	}
 	if used != n || mine != n {
