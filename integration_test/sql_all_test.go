@@ -260,7 +260,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 	limiter, clock := newLimiter()
 	w := world{t, begun, limiter, clock}
 	grants, denials := 0, 0
-	for n := 0; n < sized(600, 200) || n < 3000 && (grants < 40 || denials < 40); n++ {
+	for n := 0; n < sized(300, 100) || n < 3000 && (grants < 40 || denials < 40); n++ {
 		clock.now = noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
 		var requests []map[string]any
 		var asked []ratelimit.Request

@@ -301,7 +301,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
 		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
-		old: "o.capacity, d.start, at, d.zone, d.anchor, keys)", new: "o.capacity, d.start, at, d.zone, d.anchor::date, keys)",
+		old: "o.capacity, d.start, d.zone, d.anchor, keys, at)", new: "o.capacity, d.start, d.zone, d.anchor::date, keys, at)",
 		tests: "TestByHandWithoutNumbers",
 	}, {
 		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
