@@ -522,6 +522,22 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 			t.Errorf("%s again: %v, want PT429", call, err)
 		}
 	}
+	all := func(first, second string) error {
+		return ask(`SELECT ratelimit_all(jsonb_build_array(jsonb_build_object('name', 'all', 'key', $1::text, 'rate', 2, 'period', '1000 hours'),
+			jsonb_build_object('name', 'all more', 'key', $2::text, 'rate', 1, 'period', '1000 hours', 'kind', 'fixed window')))`, first, second)
+	}
+	if err := all("{team}ann", "{team}bob"); err != nil {
+		t.Errorf("ratelimit_all of one slot: %v", err)
+	}
+	if err := all("{team}ann", "{team}bob"); state(err) != "PT429" {
+		t.Errorf("ratelimit_all again: %v, want PT429", err)
+	}
+	if left := scan(t, db, "SELECT round(remaining) FROM ratelimit_keys('all', 2, '1000 hours')"); left != 1 {
+		t.Errorf("after a grant and a denial of two limits, the first has %v left, want 1", left)
+	}
+	if err := all("ann", "bob"); state(err) != "0A000" {
+		t.Errorf("ratelimit_all of two slots: %v, want 0A000", err)
+	}
 	if err := ask("SELECT _ratelimit_consume('raised', 'k', 1, '1 hour', 1, NULL, 1, 0, or_raise => true)"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
