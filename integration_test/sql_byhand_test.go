@@ -708,7 +708,7 @@ func TestByHandInPsql(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"t|9|\n", "f|9|t\n", "the first instant at which the same call would be granted", "The keys of a rate limit that have been used"} {
+	for _, want := range []string{"t|9|\n", "f|9|t\n", "first instant at which the same call would be granted", "The keys of a rate limit that have been used"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("psql does not print %q:\n%s", want, out)
 		}

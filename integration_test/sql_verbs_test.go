@@ -239,7 +239,7 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 	w.takeByHand("'open', 'ann', most => 7", 7, math.Inf(1))
 	w.reserveByHand("'open', 'ann', count => 1e15", 0, math.Inf(1))
 	w.denyByHand("ratelimit_take('bucket', 'blocked', most => 5)", "9000-01-01 00:00:00")
-	w.denyByHand("ratelimit_take('bucket', 'for good', 5)", "")
+	w.denyByHand("ratelimit_take('bucket', 'for good', most => 5)", "")
 	w.denyByHand("ratelimit_take('none', 'ann', most => 5)", "")
 	w.takeByHand("'bucket', 'blocked', 10, '1 minute', most => 30", 10, 0) // with numbers, nobody looks for a block
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_take('bucket', 'blocked', most => 0)"); sqlState(err) != "22023" {
