@@ -67,6 +67,14 @@ func TestByHandWithoutNumbers(t *testing.T) {
 			}
 		}
 	}
+	// The keys have the windows of the anchor, too.
+	at := noon.Format(time.RFC3339)
+	mustExec(t, pool, "SELECT _ratelimit_by_hand('consume', 'calendar', 'used up', count => 5, now => '"+at+"')")
+	with := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', 5, '1 month', 'calendar window', NULL, NULL, 'Europe/Berlin', '2026-01-31 15:00:05', '{used up}', '"+at+"')")
+	without := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{used up}', '"+at+"')")
+	if with != without || !strings.Contains(with, ":00:05") {
+		t.Errorf("the keys of a calendar: with numbers\n%s\nwithout\n%s", with, without)
+	}
 	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit('sharded', 'ann', count => 4)"); !near(got, 8) {
 		t.Errorf("sharded: %v remain, want 8", got)
 	}

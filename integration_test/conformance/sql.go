@@ -16,7 +16,8 @@ func sqlCases() []testCase {
 		{name: "SQL by hand: ratelimit_try of a sharded limit", ways: everyWay(), script: byHandSharded},
 		{name: "SQL by hand: ratelimit_reserve", ways: everyWay(), script: reserveByHand},
 		{name: "SQL by hand: ratelimit_take", ways: everyWay(), script: takeByHand},
-		{name: "SQL by hand: ratelimit", ways: poolWays(), script: raising},
+		{name: "SQL by hand: a denial raised by ratelimit", ways: poolWays(), script: raising},
+		{name: "SQL by hand: several limits by ratelimit_all", ways: poolWays(), script: raisingAll},
 		{name: "SQL by hand: ratelimit_keys with numbers", ways: everyWay(), script: listKeys},
 		{name: "SQL by hand: ratelimit_reset", ways: everyWay(), spread: true, script: resetByHand},
 		{name: "SQL by hand: ratelimit_sweep", ways: poolWays()[:1], script: sweepByHand},
@@ -138,7 +139,7 @@ func byHandSharded(t *trial) {
 func raising(t *trial) {
 	limit := t.bucket("bucket")
 	t.grant("a use by the library", t.of(limit, t.key(0)).Count(9))
-	query := fmt.Sprintf("SELECT remaining FROM ratelimit('%s', '%s', %s)", limit.Name(), t.key(0), numbers(limit))
+	query := fmt.Sprintf("SELECT remaining FROM _ratelimit_by_hand('consume', '%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
 	var left float64
 	t.must("a grant", t.db.QueryRow(t.ctx, query).Scan(&left))
 	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, limit.Key(t.key(0)))
@@ -150,6 +151,28 @@ func raising(t *trial) {
 	case sqlState(err) != "PT429":
 		t.failed(err)
 	}
+}
+
+// raisingAll takes of two limits and one key, which every kind of server allows.
+func raisingAll(t *trial) {
+	bucket, window := t.bucket("bucket"), ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
+	take := func(fromBucket, fromWindow int) error {
+		list := fmt.Sprintf(`[{"name": "%s", "key": "%s", "rate": %v, "period": "1 hour", "kind": "fixed window", "count": %d}, {"name": "%s", "key": "%s", "rate": %v, "period": "1 minute", "count": %d}]`,
+			window.Name(), t.key(0), window.Capacity(), fromWindow, bucket.Name(), t.key(0), bucket.Capacity(), fromBucket)
+		var rows int
+		return t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT count(*) FROM _ratelimit_all('%s', '%s')", list, t.memory.Now().Format(time.RFC3339Nano))).Scan(&rows)
+	}
+	t.must("a grant of both", take(3, 4))
+	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, bucket.Key(t.key(0)).Count(3), window.Key(t.key(0)).Count(4))
+	err := take(1, 2)
+	t.step = "a denial by one of them"
+	switch {
+	case err == nil:
+		t.wrong("want an error with SQLSTATE PT429, came a grant")
+	case sqlState(err) != "PT429":
+		t.failed(err)
+	}
+	t.grant("what the denial left", t.of(bucket, t.key(0)).Count(7), t.of(window, t.key(0)))
 }
 
 func listKeys(t *trial) {
