@@ -286,7 +286,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 			if r.IntN(4) > 0 {
 				value := limit.Capacity() / float64(shards) * oneOf(r, 0, r.Float64(), 0.9, 1, 1, -r.Float64())
 				ts := clock.now.Add(-time.Duration(r.Int64N(oneOf[int64](r, 1e3, 1e9, 1e13))) * time.Microsecond) // up to 115 days ago
-				for shard := range shards { // equal rows, so that the picked shard does not matter
+				for shard := range shards {                                                                       // equal rows, so that the picked shard does not matter
 					w.must("INSERT INTO rate_limits VALUES ($1, $2, $3, $4, $5, $6)", name, key, shard, shards, value, ts)
 				}
 			}
