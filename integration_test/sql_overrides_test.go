@@ -67,6 +67,12 @@ func TestByHandWithoutNumbers(t *testing.T) {
 			}
 		}
 	}
+	// What may be owed is for reservations alone.
+	for i, want := range []bool{true, false} {
+		if granted := scan[bool](t, pool, "SELECT granted FROM _ratelimit_by_hand('try', 'bucket', 'owes', count => $1, now => $2)", 20-18*i, noon); granted != want {
+			t.Errorf("call %d of a bucket that may owe 5 to reservations: granted %v, want %v", i+1, granted, want)
+		}
+	}
 	// The keys have the windows of the anchor, too.
 	at := noon.Format(time.RFC3339)
 	mustExec(t, pool, "SELECT _ratelimit_by_hand('consume', 'calendar', 'used up', count => 5, now => '"+at+"')")
